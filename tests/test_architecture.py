@@ -88,6 +88,7 @@ ONLY_NUMPY = {
     *("errors", "text", "units", "files", "limits", "progress", "source_text", "whole_imports"),
     *("ptx", "trace", "memory", "analyze", "sanitize"),
 }
+TESTS_OF_THE_WHOLE = {"gpu", "peers", "programs", "races", "security", "soak"}  # folders of tests that are no room's
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
 
@@ -202,3 +203,8 @@ def test_no_two_test_files_have_one_name() -> None:
     """Folders of tests are no packages: pytest imports each file by its name alone, and refuses the second."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_folders_of_tests_are_named_as_the_rooms() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests").parts[:1] for path in (ROOT / "tests").rglob("*.py")} - {()}
+    assert {folder for (folder,) in folders} - ARROWS.keys() - TESTS_OF_THE_WHOLE == set()

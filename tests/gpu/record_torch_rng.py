@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "runtime"))
+sys.path.append(str(Path(__file__).parents[1] / "random"))
 import random_cases
 
 

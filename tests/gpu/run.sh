@@ -12,13 +12,15 @@ export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" CUDATOOL_DEVICE=cuda
 cd tests  # so that the installed package is tested, not the checkout
 
 "$python" -m cudatool devices
-# The runtime's own tests, on the GPU; then what only a GPU can show; then the samples on both devices, compared.
+# The tests of the rooms that use a device, on the GPU; then what only a GPU can show; then the samples on both
+# devices, compared.
 # JOBS processes share the GPU, except for tests that need all of its memory. RESULTS is a folder for JUnit files;
 # PARTS=together leaves out the tests that need the GPU alone.
+rooms=$(dirname $(grep -l "^from on_device" -- */conftest.py))
 run() {
     name=$1 && shift
     "$python" -m pytest -q -c ../pyproject.toml --rootdir .. -p no:cacheprovider -p no:randomly -p no:benchmark \
-        ${RESULTS:+--junitxml "$RESULTS/$name.xml"} runtime gpu "$@"
+        ${RESULTS:+--junitxml "$RESULTS/$name.xml"} $rooms gpu "$@"
 }
 status=0
 for part in ${PARTS:-together alone}; do

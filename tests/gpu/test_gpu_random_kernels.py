@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-SCRIPT = Path(__file__).parents[1] / "jit" / "random_kernels.py"
+SCRIPT = Path(__file__).parents[1] / "sim" / "jit" / "random_kernels.py"
 PROCESSES, SEEDS = 8, 30  # seeds for each process
 
 

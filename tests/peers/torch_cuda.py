@@ -10,7 +10,7 @@ in its docstring::
 What no test of ours asks stands in :data:`ABSENT`, with the reason. A REPORT is what ``pytest --junit-xml`` wrote on
 that device; without one, results stay as they are in the page. For the software device::
 
-    CUDATOOL_DEVICE=sim:count=2 python -m pytest --junit-xml sim.xml tests/runtime
+    CUDATOOL_DEVICE=sim:count=2 python -m pytest --junit-xml sim.xml $(grep -rl Source: tests --include "test_*.py")
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ export LD_LIBRARY_PATH
 cd "$out"
 "$python" -c "import cudatool.runtime._native as n; assert n.__file__.startswith('$out'), n.__file__"
 [ $# -gt 0 ] || set -- \
-    tests/jit/test_device_printf.py tests/jit/test_texture_observation.py tests/sim/test_driver_textures.py \
+    tests/sim/jit/test_device_printf.py tests/sim/jit/test_texture_observation.py tests/sim/test_driver_textures.py \
     tests/sim/test_driver_errors.py tests/sim/test_libcuda_symbols.py tests/sim/test_nvjitlink.py \
-    tests/runtime/test_runtime_kernels.py tests/runtime/test_runtime_arrays.py tests/runtime/test_runtime_bad_arguments.py \
+    tests/runtime/test_kernels.py tests/runtime/test_arrays.py tests/runtime/test_bad_arguments.py \
     tests/trace/test_sweep.py tests/collect/test_torch_snapshot_hostile.py
 paths=()
 for argument; do

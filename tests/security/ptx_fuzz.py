@@ -33,15 +33,15 @@ from cudatool.sim import jit
 ROOT = Path(__file__).parents[2]
 SOURCES = (  # files with kernels in strings
     "samples/mlp.py",
-    "tests/jit/test_calls.py",
-    "tests/jit/test_cuda_sources.py",
-    "tests/jit/test_device_printf.py",
-    "tests/jit/test_progress.py",
+    "tests/sim/jit/test_calls.py",
+    "tests/sim/jit/test_cuda_sources.py",
+    "tests/sim/jit/test_device_printf.py",
+    "tests/sim/jit/test_progress.py",
     "tests/ptx/test_ptx_analysis_of_anything.py",
     "samples/_pipeline.py",
     "samples/data_parallel.py",
     "tests/runtime/test_cuda_programs.py",
-    "tests/runtime/test_runtime_low_level.py",
+    "tests/runtime/test_low_level.py",
     "tests/sanitize/test_sanitize_graphs.py",
     "tests/cli/test_sanitize_checks.py",
 )

@@ -168,7 +168,7 @@ def test_a_call_is_told_once_under_the_operations_name(add, calls):
     with layer(lambda op, args, kwargs: op.redispatch(*args)):
         add(1, 2)
     assert [("cudatool.tests.add", 0)] == [(event.name, event.aux1) for event in calls]
-    assert "test_runtime_dispatch" in str(_frames(calls[0].stack)[0])
+    assert "test_dispatch" in str(_frames(calls[0].stack)[0])
 
 
 def _frames(stack):

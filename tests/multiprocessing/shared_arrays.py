@@ -1,4 +1,4 @@
-"""What the other processes of test_runtime_multiprocessing.py do; a module of its own, which they import."""
+"""What the other processes of test_multiprocessing.py do; a module of its own, which they import."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The engine of racecheck against brute force: random threads that access and synchronize, judged by a graph of events.
 
-    python tests/jit/race_oracle.py [CASES] [SEED]
+    python tests/sim/jit/race_oracle.py [CASES] [SEED]
 
 The oracle keeps every event with all events that happen before it (a set, as the bits of an integer), and compares
 every pair of accesses. It knows nothing of moments, trees or histories.

@@ -10,7 +10,7 @@ import pytest
 
 from cudatool.sim import jit
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "kernels.cu"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "kernels.cu"
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -96,7 +96,7 @@ def test_random_kernels_are_judged_as_brute_force_judges_them():
 
 @pytest.fixture(scope="module")
 def kernels(ptx_of):
-    folder = Path(__file__).parents[2] / "benchmarks"
+    folder = Path(__file__).parents[3] / "benchmarks"
     return jit.load(
         ptx_of("".join((folder / name).read_text() for name in ("kernels.cu", "checked_kernels.cu")))
     ).kernels

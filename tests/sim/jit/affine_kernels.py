@@ -1,6 +1,6 @@
 """Random kernels whose addresses are sums of indices, or nearly: racecheck against brute force.
 
-    python tests/jit/affine_kernels.py [CASES] [SEED]
+    python tests/sim/jit/affine_kernels.py [CASES] [SEED]
 
 A case is a kernel of a few accesses to shared and device memory, with barriers, loops and guards. The oracle writes down
 what each thread accesses between which barriers, and compares every pair. It knows nothing of forms. Distances are such

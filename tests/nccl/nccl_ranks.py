@@ -1,4 +1,4 @@
-"""What the ranks of test_runtime_nccl_processes.py do; a module of its own, which their processes import."""
+"""What the ranks of test_nccl_processes.py do; a module of its own, which their processes import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random PTX kernels, run on one device and compared with another.
 
-    python tests/jit/random_kernels.py --seeds 0:500 --out RESULTS.npz
-    python tests/jit/random_kernels.py --compare RESULTS.npz OTHER.npz
+    python tests/sim/jit/random_kernels.py --seeds 0:500 --out RESULTS.npz
+    python tests/sim/jit/random_kernels.py --compare RESULTS.npz OTHER.npz
 
 A seed gives one kernel. Even seeds give *programs*: straight code, branches, loops, shared and local memory, warp
 collectives and atomics over integers, floats and doubles, with every result bit defined by PTX. Odd seeds apply one
