@@ -76,15 +76,21 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
     table.add_row("as recorded", format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed)
     if check is not None:
         table.add_row("replay of that", *_cells(check))
-    in_all = _in_all(advice)
-    for outcome in advice.tried:
-        cells = _cells(outcome)
-        own = [part for part in outcome.conf.split(",") if part not in in_all]
+    rows = [(outcome.conf, _cells(outcome)) for outcome in advice.tried]
+    for left_out in advice.left_out:
+        least = format_bytes_range(left_out.reserved_least_bytes, None)
+        rows.append((left_out.conf, [least, "", "", "", "left out"]))
+    in_all = _in_all([conf for conf, _ in rows])
+    for conf, cells in rows:
+        own = [part for part in conf.split(",") if part not in in_all]
         first, *others = ", ".join(own).split() or ["(defaults)"]
         table.add_row(plain(first), *cells)
         for other in others:
             table.add_row(plain(f"  {other}"))
     console.print(table)
+    if advice.left_out:
+        text = "Left out: settings that reserve so much that they cannot be the best; --conf tries one to the end."
+        console.print(text, markup=False, soft_wrap=True)
     if in_all:
         console.print(f"All of them with {', '.join(in_all)}, as recorded.", markup=False, soft_wrap=True)
     for text in _COLUMNS:
@@ -104,9 +110,9 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
             )
 
 
-def _in_all(advice: Advice) -> list[str]:
-    """Return the settings that are no choice but a limit, if all that were tried have it."""
-    parts = [set(outcome.conf.split(",")) for outcome in advice.tried]
+def _in_all(confs: list[str]) -> list[str]:
+    """Return the settings that are no choice but a limit, if all of several have it."""
+    parts = [set(conf.split(",")) for conf in confs]
     shared = set.intersection(*parts) if len(parts) > 1 else set()
     return sorted(part for part in shared if part.startswith("per_process_memory_fraction:"))
 

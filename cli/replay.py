@@ -175,6 +175,7 @@ def _rows(device: int, advice: Advice, chosen: bool) -> Iterator[dict[str, Any]]
             row["best"] = advice.best is not None and advice.best.conf == outcome.conf
             row["gain_bytes"] = advice.gain_bytes if row["best"] else None
             row["withheld"] = advice.withheld
+            row["left_out"] = [asdict(left_out) for left_out in advice.left_out]
         yield row
 
 

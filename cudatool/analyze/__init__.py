@@ -60,6 +60,7 @@ from cudatool.analyze.usage import Usage, is_private_pool, pool_label, usage_by_
 from cudatool.analyze.whatif import (
     Advice,
     Caveat,
+    LeftOut,
     NoAdvice,
     Outcome,
     OutOfMemory,
@@ -108,6 +109,7 @@ __all__ = [
     "Lifetimes",
     "Ledger",
     "LedgerLine",
+    "LeftOut",
     "LintFinding",
     "Match",
     "Moment",

@@ -222,6 +222,13 @@ class Calls(Sequence[Call]):
         result: npt.NDArray[np.uint64] = self._columns[_SIZE][self.of_verb(*verbs)].astype(np.uint64)
         return result
 
+    def in_use(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Return of each malloc and free, in order, whether it is a malloc, and its block; and the mallocs' sizes."""
+        verb, block, size, *_ = self._columns
+        kept = np.isin(verb, (Verb.MALLOC, Verb.FREE, Verb.FREE_LATER))
+        is_malloc = verb == Verb.MALLOC
+        return is_malloc[kept], block[kept], size[is_malloc]
+
     def number_of(self, *verbs: Verb, before: int | None = None) -> int:
         """Return how many calls are of some kinds, of those before an index."""
         return int(np.count_nonzero(np.isin(self._columns[_VERB][:before], verbs)))

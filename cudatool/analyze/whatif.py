@@ -23,18 +23,30 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import itemgetter
 
+from cudatool.analyze.in_use import InUse
 from cudatool.analyze.refused import likely_frees, with_smallest_sizes
 from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.replay_start import with_start_in
 from cudatool.analyze.requests import RELEASES, Requests, Verb
-from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, check_model, run_model
+from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, check_model, run_model, run_model_up_to
 from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size, segment_size
 from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.model import Trace
 from cudatool.units import counted, format_bytes
 
-__all__ = ["Advice", "Caveat", "NoAdvice", "Outcome", "OutOfMemory", "Record", "advise", "recorded_limit", "what_if"]
+__all__ = [
+    "Advice",
+    "Caveat",
+    "LeftOut",
+    "NoAdvice",
+    "Outcome",
+    "OutOfMemory",
+    "Record",
+    "advise",
+    "recorded_limit",
+    "what_if",
+]
 
 _MIB = 1024 * 1024
 _WORTH_NAMING = 0.01  # of what is reserved: less is no gain, and no error either
@@ -86,6 +98,14 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Settings under which at least so many bytes are reserved, which is too much to be the best."""
+
+    conf: str
+    reserved_least_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """The best of some settings.
 
@@ -104,6 +124,8 @@ class Advice:
         All settings that were tried; of those that were asked for, or that matter for these requests.
     withheld
         Why there is no advice; None if nothing stands in its way.
+    left_out
+        Settings that were not tried to the end, because others are sure to gain as much as these can.
     """
 
     record: Record | None
@@ -112,6 +134,7 @@ class Advice:
     gain_bytes: int
     tried: tuple[Outcome, ...]
     withheld: NoAdvice | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
     def why_not(self) -> str:
         """Return in words why there is no advice; nothing if `withheld` is None."""
@@ -180,27 +203,67 @@ def advise(
 
     Without `confs`, those are tried that can matter: first each by itself, then the best with another one. Better is
     what does not run out of memory, then what reserves less; of about equal ones the one named first, which is the
-    simpler one.
+    simpler one. Each costs one to four replays, so those are left out, before their replay or in it, that reserve so
+    much that they cannot gain more than others are sure to gain, by as much as is worth naming.
     """
     model = _Experiment(trace, device, recorded, recorded_memory, memory, progress)
     record = model.record
     if model.impossible is not None:
         return Advice(record, None, None, 0, (), model.impossible)
     used = model.outcome(recorded.text)
+    withheld = _withheld(record, model.check)
+    left_out: tuple[LeftOut, ...] = ()
     if confs:
         tried = tuple(model.outcome(conf) for conf in confs)
     else:
+        search = _Search(model, used, can_leave_out=withheld is None)
         limit = _limit_of(recorded)
-        alone = {conf: model.outcome(_joined(conf, limit)) for conf in _candidates(model.asked, recorded)}
-        least_bad = min(alone, key=lambda conf: _badness(alone[conf]))
-        for partner in ("roundup_power2_divisions:4", "roundup_power2_divisions:8"):
-            if "roundup" not in least_bad:
-                model.outcome(_joined(least_bad, partner, limit))
-        tried = tuple(model.done.values())
-    if (withheld := _withheld(record, model.check)) is not None:
-        return Advice(record, model.check, None, 0, tried, withheld)
+        alone = [
+            (conf, outcome)
+            for conf in _candidates(model.asked, recorded)
+            if (outcome := search.outcome(_joined(conf, limit))) is not None
+        ]
+        if alone and "roundup" not in (least_bad := min(alone, key=lambda tried: _badness(tried[1]))[0]):
+            for partner in ("roundup_power2_divisions:4", "roundup_power2_divisions:8"):
+                search.outcome(_joined(least_bad, partner, limit))
+        tried, left_out = tuple(model.done.values()), tuple(search.left_out)
+    if withheld is not None:
+        return Advice(record, model.check, None, 0, tried, withheld, left_out)
     best, gain = _best(model, used, tried)
-    return Advice(record, model.check, best, gain, tried)
+    return Advice(record, model.check, best, gain, tried, None, left_out)
+
+
+class _Search:
+    """Tries one setting after the other, and leaves out those that cannot be better than what was tried before them.
+
+    What is reserved at the peak only grows in a replay, and is never less than what the blocks in use need.
+    """
+
+    def __init__(self, model: _Experiment, used: Outcome, *, can_leave_out: bool) -> None:
+        self.left_out: list[LeftOut] = []
+        self._model, self._used = model, used
+        self._in_use: InUse | None = None
+        if can_leave_out and used.oom is None and not used.failures:  # else it matters which of them run out
+            self._in_use = InUse(model.asked)
+        self._sure = 0  # bytes that one of those that were tried gains
+
+    def outcome(self, conf: str) -> Outcome | None:
+        """Return what some settings cost; None if they are left out."""
+        if any(conf == left_out.conf for left_out in self.left_out):
+            return None
+        if self._in_use is not None and conf not in self._model.done:
+            before = self._model.reserved_before(self._used)
+            most = before - self._sure - int(before * _WORTH_NAMING) - 1
+            least = self._in_use.most(Settings.parse(conf))
+            if least <= most:
+                least = self._model.reserves_beyond(conf, most)
+            if least > most:
+                self.left_out.append(LeftOut(conf, least))
+                return None
+        found = self._model.outcome(conf)
+        if self._in_use is not None and found.oom is None and not found.failures:
+            self._sure = max(self._sure, self._model.least_gain(found, self._used) or 0)
+        return found
 
 
 def _best(model: _Experiment, used: Outcome, tried: Sequence[Outcome]) -> tuple[Outcome | None, int]:
@@ -298,10 +361,31 @@ class _Experiment:
                 self._progress(len(self.done))
         return self.done[conf]
 
+    def reserves_beyond(self, conf: str, most: int) -> int:
+        """Return how many bytes are reserved as soon as it is more than so many; 0 if it never is."""
+        settings = Settings.parse(conf)
+        scenario = self._first_scenario(conf)
+        if (conf, scenario) in self._runs:
+            return 0
+        asked, total, limit, course = scenario.asked, scenario.total, scenario.limit, scenario.course
+        found, is_all = run_model_up_to(
+            self._trace, asked, settings, conf, total=total, limit=limit, course=course, frees=self._frees, most=most
+        )
+        if not is_all:
+            return found.reserved_peak_bytes
+        self._runs[conf, scenario] = found
+        return 0
+
+    def _first_scenario(self, conf: str) -> _Scenario:
+        """Return what is replayed first: where it matters, with the calls of empty_cache that left no event."""
+        plain = self._plain()
+        is_other = conf != self._recorded.text
+        return replace(plain, course=Course(empties=self._quiet)) if is_other and self._quiet else plain
+
     def _with_caveats(self, settings: Settings, conf: str) -> Outcome:
         plain = self._plain()
-        if conf != self._recorded.text and self._quiet:
-            emptied = self._run(settings, conf, replace(plain, course=Course(empties=self._quiet)))
+        if (first := self._first_scenario(conf)) != plain:
+            emptied = self._run(settings, conf, first)
             if Caveat.CALLS_UNSEEN not in emptied.caveats:
                 self._runs[conf, plain] = emptied  # it found nothing to give back, so it is the same
         found = self._run(settings, conf, plain)

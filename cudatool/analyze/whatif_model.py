@@ -24,7 +24,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
 
-__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model"]
+__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model", "run_model_up_to"]
 
 _UNKNOWN_CARD = 1 << 44  # more memory than any card has
 
@@ -189,9 +189,32 @@ def run_model(
         By the event of a request that was refused when it was recorded the event of the call before which the block
         is likely freed; without that it is at once.
     """
+    return run_model_up_to(
+        trace, asked, settings, conf, total=total, limit=limit, course=course, frees=frees, most=None
+    )[0]
+
+
+@refuses_contradictions
+def run_model_up_to(
+    trace: Trace,
+    asked: Requests,
+    settings: Settings,
+    conf: str,
+    *,
+    total: int | None,
+    limit: int | None,
+    course: Course | None,
+    frees: Mapping[int, int] | None,
+    most: int | None,
+) -> tuple[Outcome, bool]:
+    """Return what requests cost until more than `most` bytes are reserved, and whether that is all of them.
+
+    The other parameters are those of :func:`run_model`.
+    """
     model = _model(trace, asked, settings, total, limit, course)
     model.frees = frees or {}
-    return model.run(conf)
+    model.most = most
+    return model.run(conf), not model.is_beyond
 
 
 @refuses_contradictions
@@ -224,6 +247,7 @@ class _Model:
         self._pending: set[int] = set()  # numbers of blocks that were freed and are still in use
         self.quiet: set[int] | None = None  # is collected if it is not None
         self.frees: Mapping[int, int] = {}
+        self.most: int | None = None  # bytes reserved, beyond which it ends
         self._served: list[tuple[int, int]] = []  # heap: blocks that were refused, as event to free at and address
         self.trace = trace
         self.asked = asked
@@ -251,6 +275,11 @@ class _Model:
         self._ended: OutOfMemory | None = None
         self._searched = 0  # blocks looked at as requests failed: for what is free, and for what to say
         self._caveats: list[Caveat] = []
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether more is, or was, reserved than wanted."""
+        return self.most is not None and self._reserved.peak > self.most
 
     def run(self, conf: str) -> Outcome:
         out_of_memory = self._out_of_memory(f"trying {conf}" if conf else "trying the defaults")
@@ -341,7 +370,7 @@ class _Model:
             self._empty_cache(call)
         elif block in addresses:
             self._free_later(block)
-        return True
+        return not self.is_beyond
 
     def _take_over(self) -> None:
         """Begin with the memory that the recording began with, if these settings could have led to it."""
