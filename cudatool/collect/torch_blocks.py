@@ -58,7 +58,10 @@ class TorchBlocks:
             _give_up(str(error))
             return
         stacks.hide(os.path.dirname(torch.__file__ or ""))
-        self._extension.start(_cupti.log)
+        if not self._extension.start(_cupti.log):
+            text = "memory of PyTorch's backward pass has the line of backward(), not that of the forward operator"
+            hooks.emit(Kind.WARNING, name=text)
+            _log.warning("%s", text)
         os.register_at_fork(after_in_child=self._extension.forget)
         torch.cuda._lazy_call(self._watch_memory)
         self._wrap(torch)

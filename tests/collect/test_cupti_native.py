@@ -29,3 +29,11 @@ def test_stacks_are_pythons_own_in_functions_made_and_gone_generators_and_thread
     command = [sys.executable, _HERE / "stacks.py", _cupti.__file__, libcupti, str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_memory_of_a_backward_pass_has_the_stack_of_the_forward_operator_that_anomaly_mode_knows(libcupti, seed):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "ignore", _HERE / "torch_nodes.py", libcupti, str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
