@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cudatool.cli._text import counted, plain
+from cudatool.memory.settings import setting_texts
 from cudatool.units import format_bytes, format_bytes_range
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
         rows.append((left_out.conf, [least, "", "", "", "left out"]))
     in_all = _in_all([conf for conf, _ in rows])
     for conf, cells in rows:
-        own = [part for part in conf.split(",") if part not in in_all]
+        own = [part for part in setting_texts(conf).values() if part not in in_all]
         first, *others = ", ".join(own).split() or ["(defaults)"]
         table.add_row(plain(first), *cells)
         for other in others:
@@ -112,9 +113,8 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
 
 def _in_all(confs: list[str]) -> list[str]:
     """Return the settings that are no choice but a limit, if all of several have it."""
-    parts = [set(conf.split(",")) for conf in confs]
-    shared = set.intersection(*parts) if len(parts) > 1 else set()
-    return sorted(part for part in shared if part.startswith("per_process_memory_fraction:"))
+    limits = {setting_texts(conf).get("per_process_memory_fraction", "") for conf in confs}
+    return sorted(limits - {""}) if len(limits) == 1 and len(confs) > 1 else []
 
 
 def _cells(outcome: Outcome) -> list[str]:

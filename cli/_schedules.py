@@ -20,7 +20,7 @@ from cudatool.cli._recorded import checked, trace_of
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.progress import QUIET
 from cudatool.sanitize import joined_processes, parse_checks, render_json
-from cudatool.sanitize.explore import Run, device_for, joined, report_from_json, schedules
+from cudatool.sanitize.explore import Run, SeededSchedule, device_for, joined, report_from_json, schedules
 from cudatool.sanitize.findings import Gap, GapKind, Report
 from cudatool.sanitize.report.views import ended
 from cudatool.trace import reader
@@ -65,7 +65,7 @@ def explored(
 
 def _explored(device: str | None, number: int, job: _Job) -> Report:
     devices = {schedule: device_for(device, schedule) for schedule in schedules(number)}
-    runs: dict[str, Run] = {}
+    runs: dict[SeededSchedule, Run] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         waiting = {pool.submit(_run, schedule, chosen, job): schedule for schedule, chosen in devices.items()}
         for done in as_completed(waiting):
@@ -81,7 +81,7 @@ def _explored(device: str | None, number: int, job: _Job) -> Report:
     return joined(ordered, again)
 
 
-def _run(schedule: str, device: str, job: _Job) -> Run:
+def _run(schedule: SeededSchedule, device: str, job: _Job) -> Run:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, device, json.dumps(asdict(job))],
         env=os.environ | {QUIET: "1"},
@@ -91,7 +91,7 @@ def _run(schedule: str, device: str, job: _Job) -> Run:
         errors="replace",
         check=False,
     )
-    name = schedule.removeprefix("schedule=").replace(",seed=", " ")
+    name = str(schedule)
     output = tuple(done.stderr.splitlines())
     if done.returncode < 0:
         lost = Gap(GapKind.RECORDING, 1, ("it was killed",))

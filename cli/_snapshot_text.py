@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cudatool import analyze
+from cudatool.analyze.fragmentation import Occasion
 from cudatool.cli._text import bytes_or_unknown, counted, new_table, plain, print_rest, print_table
 from cudatool.text import short_names
 from cudatool.units import format_bytes, format_time
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
         Summary,
         Usage,
     )
-    from cudatool.collect.nvml import Card
+    from cudatool.collect.nvml import NvmlDevice
     from cudatool.trace.model import PinnedMemory
 
 __all__ = ["print_report"]
@@ -33,7 +34,7 @@ _MOST = 8  # rows of each table
 _MOST_HOLES = 3
 
 
-def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -> None:
+def print_report(console: Console, report: Report, cards: Sequence[NvmlDevice] = ()) -> None:
     """Print a report at the console's width."""
     summary = report.summary
     took = f", {format_time(summary.duration)}" if summary.duration else ""
@@ -139,7 +140,7 @@ def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
     if not lost and moment.wanted is None:
         return
     title = f"Reserved but unused, at the {moment.moment}"
-    if moment.moment == "out of memory":
+    if moment.moment is Occasion.OOM:
         title = "Reserved but unused, when memory ran out"
     table = new_table("Cause", numbers=("Pieces", "Bytes", "Of reserved"))
     for share in moment.causes:
@@ -232,7 +233,7 @@ def _print_work(console: Console, summary: Summary) -> None:
         print_table(console, "Copies", table)
 
 
-def _print_card(console: Console, card: Card, report: Report) -> None:
+def _print_card(console: Console, card: NvmlDevice, report: Report) -> None:
     """Print who uses a card of this machine now; split up for the program of the trace, if it is still running."""
 
     console.print(f"\nOn this machine now, GPU {card.index}: {plain(card.name)}", style="bold")
@@ -240,7 +241,7 @@ def _print_card(console: Console, card: Card, report: Report) -> None:
     process = report.trace.header.get("pid")
     if process in card.processes:
         reserved = sum(device.now.reserved for device in report.summary.devices if device.device == card.index)
-        use = analyze.card_use(card.used, card.processes, process, reserved)
+        use = analyze.device_use(card.used, card.processes, process, reserved)
         rows = {
             "reserved by this program's allocator": use.allocator,
             "this program, not its allocator: context, kernels, libraries": use.beside_allocator,

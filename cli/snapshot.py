@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cudatool.analyze import Report
-    from cudatool.collect.nvml import Card
+    from cudatool.collect.nvml import NvmlDevice
 
 __all__ = ["snapshot"]
 
@@ -149,9 +149,9 @@ def _page_path(source: Path, html: str | None) -> Path | None:
     return source.with_name(f"{name}.html")
 
 
-def _cards(report: Report) -> Sequence[Card]:
+def _cards(report: Report) -> Sequence[NvmlDevice]:
     """Return who uses this machine's cards now, unless the trace is of none."""
     if report.trace.header.get("device_kind") == "sim":
         return ()
 
-    return nvml.cards()
+    return nvml.devices()

@@ -1,12 +1,23 @@
-"""The text of programs that are in no file: kept under a name, so that messages can quote the lines that they name."""
+"""Lines of source text, and the text of programs that are in no file: kept, so that messages can quote their lines."""
 
 from __future__ import annotations
 
 import hashlib
 import linecache
 import os
+from typing import NamedTuple
 
-__all__ = ["keep"]
+__all__ = ["SourceLine", "keep"]
+
+
+class SourceLine(NamedTuple):
+    """A line of a source file; of a kernel's PTX where `file` is empty."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else f"PTX line {self.line}"
 
 
 def keep(name: str, source: str, *, folder: str = "") -> str:

@@ -8,7 +8,7 @@ from cudatool.analyze import Operations
 from cudatool.sanitize import AccessSite, BufferSite, Finding, Report
 from cudatool.sanitize.findings import DeviceFinding, location
 from cudatool.sanitize.kinds import KINDS
-from cudatool.sanitize.places import source_line, source_place
+from cudatool.sanitize.places import source_line
 from cudatool.sanitize.report.views import sources
 from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
@@ -64,7 +64,7 @@ class _Words:
         by = f"{finding.mode} by {finding.operation}" if finding.mode else finding.operation
         on = f" on {finding.agent}" if finding.agent else ""
         threads = [
-            [f"{place.source}, {place.text}", self._source(*at) if (at := source_place(place.source)) else ""]
+            [f"{place.source}, {place.text}", self._source(*place.source) if place.source.file else ""]
             for place in sources(finding)
         ]
         side = {

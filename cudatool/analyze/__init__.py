@@ -48,7 +48,7 @@ from cudatool.analyze.moments import (
     torch_segments,
     without_stack,
 )
-from cudatool.analyze.outside import CardUse, FreeReading, Outside, card_use, outside
+from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
 from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings, torch_settings
 from cudatool.analyze.replay import Check, Divergence, check
@@ -78,7 +78,7 @@ __all__ = [
     "Block",
     "Call",
     "CallSite",
-    "CardUse",
+    "DeviceUse",
     "Caveat",
     "Categories",
     "Category",
@@ -143,7 +143,7 @@ __all__ = [
     "blocks",
     "by_call_site",
     "calls",
-    "card_use",
+    "device_use",
     "categorize",
     "check",
     "compiled_sites",

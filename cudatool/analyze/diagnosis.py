@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -19,7 +18,7 @@ from cudatool.analyze.steps import PARTS_OF_STEPS, find_steps
 from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import Advice, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
-from cudatool.memory.settings import Settings
+from cudatool.memory.settings import Settings, setting_texts
 from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from
@@ -205,9 +204,7 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], c
 
 def with_setting(conf: str, setting: str) -> str:
     """Return a settings string with one setting more, in place of another value of it."""
-    name = setting.split(":")[0]
-    kept = re.sub(rf"(^|,)\s*{name}\s*:\s*(\[[^\]]*\]|[^,]*)", "", conf).strip(", ")
-    return f"{kept},{setting}" if kept else setting
+    return ",".join((setting_texts(conf) | setting_texts(setting)).values())
 
 
 def _that_count(split: tuple[Fragmentation, ...]) -> tuple[Fragmentation, ...]:

@@ -17,7 +17,24 @@ from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
-__all__ = ["Cause", "CauseShare", "Fragmentation", "Hole", "Pin", "Wanted", "fragmentation", "fragmentation_at"]
+__all__ = [
+    "Cause",
+    "CauseShare",
+    "Fragmentation",
+    "Hole",
+    "Occasion",
+    "Pin",
+    "Wanted",
+    "fragmentation",
+    "fragmentation_at",
+]
+
+
+class Occasion(StrEnum):
+    """At which the reserved memory is split up."""
+
+    PEAK = "peak of reserved"
+    OOM = "out of memory"
 
 
 class Cause(StrEnum):
@@ -136,7 +153,7 @@ class Fragmentation:
     device, index, time
         Whose memory, right after which record, at what time (ns).
     moment
-        ``"peak of reserved"`` or ``"out of memory"``.
+        Which one that is.
     reserved, active, requested
         Bytes: of all segments; of blocks not yet given back (with rounding); what the program asked for in the
         blocks that it holds.
@@ -156,7 +173,7 @@ class Fragmentation:
     device: int
     index: int
     time: int
-    moment: str
+    moment: Occasion
     reserved: int
     active: int
     requested: int
@@ -175,8 +192,6 @@ class Fragmentation:
         return asdict(self)
 
 
-_PEAK: Final = "peak of reserved"
-_OOM: Final = "out of memory"
 _GROWTH: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _MOST_OOMS = 8
 _MOST_HOLES = 20
@@ -202,11 +217,15 @@ def fragmentation(
     peak = _peak(trace, curve, device, asked)
     request, wanted = _last_growth(trace, on_device, peak, recorded_from(trace, device))
     found = [
-        fragmentation_at(trace, blocks, segments, device, peak, settings, moment=_PEAK, wanted=wanted, request=request)
+        fragmentation_at(
+            trace, blocks, segments, device, peak, settings, moment=Occasion.PEAK, wanted=wanted, request=request
+        )
     ]
     for index in np.flatnonzero(on_device & is_of_kind(trace.records, Kind.OOM))[-_MOST_OOMS:].tolist():
         wanted = _wanted(trace, index, index)
-        found.append(fragmentation_at(trace, blocks, segments, device, index, settings, moment=_OOM, wanted=wanted))
+        found.append(
+            fragmentation_at(trace, blocks, segments, device, index, settings, moment=Occasion.OOM, wanted=wanted)
+        )
     return tuple(found)
 
 
@@ -254,7 +273,7 @@ def fragmentation_at(
     index: int,
     settings: Settings,
     *,
-    moment: str,
+    moment: Occasion,
     wanted: Wanted | None,
     request: int = -1,
 ) -> Fragmentation:

@@ -405,7 +405,7 @@ class _Evidence:
         if work.grows:
             return Doubt.WORK_GROWS
         if self.named:
-            return Doubt.ONE_SEQUENCE if _SEQUENCE.search(self.steps.source) else None
+            return Doubt.ONE_SEQUENCE if _SEQUENCE.search(self.steps.ranges) else None
         stacks = np.unique(blocks.stack[own & (blocks.start >= begin)])
         if self._is_replaced(own, growing, begin, growth.events):
             return Doubt.ONE_SEQUENCE

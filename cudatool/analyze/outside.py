@@ -1,4 +1,4 @@
-"""The part of a card's memory that the allocator does not know of: contexts, libraries, other processes."""
+"""The part of a device's memory that the allocator does not know of: contexts, libraries, other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatool.trace.events import FREE_UNKNOWN, Kind
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
 
-__all__ = ["CardUse", "FreeReading", "Outside", "card_use", "outside"]
+__all__ = ["DeviceUse", "FreeReading", "Outside", "device_use", "outside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class FreeReading:
     free, reserved
         Bytes.
     outside
-        Bytes of the card that are neither free nor reserved; None where the card's size is not known.
+        Bytes of the device that are neither free nor reserved; None where its size is not known.
     """
 
     index: int
@@ -42,7 +42,7 @@ class Outside:
     Attributes
     ----------
     total
-        Bytes of the card, None where neither the trace nor the caller knows.
+        Bytes of the device, None where neither the trace nor the caller knows.
     taken_by_program, taken_peak
         Bytes that the program took from the driver itself, at the peak of active bytes and at most. They count as
         reserved.
@@ -68,7 +68,7 @@ def outside(
     index
         The record of the peak.
     total
-        Bytes of the card, where the caller knows; else what the trace's header says under ``total_memory``.
+        Bytes of the device, where the caller knows; else what the trace's header says under ``total_memory``.
     """
     if total is None:
         total = _stated_total(trace.header.get("total_memory"), device)
@@ -96,8 +96,8 @@ def _stated_total(stated: object, device: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
-    """A card's used memory, split up; all in bytes.
+class DeviceUse:
+    """A device's used memory, split up; all in bytes.
 
     ``used == allocator + beside_allocator + other_processes + unexplained``.
 
@@ -122,13 +122,13 @@ class CardUse:
     unexplained: int
 
 
-def card_use(used: int, by_process: Mapping[int, int], process: int, reserved: int) -> CardUse:
-    """Split a card's use.
+def device_use(used: int, by_process: Mapping[int, int], process: int, reserved: int) -> DeviceUse:
+    """Split a device's use.
 
     Parameters
     ----------
     used
-        Bytes of the card that are not free.
+        Bytes of the device that are not free.
     by_process
         Bytes that the driver charges to each process, by its id.
     process, reserved
@@ -137,4 +137,4 @@ def card_use(used: int, by_process: Mapping[int, int], process: int, reserved: i
     """
     others = sum(size for pid, size in by_process.items() if pid != process)
     own = by_process.get(process, reserved)
-    return CardUse(used, reserved, own - reserved, others, used - own - others)
+    return DeviceUse(used, reserved, own - reserved, others, used - own - others)

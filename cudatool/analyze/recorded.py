@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatool.analyze.requests import peak_reserved
 from cudatool.errors import ConfigError, FileFormatError
-from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.memory.settings import UNLIMITED, Settings, setting_texts
 from cudatool.memory.snapshot import allocator_settings, divisions_of
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
@@ -71,8 +71,8 @@ def _stated(trace: Trace) -> tuple[Settings, str]:
 
 def _with_fraction(settings: Settings, fraction: float) -> Settings:
     name = "per_process_memory_fraction"
-    parts = [part for part in settings.text.split(",") if part and part.partition(":")[0].strip() != name]
-    text = ",".join([*parts, f"{name}:{fraction}"] if fraction < 1.0 else parts)
+    texts = setting_texts(settings.text) | {name: f"{name}:{fraction}"}
+    text = ",".join(text for one, text in texts.items() if one != name or fraction < 1.0)
     return replace(settings, per_process_memory_fraction=fraction if fraction < 1.0 else None, text=text)
 
 

@@ -38,11 +38,14 @@ class Steps:
         What says so, in words; why there are none otherwise.
     confidence
         High for ranges of PyTorch's profiler and for ranges named as steps; low for any other range that returns.
+    ranges
+        Name of the ranges that are the steps, with N for numbers; empty if other things say so.
     """
 
     bounds: Ints
     source: str
     confidence: Confidence
+    ranges: str = ""
 
     def __len__(self) -> int:
         return max(len(self.bounds) - 1, 0)
@@ -110,7 +113,7 @@ def _from_ranges(trace: Trace, device: int) -> Steps | None:
 
     best = min(found, key=rank)
     confidence = Confidence.HIGH if rank(best)[0] < 2 else Confidence.LOW
-    return Steps(np.array(families[best], np.int64), f"the ranges named {quoted(best)}", confidence)
+    return Steps(np.array(families[best], np.int64), f"the ranges named {quoted(best)}", confidence, best)
 
 
 _CANDIDATES: Final = 32  # periods to try

@@ -1,20 +1,20 @@
-"""Who uses the memory of this machine's NVIDIA cards now, as the driver's management library (NVML) tells it."""
+"""Who uses the memory of this machine's NVIDIA devices now, as the driver's management library (NVML) tells it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Card", "cards"]
+__all__ = ["NvmlDevice", "devices"]
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """One card's memory.
+class NvmlDevice:
+    """One device's memory.
 
     Attributes
     ----------
     index, name
-        As NVML numbers and names it. CUDA may number cards in another order.
+        As NVML numbers and names it. CUDA may number devices in another order.
     total, free
         Bytes.
     processes
@@ -33,8 +33,8 @@ class Card:
         return self.total - self.free
 
 
-def cards() -> tuple[Card, ...]:
-    """Return the memory of each card; nothing where there is no NVIDIA driver, or it does not answer."""
+def devices() -> tuple[NvmlDevice, ...]:
+    """Return the memory of each device; nothing where there is no NVIDIA driver, or it does not answer."""
     import pynvml
 
     try:
@@ -42,14 +42,14 @@ def cards() -> tuple[Card, ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(_card(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(_device(index) for index in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError:
         return ()
     finally:
         pynvml.nvmlShutdown()
 
 
-def _card(index: int) -> Card:
+def _device(index: int) -> NvmlDevice:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -58,8 +58,8 @@ def _card(index: int) -> Card:
     for running in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
         try:
             found = running(handle)
-        except pynvml.NVMLError:  # not on every card, and not for every user
+        except pynvml.NVMLError:  # not on every device, and not for every user
             continue
         processes |= {int(process.pid): int(process.usedGpuMemory or 0) for process in found}
     name = str(pynvml.nvmlDeviceGetName(handle))
-    return Card(index, name, int(memory.total), int(memory.free), processes)
+    return NvmlDevice(index, name, int(memory.total), int(memory.free), processes)

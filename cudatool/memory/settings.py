@@ -20,7 +20,7 @@ from cudatool.errors import ConfigError
 from cudatool.limits import SETTINGS_LENGTH
 from cudatool.text import printable, quoted, shortened
 
-__all__ = ["ENVIRONMENT_VARIABLES", "SIZE_CLASSES", "UNLIMITED", "Settings", "conf_in_environment"]
+__all__ = ["ENVIRONMENT_VARIABLES", "SIZE_CLASSES", "UNLIMITED", "Settings", "conf_in_environment", "setting_texts"]
 
 ENVIRONMENT_VARIABLES: Final = ("CUDATOOL_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where settings come from; the first that is set is taken."""
@@ -137,6 +137,17 @@ def conf_in_environment(environ: Mapping[str, str] | None = None) -> tuple[str, 
     """Return the first of :data:`ENVIRONMENT_VARIABLES` that is set, and the settings string in it."""
     environ = os.environ if environ is None else environ
     return next(((name, environ[name]) for name in ENVIRONMENT_VARIABLES if name in environ), None)
+
+
+def setting_texts(text: str) -> dict[str, str]:
+    """Return each setting of a settings string as it stands there, by its name.
+
+    Raises
+    ------
+    ConfigError
+        The text is not of the form ``name:value,...``.
+    """
+    return {name: f"{name}:{value}" for name, value in _pairs(text)}
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

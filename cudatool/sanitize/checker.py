@@ -237,6 +237,7 @@ class _Words:
             others = record
         return AccessSite(
             operation=self._operation(record),
+            is_host_access=bool(self._trace.records["kind"][record] == Kind.HOST_ACCESS),
             agent=self._engine.agents[side.operation.agent].label,
             mode=side.mode,
             argument=self._trace.names[side.name],

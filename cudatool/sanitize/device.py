@@ -12,9 +12,10 @@ import numpy as np
 
 from cudatool.errors import TraceFormatError
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
+from cudatool.source_text import SourceLine
 from cudatool.trace.events import LIVED, Kind
 from cudatool.trace.model import Trace, recorded_from
-from cudatool.trace.streams import in_a_sentence, stream_names
+from cudatool.trace.streams import stream_names
 from cudatool.units import format_bytes
 
 __all__ = ["device_findings", "leaks"]
@@ -35,10 +36,10 @@ class _Said:
     kernel: str = ""
     block: tuple[int, ...] = ()
     thread: tuple[int, ...] = ()
-    source: str = ""
+    source: SourceLine | None = None
     other_block: tuple[int, ...] = ()
     other_thread: tuple[int, ...] = ()
-    other_source: str = ""
+    other_source: SourceLine | None = None
     pointer: int = 0  # among the kernel's arguments, that the address was computed from; 0: not known
     usable: int = 0  # bytes of the access that could be used when the kernel ran
 
@@ -67,7 +68,9 @@ class _Said:
 def _reader(name: str) -> Callable[[Any], Any]:
     if name in ("pointer", "usable"):
         return _number
-    return _coordinates if name.endswith(("block", "thread")) else _word
+    if name in ("source", "other_source"):
+        return _source
+    return _coordinates if name in ("block", "thread", "other_block", "other_thread") else _word
 
 
 def _number(value: Any) -> int:
@@ -80,6 +83,12 @@ def _word(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("not text")
     return value
+
+
+def _source(value: Any) -> SourceLine:
+    if not isinstance(value, list) or [type(one) for one in value] != [str, int]:
+        raise ValueError("not a line of a source")
+    return SourceLine(*value)
 
 
 def _coordinates(value: Any) -> tuple[int, ...]:
@@ -102,7 +111,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         return ()
     launches = np.flatnonzero(np.isin(records["kind"], (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH, Kind.MEMCPY)))
     launch_of = dict(zip(records["correlation"][launches].tolist(), launches.tolist(), strict=True))
-    memory, names = _Memory(trace), stream_names(trace)
+    memory, names = _Memory(trace), stream_names(trace, in_sentences=True)
     found: dict[tuple[Any, ...], DeviceFinding] = {}
     for row in rows.tolist():
         record = records[row]
@@ -119,7 +128,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
             address, size = int(record["address"]), int(record["size"])
             kind, text, buffer = memory.explain(kind, text, address, size, at, said)
         # A race is the same whichever of the two threads happened to come first.
-        places = tuple(sorted((said.source, said.other_source)))
+        places = frozenset((said.source, said.other_source))
         key = (
             kind,
             said.kernel,
@@ -136,7 +145,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
             kind=kind,
             check=said.check,
             operation=_operation(trace, launch, said.kernel, in_kernel=bool(said.block)),
-            agent=in_a_sentence(names[int(record["stream"])]) if launch is not None else "the host",
+            agent=names[int(record["stream"])] if launch is not None else "the host",
             mode=said.mode,
             space=said.space,
             address=int(record["address"]),
@@ -227,10 +236,10 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
                 size=size,
                 block=(),
                 thread=(),
-                source="",
+                source=None,
                 other_block=(),
                 other_thread=(),
-                other_source="",
+                other_source=None,
                 text=f"{format_bytes(size)} in {blocks} never given back",
                 stack=site,
                 record=first,

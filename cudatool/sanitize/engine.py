@@ -39,7 +39,7 @@ from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
 from cudatool.trace.model import Trace
-from cudatool.trace.streams import in_a_sentence, stream_names
+from cudatool.trace.streams import stream_names
 
 __all__ = ["Engine"]
 
@@ -188,7 +188,7 @@ class Engine:
         streams = [stream for stream in np.unique(records["stream"]).tolist() if stream]
         created = records[records["kind"] == Kind.STREAM_CREATE]
         facts = {int(row["stream"]): (int(row["device"]), int(row["flags"])) for row in created}
-        names = stream_names(trace)
+        names = stream_names(trace, in_sentences=True)
 
         hosts = 1 if one_host else len(threads)
         early = early_streams(trace)
@@ -204,7 +204,7 @@ class Engine:
         blocking: list[Agent] = []
         for index, stream in enumerate(streams, hosts):
             device, flags = facts.get(stream, (-1, 0))
-            label = in_a_sentence(names[stream])
+            label = names[stream]
             agent = self.streams[stream] = Agent(index, nothing, label, device=device, stream=stream)
             if flags & StreamFlag.LEGACY_DEFAULT:
                 agent.pending = {}

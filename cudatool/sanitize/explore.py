@@ -14,13 +14,13 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudatool.errors import UsageError
 from cudatool.sanitize.coverage import merged_gaps
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
 
-__all__ = ["Run", "device_for", "joined", "report_from_json", "schedule_lines", "schedules"]
+__all__ = ["Run", "SeededSchedule", "device_for", "joined", "report_from_json", "schedule_lines", "schedules"]
 
 _Some = typing.TypeVar("_Some", Finding, DeviceFinding)
 
@@ -35,13 +35,23 @@ class Run:
     output: tuple[str, ...]
 
 
-def schedules(number: int) -> list[str]:
-    """Return the first `number` schedules, as options of the software device: fifo, lifo, late, then by chance."""
-    fixed = [f"schedule={name}" for name in ("fifo", "lifo", "late")]
-    return [*fixed, *(f"schedule=random,seed={seed}" for seed in range(1, number - 2))][:number]
+class SeededSchedule(NamedTuple):
+    """An order of the work on the software device; one by chance has a seed."""
+
+    order: str
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        return self.order if self.seed is None else f"{self.order} {self.seed}"
 
 
-def device_for(device: str | None, schedule: str) -> str:
+def schedules(number: int) -> list[SeededSchedule]:
+    """Return the first `number` schedules: fifo, lifo, late, then by chance."""
+    fixed = map(SeededSchedule, ("fifo", "lifo", "late"))
+    return [*fixed, *(SeededSchedule("random", seed) for seed in range(1, number - 2))][:number]
+
+
+def device_for(device: str | None, schedule: SeededSchedule) -> str:
     """Return the specification of the software device `device` with another schedule.
 
     Raises
@@ -52,10 +62,13 @@ def device_for(device: str | None, schedule: str) -> str:
     kind, _, text = (device or os.environ.get("CUDATOOL_DEVICE") or "sim").partition(":")
     if kind == "cuda":
         raise UsageError("--explore needs the software device: the order of work on a GPU cannot be chosen")
-    options = [item for item in filter(None, text.split(",")) if not item.startswith(("schedule=", "seed="))]
-    if not any(item.startswith("threads=") for item in options):
-        options.append("threads=1")  # schedules run side by side, and the order of atomics is to be the same
-    return f"sim:{','.join([*options, schedule])}"
+    options = {item.partition("=")[0]: item for item in text.split(",") if item}
+    options = {name: item for name, item in options.items() if name not in ("schedule", "seed")}
+    options.setdefault("threads", "threads=1")  # schedules run side by side, and the order of atomics is to be the same
+    options["schedule"] = f"schedule={schedule.order}"
+    if schedule.seed is not None:
+        options["seed"] = f"seed={schedule.seed}"
+    return f"sim:{','.join(options.values())}"
 
 
 # ---- one report of several ----

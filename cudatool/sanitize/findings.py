@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeGuard
 
+from cudatool.source_text import SourceLine
 from cudatool.trace.frames import user_frame, user_frames
 from cudatool.trace.model import Frame
 
@@ -168,6 +169,8 @@ class AccessSite:
     ----------
     operation
         ``"kernel scale"``, ``"cuMemcpyDtoHAsync"``, ``"host access"``, ``"free"`` ...
+    is_host_access
+        Whether the program itself made the access, not an operation of the device.
     agent
         Who carries it out: ``"stream 7"``, ``"the default stream"``, ``"the host"``.
     mode
@@ -206,6 +209,7 @@ class AccessSite:
     place: Frame | None = None
     created: tuple[Frame, ...] = ()
     created_at: Frame | None = None
+    is_host_access: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +336,7 @@ class DeviceFinding:
     mode, space, address, size
         Of the access; `address` is an offset in ``"shared"`` and ``"local"`` memory. For a leak, the memory.
     block, thread, source
-        The first thread that did it, by its coordinates, and the line of the CUDA source (or of the PTX).
+        The first thread that did it, by its coordinates, and the line of the CUDA source (or of the PTX); None if none.
     other_block, other_thread, other_source
         The earlier access of a race.
     text
@@ -363,10 +367,10 @@ class DeviceFinding:
     size: int
     block: tuple[int, ...]
     thread: tuple[int, ...]
-    source: str
+    source: SourceLine | None
     other_block: tuple[int, ...]
     other_thread: tuple[int, ...]
-    other_source: str
+    other_source: SourceLine | None
     text: str
     stack: tuple[Frame, ...]
     record: int
@@ -451,15 +455,18 @@ class SetAside:
     by
         Who said so: ``"baseline"``, ``"rule"`` (of ``--suppress``) or ``"comment"`` (in the source).
     reason
-        The baseline's reason, the rule, or where the comment is.
+        The baseline's reason, or the rule.
     expires
         Of a baseline's entry, see :class:`Known`.
+    comment
+        Where the comment is.
     """
 
     finding: Finding | DeviceFinding
     by: str
-    reason: str
+    reason: str = ""
     expires: str = ""
+    comment: SourceLine | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ __all__ = [
     "shown_path",
     "source_line",
     "source_lines",
-    "source_place",
 ]
 
 NOT_PYTHON: Final = (".cu", ".cuh", ".ptx", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inl")
@@ -99,12 +98,6 @@ def recorded_at(trace: Trace) -> float:
         return os.stat(trace.source).st_mtime
     except (OSError, ValueError):
         return 0
-
-
-def source_place(source: str) -> tuple[str, int] | None:
-    """Return file and line of ``"kernels.cu:12"``, None for what is not of this form."""
-    file, _, line = source.rpartition(":")
-    return (file, int(line)) if file and line.isdecimal() else None
 
 
 def shown_path(file: str, root: str) -> str:

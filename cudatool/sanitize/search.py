@@ -136,7 +136,7 @@ class Search:
         owned: dict[tuple[int, int], list[int]] = {}
         written: list[int] = []
         for index, entry in enumerate(self._tape.entries):
-            if entry.kind == "host write":
+            if entry.kind == "host_write":
                 written.append(index)
             else:
                 owned.setdefault((entry.owner, entry.node), []).append(index)

@@ -9,7 +9,7 @@ import numpy as np
 from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.model import Trace
 
-__all__ = ["in_a_sentence", "stream_names"]
+__all__ = ["stream_names"]
 
 
 class _Names(dict[int, str]):
@@ -17,19 +17,14 @@ class _Names(dict[int, str]):
         return f"stream {stream}" if stream else "no stream"
 
 
-def in_a_sentence(name: str) -> str:
-    """Return a name of :func:`stream_names` as it stands in a sentence: ``"stream 7"``, ``"the default stream"``."""
-    return name if name.startswith(("stream ", "no ")) else f"the {name}"
-
-
-def stream_names(trace: Trace) -> dict[int, str]:
+def stream_names(trace: Trace, *, in_sentences: bool = False) -> dict[int, str]:
     """Return the name of each stream of a trace, also of those whose creation was not recorded.
 
     A stream is called by its number in the trace, which no other stream has: handles are used again. A default stream
     is called so, with its thread if there are per-thread ones of several, and with its number where that is not enough.
-    If streams are of several devices, each name says which.
+    If streams are of several devices, each name says which. `in_sentences`, a default stream is "the default stream".
     """
-    names = _Names()
+    names, article = _Names(), "the " if in_sentences else ""
     created = trace.of_kind(Kind.STREAM_CREATE)
     threads = dict(zip(created["stream"].tolist(), created["thread"].tolist(), strict=True))
     of_threads = np.unique(created["thread"][created["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0])
@@ -37,9 +32,9 @@ def stream_names(trace: Trace) -> dict[int, str]:
     of_several = len(set(devices.values())) > 1
     for stream, flags in zip(created["stream"].tolist(), created["flags"].tolist(), strict=True):
         if flags & StreamFlag.LEGACY_DEFAULT:
-            names[stream] = "default stream"
+            names[stream] = f"{article}default stream"
         elif flags & StreamFlag.PER_THREAD_DEFAULT:
-            names[stream] = "per-thread default stream"
+            names[stream] = f"{article}per-thread default stream"
             if len(of_threads) > 1:
                 names[stream] += f" of thread {trace.threads[threads[stream]]}"
         elif of_several:

@@ -93,9 +93,9 @@ def test_what_a_program_took_from_the_driver_itself_is_known() -> None:
 
 
 def test_a_cards_use_is_split_up_exactly() -> None:
-    use = analyze.card_use(1000, {7: 300, 8: 150, 9: 50}, 7, reserved=180)
-    assert analyze.CardUse(1000, 180, 120, 200, 500) == use
+    use = analyze.device_use(1000, {7: 300, 8: 150, 9: 50}, 7, reserved=180)
+    assert analyze.DeviceUse(1000, 180, 120, 200, 500) == use
 
 
 def test_a_process_that_the_driver_does_not_show_has_at_least_what_it_reserved() -> None:
-    assert analyze.CardUse(1000, 180, 0, 50, 770) == analyze.card_use(1000, {9: 50}, 7, reserved=180)
+    assert analyze.DeviceUse(1000, 180, 0, 50, 770) == analyze.device_use(1000, {9: 50}, 7, reserved=180)

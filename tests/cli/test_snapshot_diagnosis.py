@@ -28,7 +28,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(nvml, "cards", tuple)
+    monkeypatch.setattr(nvml, "devices", tuple)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -115,8 +115,8 @@ def test_doubts_about_the_file_stand_on_top(tmp_path: Path) -> None:
 
 
 def test_cards_of_this_machine_are_shown_with_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = nvml.Card(0, "NVIDIA [bold]X", 100 * MIB, 30 * MIB, {41: 50 * MIB})
-    monkeypatch.setattr(nvml, "cards", lambda: (card,))
+    card = nvml.NvmlDevice(0, "NVIDIA [bold]X", 100 * MIB, 30 * MIB, {41: 50 * MIB})
+    monkeypatch.setattr(nvml, "devices", lambda: (card,))
     text = words(run(STREAMS))
     assert "On this machine now, GPU 0: NVIDIA [bold]X 70 MiB of 100 MiB are used" in text
     assert "process 41 50 MiB" in text
@@ -130,7 +130,9 @@ def test_a_card_is_split_up_for_a_program_that_still_runs() -> None:
     records["kind"], records["size"] = Kind.SEGMENT_ALLOC, 20 * MIB
     report = analyze.report(Trace(records, header={"pid": 41}))
     out = io.StringIO()
-    print_report(Console(file=out, width=80), report, [nvml.Card(0, "X", 100 * MIB, 30 * MIB, {41: 50 * MIB, 42: MIB})])
+    print_report(
+        Console(file=out, width=80), report, [nvml.NvmlDevice(0, "X", 100 * MIB, 30 * MIB, {41: 50 * MIB, 42: MIB})]
+    )
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert [
         "reserved by this program's allocator 20 MiB",
@@ -145,7 +147,7 @@ def test_a_recording_of_the_software_device_knows_its_memory_and_asks_no_card(
 ) -> None:
     sample = DATA.parents[1] / "samples" / "vector_add.py"
     run_command("run", "--device", "sim:memory=64MiB", "-o", "t.ctrace", sample)
-    monkeypatch.setattr(nvml, "cards", lambda: (nvml.Card(0, "X", 100, 30, {}),))
+    monkeypatch.setattr(nvml, "devices", lambda: (nvml.NvmlDevice(0, "X", 100, 30, {}),))
     document = json.loads(run(tmp_path / "t.ctrace", "--json").stdout)
     assert 64 * MIB == document["devices"][0]["diagnosis"]["outside"]["total"]
     assert ([], []) == (document["cards"], document["findings"])

@@ -53,17 +53,17 @@ def library(*, installed: bool = True, graphics: bool = True) -> SimpleNamespace
 def test_cards_tell_who_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = library()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    first, second = nvml.cards()
-    assert nvml.Card(0, "card 0", 1000, 600, {7: 300, 8: 0}) == first
+    first, second = nvml.devices()
+    assert nvml.NvmlDevice(0, "card 0", 1000, 600, {7: 300, 8: 0}) == first
     assert (401, {}) == (second.used, second.processes)
     assert 0 == fake.state.open
 
 
 def test_a_query_that_a_card_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library(graphics=False))
-    assert {7: 300} == nvml.cards()[0].processes
+    assert {7: 300} == nvml.devices()[0].processes
 
 
 def test_without_a_driver_there_are_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library(installed=False))
-    assert () == nvml.cards()
+    assert () == nvml.devices()

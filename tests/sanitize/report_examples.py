@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cudatool.sanitize.findings import AccessSite, BufferSite, DeviceFinding, Finding, FindingKind, Report
+from cudatool.source_text import SourceLine
 from cudatool.trace.model import Frame
 
 SOURCE = """\
@@ -67,10 +68,10 @@ def on_device(file: str, kind: FindingKind, check: str, **changed: object) -> De
         "size": 4,
         "block": (0, 0, 0),
         "thread": (64, 0, 0),
-        "source": "scale.cu:4",
+        "source": SourceLine("scale.cu", 4),
         "other_block": (),
         "other_thread": (),
-        "other_source": "",
+        "other_source": None,
         "text": "0 bytes after the end of 256 B",
         "stack": (Frame(file, "consume", 7),),
         "record": 9,
@@ -79,12 +80,19 @@ def on_device(file: str, kind: FindingKind, check: str, **changed: object) -> De
         "fingerprint": f"fp-{kind}",
     }
     if kind is FindingKind.KERNEL_RACE:
-        facts |= {"other_block": (0, 0, 0), "other_thread": (1, 0, 0), "other_source": "scale.cu:3"}
+        facts |= {"other_block": (0, 0, 0), "other_thread": (1, 0, 0), "other_source": SourceLine("scale.cu", 3)}
     if kind is FindingKind.LEAK:
-        facts |= {"operation": "", "agent": "", "mode": "", "block": (), "thread": (), "source": ""}
+        facts |= {"operation": "", "agent": "", "mode": "", "block": (), "thread": (), "source": None}
         facts |= {"text": "256 B in 1 allocation never given back"}
     if kind in (FindingKind.INVALID_FREE, FindingKind.DOUBLE_FREE, FindingKind.INVALID_COPY):
-        facts |= {"operation": "cuMemFree_v2", "agent": "the host", "mode": "", "block": (), "thread": (), "source": ""}
+        facts |= {
+            "operation": "cuMemFree_v2",
+            "agent": "the host",
+            "mode": "",
+            "block": (),
+            "thread": (),
+            "source": None,
+        }
     return DeviceFinding(**{**facts, **changed})  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from report_examples import on_device
 
 from cudatool.errors import UsageError
 from cudatool.sanitize import render_json
-from cudatool.sanitize.explore import Run, device_for, joined, report_from_json, schedules
+from cudatool.sanitize.explore import Run, SeededSchedule, device_for, joined, report_from_json, schedules
 from cudatool.sanitize.findings import (
     AccessSite,
     BufferSite,
@@ -22,6 +22,7 @@ from cudatool.sanitize.findings import (
     Witness,
     WitnessStep,
 )
+from cudatool.source_text import SourceLine
 from cudatool.trace.model import Frame
 
 STACK = (Frame("program.py", "main", 3), Frame("program.py", "<module>", 9))
@@ -57,7 +58,10 @@ def test_report_survives_json():
         on_device=(checked("d"),),
         edges={"event wait": 3},
         notes=("a note",),
-        set_aside=(SetAside(race("e"), "comment", "program.py:3"), SetAside(checked("f"), "rule", "kind=*")),
+        set_aside=(
+            SetAside(race("e"), "comment", comment=SourceLine("program.py", 3)),
+            SetAside(checked("f"), "rule", "kind=*"),
+        ),
     )
     assert report_from_json(render_json(report)) == report
 
@@ -109,13 +113,13 @@ def test_status_of_each_run_is_kept():
 
 
 def test_schedules_are_the_three_and_then_random_ones():
-    assert schedules(1) == ["schedule=fifo"]
+    assert schedules(1) == [SeededSchedule("fifo")]
     assert schedules(5) == [
-        "schedule=fifo",
-        "schedule=lifo",
-        "schedule=late",
-        "schedule=random,seed=1",
-        "schedule=random,seed=2",
+        SeededSchedule("fifo"),
+        SeededSchedule("lifo"),
+        SeededSchedule("late"),
+        SeededSchedule("random", 1),
+        SeededSchedule("random", 2),
     ]
 
 
@@ -130,10 +134,10 @@ def test_schedules_are_the_three_and_then_random_ones():
 )
 def test_device_keeps_all_but_its_schedule(device, expected, monkeypatch):
     monkeypatch.delenv("CUDATOOL_DEVICE", raising=False)
-    assert device_for(device, "schedule=lifo") == expected
+    assert device_for(device, SeededSchedule("lifo")) == expected
 
 
 def test_gpu_has_no_schedules(monkeypatch):
     monkeypatch.setenv("CUDATOOL_DEVICE", "cuda")
     with pytest.raises(UsageError, match="--explore needs the software device"):
-        device_for(None, "schedule=lifo")
+        device_for(None, SeededSchedule("lifo"))

@@ -36,6 +36,7 @@ from cudatool.sanitize.report.junit import render_junit
 from cudatool.sanitize.report.sarif import render_sarif
 from cudatool.sanitize.report.text import render_json, render_text
 from cudatool.sanitize.report.views import Run
+from cudatool.source_text import SourceLine
 from cudatool.trace.model import Frame
 
 RENDERERS = [render_text, render_json, render_sarif, render_junit, render_github, render_summary, render_gitlab]
@@ -61,7 +62,11 @@ def mixed(file: str) -> Report:
         set_aside=(
             SetAside(race(file, identity="a"), "baseline", "both write zeros", "2099-01-31"),
             SetAside(race(file, identity="b"), "rule", "kind=race-*"),
-            SetAside(on_device(file, FindingKind.MISALIGNED, "memcheck", fingerprint="c"), "comment", f"{file}:7"),
+            SetAside(
+                on_device(file, FindingKind.MISALIGNED, "memcheck", fingerprint="c"),
+                "comment",
+                comment=SourceLine(file, 7),
+            ),
         ),
         expired=(Known("late", "race-raw", "race", "x", "for the release", "2020-01-31"),),
         stale=(Known("gone", "race-waw", "race", "kernel a in f (b.py)"),),
@@ -400,11 +405,13 @@ def test_a_node_of_a_graph_says_where_the_graph_was_launched(file, run):
 
 
 def test_the_directory_of_a_source_that_is_no_file_is_left_out(file, run, tmp_path):
-    finding = on_device(file, FindingKind.OUT_OF_BOUNDS, "memcheck", source="/of/another/process/scale.cu:4")
+    finding = on_device(
+        file, FindingKind.OUT_OF_BOUNDS, "memcheck", source=SourceLine("/of/another/process/scale.cu", 4)
+    )
     report = Report((), on_device=(finding,))
     assert "of block (0, 0, 0) at scale.cu:4" in render_text(report, run)
     (tmp_path / "scale.cu").write_text("")
-    there = Report((), on_device=(replace(finding, source=f"{tmp_path}/scale.cu:4"),))
+    there = Report((), on_device=(replace(finding, source=SourceLine(f"{tmp_path}/scale.cu", 4)),))
     assert f"{tmp_path}/scale.cu:4" in " ".join(render_text(there, run, width=300).split())
 
 
@@ -460,7 +467,7 @@ ANY_REPORT = st.builds(
             st.sampled_from(list(ON_DEVICE)),
             ANY_STACK,
             ANY_TEXT,
-            ANY_TEXT,
+            st.builds(SourceLine, ANY_TEXT, st.integers(0, 1 << 40)),
         )
     ),
     device=ANY_TEXT,

@@ -16,6 +16,7 @@ from cudatool.sanitize import Baseline, Report, accepted, check, known, parse_ru
 from cudatool.sanitize.findings import FindingKind, Known, fingerprint, functions
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.report.outputs import Outputs
+from cudatool.source_text import SourceLine
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame
 
@@ -45,7 +46,7 @@ class TestComments:
         self.put(file, line, f"# cudatool: ignore{names}")
         report = accepted(Report((race(file),)))
         assert [] == left(report)
-        assert [("comment", f"{file}:{line}")] == [(one.by, one.reason) for one in report.set_aside]
+        assert [("comment", SourceLine(file, line))] == [(one.by, one.comment) for one in report.set_aside]
 
     @pytest.mark.parametrize("names", ["[race-war]", "[memcheck]", "[]"])
     def test_a_comment_for_something_else_does_not(self, file, names):
@@ -88,9 +89,9 @@ class TestComments:
     def test_a_comment_in_a_cuda_file_counts_for_the_line_in_the_kernel(self, file, tmp_path, ending):
         kernel = tmp_path / f"scale{ending}"
         kernel.write_text("//\n//\n//\nx[i] = 1;  // cudatool: ignore[memcheck]\n")
-        finding = on_device(file, FindingKind.OUT_OF_BOUNDS, "memcheck", source=f"{kernel}:4")
+        finding = on_device(file, FindingKind.OUT_OF_BOUNDS, "memcheck", source=SourceLine(str(kernel), 4))
         assert [] == left(accepted(Report((), on_device=(finding,))))
-        other = replace(finding, source=f"{kernel}:3")
+        other = replace(finding, source=SourceLine(str(kernel), 3))
         assert ["fp-out-of-bounds"] == left(accepted(Report((), on_device=(other,))))
 
     def test_an_unknown_name_is_a_remark_and_accepts_nothing(self, file):

@@ -59,7 +59,7 @@ def hostile_trace(name: str) -> bytes:
     frame = Frame(name, name, 3)
     finding = json.dumps(
         {"kind": "out-of-bounds", "check": "memcheck", "text": name, "mode": "write", "space": "global", "kernel": name}
-        | {"block": [0, 0, 0], "thread": [1, 0, 0], "source": f"{name}:3"}
+        | {"block": [0, 0, 0], "thread": [1, 0, 0], "source": [name, 3]}
     )
     block = {"kind": Kind.BLOCK_ALLOC, "address": 1 << 21, "size": 512, "aux0": 512, "stream": 1, "stack": 1, "aux1": 5}
     rows = [{"kind": Kind.STREAM_CREATE, "stream": s, "flags": StreamFlag.NON_BLOCKING, "address": s} for s in (1, 2)]

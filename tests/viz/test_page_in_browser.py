@@ -16,6 +16,7 @@ from pages import HOSTILE, program, racy
 from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
 from cudatool.sanitize.findings import DeviceFinding, FindingKind
+from cudatool.source_text import SourceLine
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Frame, PinnedMemory, Trace
 
@@ -581,10 +582,10 @@ def test_a_finding_shows_the_source_of_the_kernel_and_of_its_launch(
         size=4,
         block=(0, 0, 0),
         thread=(1, 0, 0),
-        source="/nowhere/odd.cu:2",
+        source=SourceLine("/nowhere/odd.cu", 2),
         other_block=(),
         other_thread=(),
-        other_source="",
+        other_source=None,
         text="behind the end",
         stack=(Frame(str(program), "f", 2),),
         record=3,

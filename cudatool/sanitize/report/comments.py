@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from cudatool.limits import COMMENTED_SOURCE
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind, Remark
 from cudatool.sanitize.kinds import CHECKS, check_of
-from cudatool.sanitize.places import NOT_PYTHON, source_lines, source_place
+from cudatool.sanitize.places import NOT_PYTHON, source_lines
 from cudatool.sanitize.report.views import sites
+from cudatool.source_text import SourceLine
 from cudatool.text import quoted
 from cudatool.trace.frames import user_frames
 
@@ -50,19 +51,19 @@ class Comments:
     remarks: list[Remark] = field(default_factory=list)
     _files: dict[str, _Source] = field(default_factory=dict)
 
-    def accepting(self, finding: Finding | DeviceFinding) -> str:
-        """Return ``"file:line"`` of the comment that accepts `finding`, an empty string without one."""
-        places = [(frame.file, frame.line) for site in sites(finding) for frame in user_frames(site.stack)]
+    def accepting(self, finding: Finding | DeviceFinding) -> SourceLine | None:
+        """Return where the comment is that accepts `finding`, None without one."""
+        places = [SourceLine(frame.file, frame.line) for site in sites(finding) for frame in user_frames(site.stack)]
         if isinstance(finding, DeviceFinding):
-            places += [at for source in (finding.source, finding.other_source) if (at := source_place(source))]
+            places += [source for source in (finding.source, finding.other_source) if source and source.file]
         names = _EVERYTHING, finding.kind.value, check_of(finding)
         sources = [self._of(file) for file, _ in places]  # all of them: each may hold a name that is misspelt
         for (file, line), source in zip(places, sources, strict=True):
             accepted = source.at(line)
             lines = [accepted[name] for name in names if name in accepted]
             if lines:
-                return f"{file}:{min(lines)}"
-        return ""
+                return SourceLine(file, min(lines))
+        return None
 
     def read(self, files: Iterable[str]) -> None:
         """Read the comments of files to which no finding points: there may be remarks on them."""

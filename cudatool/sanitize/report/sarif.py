@@ -17,8 +17,9 @@ from urllib.parse import quote
 from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of, help_url
-from cudatool.sanitize.places import relative_path, source_place
+from cudatool.sanitize.places import relative_path
 from cudatool.sanitize.report.views import Entry, Run, Site, around, entries, failure, sites, sources
+from cudatool.source_text import SourceLine
 from cudatool.text import json_text
 from cudatool.trace.model import Frame
 
@@ -146,12 +147,11 @@ class _Result:
         self._related.append({"id": number, **location, "message": {"text": text}})
         return f"[{_plain(text)}]({number})"
 
-    def _source(self, text: str, source: str) -> str:
+    def _source(self, text: str, source: SourceLine) -> str:
         """A line of CUDA source: a link only if the file is there, most sources are strings in a program."""
-        at = source_place(source)
-        if at is None or not os.path.isfile(os.path.join(self._root, at[0])):
-            return _plain(f"{text} at {source}")
-        return self._link(f"{text} at {source}", Frame(os.path.join(self._root, at[0]), "", at[1]))
+        file = os.path.join(self._root, source.file)
+        at = Frame(file, "", source.line) if os.path.isfile(file) else None
+        return self._link(f"{text} at {source}", at)
 
     def _stack(self, site: Site) -> dict[str, Any]:
         frames = [{"location": _location(frame, self._root)} for frame in site.stack]
@@ -181,9 +181,10 @@ def _quoted(path: str) -> str:
 def _suppression(aside: SetAside, root: str) -> dict[str, Any]:
     """Who set a result aside: a comment is in the source, all else outside of it."""
     until = f" (until {aside.expires})" if aside.expires else ""
-    said: dict[str, Any] = {"kind": "external", "status": "accepted", "justification": aside.reason + until}
-    if aside.by == "comment" and (at := source_place(aside.reason)) is not None:
-        said |= {"kind": "inSource", "location": _location(Frame(at[0], "", at[1]), root)}
+    reason = f"{aside.comment or aside.reason}{until}"
+    said: dict[str, Any] = {"kind": "external", "status": "accepted", "justification": reason}
+    if aside.comment is not None:
+        said |= {"kind": "inSource", "location": _location(Frame(aside.comment.file, "", aside.comment.line), root)}
     return said
 
 

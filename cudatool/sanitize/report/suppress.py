@@ -52,15 +52,14 @@ class Rule:
         else:
             stacks, operations = finding.stack, [finding.operation]
             # The line in the kernel counts as a frame of a function that has no name.
-            stacks += tuple(
-                Frame(source.rpartition(":")[0], "", 0) for source in (finding.source, finding.other_source)
-            )
+            sources = [source for source in (finding.source, finding.other_source) if source]
+            stacks += tuple(Frame(source.file, "", source.line) for source in sources)
         operations += [short_arguments(name) for name in operations]  # as the report has them
-        names = [*operations, *(name.removeprefix("kernel ") for name in operations)]
+        patterns = self.operation, f"kernel {self.operation}"
         return (
             (not self.kind or any(fnmatchcase(name, self.kind) for name in (finding.kind, check_of(finding))))
             and (not self.fingerprint or fnmatchcase(finding.fingerprint, self.fingerprint))
-            and (not self.operation or any(fnmatchcase(name, self.operation) for name in names))
+            and (not self.operation or any(fnmatchcase(name, one) for name in operations for one in patterns))
             and (not (self.file or self.function) or any(map(self._in_frame, stacks)))
         )
 

@@ -11,7 +11,7 @@ from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.explore import schedule_lines
 from cudatool.sanitize.findings import DeviceFinding, Finding, Outcome, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of
-from cudatool.sanitize.places import shown_path, source_line, source_place
+from cudatool.sanitize.places import shown_path, source_line
 from cudatool.sanitize.report.views import (
     Entry,
     Run,
@@ -27,6 +27,7 @@ from cudatool.sanitize.report.views import (
     why_aside,
 )
 from cudatool.sanitize.witness import witness_lines
+from cudatool.source_text import SourceLine
 from cudatool.text import json_text, printable, short_arguments
 from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame
@@ -55,7 +56,7 @@ def render_json(report: Report, run: Run | None = None) -> str:
 
 def _plain(value: Any) -> Any:
     """Dataclasses, frames and tuples as objects and lists."""
-    if isinstance(value, Frame):
+    if isinstance(value, Frame | SourceLine):
         return value._asdict()
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -142,8 +143,8 @@ class _Style:
         for by in sources(finding):
             label, thread = ("", by.text) if by.is_earlier else ("thread", by.thread)
             lines.append(self._about(label, f"{thread} at {by.source}"))
-            if (at := source_place(by.source)) is not None:
-                lines += self._code(*at)
+            if by.source.file:
+                lines += self._code(*by.source)
         if finding.mode:
             offset = "offset " if finding.space != "global" else ""
             lines.append(self._about("address", f"{offset}0x{finding.address:x}: {finding.text}"))
@@ -217,5 +218,6 @@ class _Style:
         at = f" at {shown_path(frame.file, self._root)}:{frame.line}" if frame else ""
         until = f" until {one.expires}" if one.expires else ""
         said = {"baseline": "known", "rule": "suppressed", "comment": "ignored"}[one.by]
-        reason = f": {why_aside(one, self._root)}" if one.reason else ""
+        why = why_aside(one, self._root)
+        reason = f": {why}" if why else ""
         return self.wrap(f"{said}{until}: {one.finding.kind}{at} ({one.finding.fingerprint}){reason}", "  ", "")

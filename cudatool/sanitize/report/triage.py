@@ -24,7 +24,7 @@ def accepted(report: Report, rules: Sequence[Rule] = (), files: Iterable[str] = 
 
     def judge(finding: Finding | DeviceFinding) -> SetAside | None:
         if where := comments.accepting(finding):
-            return SetAside(finding, "comment", where)
+            return SetAside(finding, "comment", comment=where)
         rule = next((rule for rule in rules if rule.matches(finding)), None)
         return SetAside(finding, "rule", rule.text) if rule else None
 

@@ -24,6 +24,7 @@ from cudatool.sanitize.findings import (
 from cudatool.sanitize.intervals import MOST_RUNS
 from cudatool.sanitize.kinds import check_of
 from cudatool.sanitize.places import shown_path
+from cudatool.source_text import SourceLine
 from cudatool.trace.frames import user_frame
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
@@ -135,7 +136,7 @@ def sites(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
 
 def _side(side: AccessSite) -> Site:
     most = "" if side.exact else " at most"
-    if side.operation == "host access":
+    if side.is_host_access:
         noticed = ", before this call, which found other bytes there" if side.noticed else ""
         return Site(f"{side.mode}{most} by {side.agent}{noticed}", side.stack, side.place)
     through = f" through {side.argument}" if side.argument else ""
@@ -164,13 +165,13 @@ class ThreadPlace(NamedTuple):
     thread
         Its index in the block and the block's in the grid, in words without a noun.
     source
-        ``file:line``.
+        The line of its source.
     is_earlier
         Whether another thread's access came after it.
     """
 
     thread: str
-    source: str
+    source: SourceLine
     is_earlier: bool = False
 
     @property
@@ -183,17 +184,17 @@ def sources(finding: Finding | DeviceFinding) -> tuple[ThreadPlace, ...]:
 
     Most CUDA sources are strings in a program. Their directory is that of some process which compiled them: left out.
     """
-    if isinstance(finding, Finding) or not finding.block:
+    if isinstance(finding, Finding) or finding.source is None:
         return ()
     threads = [ThreadPlace(f"{finding.thread} of block {finding.block}", _shown(finding.source))]
-    if finding.other_thread:
+    if finding.other_source is not None:
         other = f"{finding.other_thread} of block {finding.other_block}"
         threads.append(ThreadPlace(other, _shown(finding.other_source), is_earlier=True))
     return tuple(threads)
 
 
-def _shown(source: str) -> str:
-    return source if os.path.isfile(source.rpartition(":")[0]) else os.path.basename(source)
+def _shown(source: SourceLine) -> SourceLine:
+    return source if os.path.isfile(source.file) else source._replace(file=os.path.basename(source.file))
 
 
 def which_bytes(finding: Finding) -> str:
@@ -288,7 +289,9 @@ def _at(site: Site) -> str:
 
 def why_aside(aside: SetAside, root: str) -> str:
     """Return the reason, the rule, or where the comment is, paths as a report writes them."""
-    return shown_path(aside.reason, root) if aside.by == "comment" else aside.reason
+    if aside.comment is None:
+        return aside.reason
+    return str(aside.comment._replace(file=shown_path(aside.comment.file, root)))
 
 
 def place(finding: Finding | DeviceFinding) -> Frame | None:

@@ -28,6 +28,7 @@ from cudatool.ptx import (
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.instrument import Flag, Instrument, Mode, Needless, observe
+from cudatool.source_text import SourceLine
 
 __all__ = [
     "ASYNC_QUEUE",
@@ -66,22 +67,22 @@ class UnsupportedInstruction(PtxError):
     kernel
         Its name.
     source
-        ``file:line`` of the CUDA source where known, else empty.
+        The line of the CUDA source, None where the PTX does not say.
     line
-        PTX line.
+        PTX line, 0 where that is not known either.
     """
 
-    def __init__(self, instruction: str, kernel: str, source: str, line: int) -> None:
-        where = source or f"PTX line {line}"
+    def __init__(self, instruction: str, kernel: str, source: SourceLine | None, line: int) -> None:
+        where = source or SourceLine("", line)
         super().__init__(f"{kernel}: the software device does not support {instruction} ({where})", line)
         self.args = (instruction, kernel, source, line)
         self.instruction, self.kernel, self.source = instruction, kernel, source
 
     def __str__(self) -> str:
-        where = self.source or f"PTX line {self.line}"
+        where = self.source or SourceLine("", self.line)
         return f"{self.kernel}: the software device does not support {self.instruction} ({where})"
 
-    def at(self, kernel: str, source: str) -> UnsupportedInstruction:
+    def at(self, kernel: str, source: SourceLine | None) -> UnsupportedInstruction:
         """Return the same error, of this kernel and line of the CUDA source."""
         return UnsupportedInstruction(self.instruction, kernel, source, self.line)
 
@@ -89,17 +90,17 @@ class UnsupportedInstruction(PtxError):
 class UntranslatedInstruction(UnsupportedInstruction):
     """The translator made code for an instruction that LLVM refuses; `reason` is what LLVM says. A fault of ours."""
 
-    def __init__(self, instruction: str, kernel: str, source: str, line: int, reason: str) -> None:
+    def __init__(self, instruction: str, kernel: str, source: SourceLine | None, line: int, reason: str) -> None:
         super().__init__(instruction, kernel, source, line)
         self.args = (instruction, kernel, source, line, reason)
         self.reason = reason
 
     def __str__(self) -> str:
-        where = self.source or (f"PTX line {self.line}" if self.line else "")
+        where = self.source or (SourceLine("", self.line) if self.line else None)
         place = f" ({where})" if where else ""
         return f"{self.kernel}: the software device cannot translate {self.instruction}{place}: {self.reason}"
 
-    def at(self, kernel: str, source: str) -> UntranslatedInstruction:
+    def at(self, kernel: str, source: SourceLine | None) -> UntranslatedInstruction:
         return UntranslatedInstruction(self.instruction, kernel, source, self.line, self.reason)
 
 
@@ -307,7 +308,7 @@ class Emitter:
         instruction = self.instruction
         assert instruction is not None
         text = f"{instruction.name} ({what})" if what else instruction.name
-        return UnsupportedInstruction(text, self.function.name, "", instruction.line)
+        return UnsupportedInstruction(text, self.function.name, None, instruction.line)
 
     # ---- registers ----
 

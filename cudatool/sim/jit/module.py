@@ -57,6 +57,7 @@ from cudatool.sim.jit.race_engine import Order
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.steps import insert_steps
 from cudatool.sim.jit.system import SYSTEM
+from cudatool.source_text import SourceLine
 
 _MAX_VARIANTS = 4  # of a kernel's code that differ in which checks are left out
 
@@ -221,7 +222,7 @@ class JitKernel:
                 merged = merge_calls(owner._module, self._declared, FRAME_SCALE * MAX_STACK, owner.calls)
                 self._inlined = insert_yields(merged)
             except PtxError as error:
-                self._refused = UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line)
+                self._refused = UnsupportedInstruction(f"call ({error.args[0]})", self.name, None, error.line)
                 raise self._refused from None
         return self._inlined
 
@@ -263,21 +264,21 @@ class JitKernel:
         named = (o.name for i in calls for o in i.operands[:2] if isinstance(o, Symbol))
         return frozenset(named) & SYSTEM.keys()
 
-    def where(self, instruction: Instruction) -> str:
-        """Return ``file:line`` of an instruction in the CUDA source, empty if the PTX does not say."""
+    def where(self, instruction: Instruction) -> SourceLine | None:
+        """Return the line of an instruction in the CUDA source, None if the PTX does not say."""
         location = instruction.location
         if location is None:
-            return ""
+            return None
         file = self._owner._module.files.get(location.file, "?")
         if os.path.isdir(os.path.dirname(file)) and not os.path.exists(file):
             # NVRTC puts the working directory in front of the names of programs that are not in files.
             file = os.path.basename(file)
-        return f"{file}:{location.line}"
+        return SourceLine(file, location.line)
 
-    def source_of(self, line: int) -> str:
-        """Return ``file:line`` of what stands at a line of the PTX, that line itself if the PTX does not say."""
+    def source_of(self, line: int) -> SourceLine:
+        """Return the line of the CUDA source for a line of the PTX, that line itself if the PTX does not say."""
         at = next((i for i in self._function.instructions if i.line == line), None)
-        return (self.where(at) if at else "") or f"PTX line {line}"
+        return (self.where(at) if at else None) or SourceLine("", line)
 
     def pointers_at(self, line: int, params: bytes) -> tuple[int, ...]:
         """Return the arguments that an address may be computed from, which is accessed at a line of the PTX.
@@ -362,7 +363,7 @@ class JitKernel:
             if inside.startswith(MARK):
                 number, _, what = inside.removeprefix(MARK).partition(" ")
                 line = int(number)
-            raise self._located(UntranslatedInstruction(what, self.name, "", line, error.reason)) from None
+            raise self._located(UntranslatedInstruction(what, self.name, None, line, error.reason)) from None
 
     def _generate(
         self,
@@ -386,7 +387,7 @@ class JitKernel:
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
         at = next((i for i in self._function.instructions if i.line == error.line), None)
-        return error.at(self.name, self.where(at) if at else "")
+        return error.at(self.name, self.where(at) if at else None)
 
     # ---- running ----
 
@@ -612,14 +613,14 @@ class JitKernel:
             return KernelTimeout(f"{kernel_name(self.name)}: ended after the time that sim:timeout allows{place}")
         at = context.at_x, context.at_y, context.at_z
         who = f"{kernel_name(self.name)}: block {at}, thread {context.at_thread}"
-        place = self.source_of(context.site)
+        source = self.source_of(context.site)
         if reason == Stop.STACK_OVERFLOW:
             return KernelStackOverflow(
-                f"{who}: calls need more than the {context.stack_bytes} bytes of CU_LIMIT_STACK_SIZE, at {place}"
+                f"{who}: calls need more than the {context.stack_bytes} bytes of CU_LIMIT_STACK_SIZE, at {source}"
             )
         if reason == Stop.BAD_FREE:
-            return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {place}")
-        return KernelTrap(f"{who}: trap at {place}")
+            return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {source}")
+        return KernelTrap(f"{who}: trap at {source}")
 
     def _who_waits(self, block: tuple[int, int, int], waits: list[Wait], code: Function) -> str:
         """Return in words where the threads of a block wait."""
@@ -634,7 +635,7 @@ class JitKernel:
     def _what_waits(self, at: Instruction, wait: Wait) -> str:
         row = suspension_of(at)
         assert row is not None
-        place = self.where(at) or f"PTX line {at.line}"
+        place = self.where(at) or SourceLine("", at.line)
         if row.kind == Kind.YIELD:
             return f"in a loop that waits for memory to change ({place})"
         what = ""

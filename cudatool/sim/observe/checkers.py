@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cudatool.sim.jit import Found, Instrument, JitKernel, Reason
     from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
+    from cudatool.source_text import SourceLine
 
 __all__ = ["CHECKS", "CheckFinding", "Checkers"]
 
@@ -46,7 +47,7 @@ class CheckFinding:
     space, address, size
         ``"global"``, ``"shared"`` or ``"local"``; the address (an offset in the latter two) and bytes of the access.
     kernel, block, thread, source
-        Who: name, coordinates, and ``file:line`` of the CUDA source or the line of the PTX.
+        Who: name, coordinates, and the line of the CUDA source or of the PTX; None if no thread did it.
     text
         One sentence that says what is wrong with the address.
     other_block, other_thread, other_source
@@ -67,11 +68,11 @@ class CheckFinding:
     kernel: str = ""
     block: tuple[int, ...] = ()
     thread: tuple[int, ...] = ()
-    source: str = ""
+    source: SourceLine | None = None
     count: int = 1
     other_block: tuple[int, ...] = ()
     other_thread: tuple[int, ...] = ()
-    other_source: str = ""
+    other_source: SourceLine | None = None
     pointer: int = 0
     usable: int = 0
 
@@ -232,7 +233,7 @@ class Checkers:
             kind, text = self._invalid(found, kernel, pointer)
         other_block: tuple[int, ...] = ()
         other_thread: tuple[int, ...] = ()
-        other_source = ""
+        other_source: SourceLine | None = None
         if kind == "kernel-race":
             text = _race_text(found, Reason)
             other_block = found.other_block or found.block

@@ -82,7 +82,7 @@ class TapeEntry:
     node
         Of the graph launch that it is part of, 0 for none.
     kind, name
-        As :class:`~cudatool.sim.queue.Operation` has them; or ``"host write"``, by the host itself.
+        As :class:`~cudatool.sim.queue.Operation` has them; or ``"host_write"``, by the host itself.
     """
 
     owner: int
@@ -258,7 +258,7 @@ class Tape:
 
     def host_writes(self, address: int, size: int, stride: int, rows: int) -> None:
         """The host says that it writes these rows, just now: what, is seen at the next call."""
-        entry = TapeEntry(0, 0, "host write", "host access")
+        entry = TapeEntry(0, 0, "host_write", "host access")
         self.entries.append(entry)
         for row in range(address, address + rows * stride, stride) if rows > 1 else (address,):
             memory = self._memory(row)
