@@ -22,6 +22,7 @@ libraries = [
     Extension("cudatool.collect._unpickle", ["cudatool/collect/_unpickle.c"]),
     Extension("cudatool.collect._cupti", ["cudatool/collect/_cupti.c"], extra_link_args=["-ldl"]),
     Extension("cudatool.trace._sweep", ["cudatool/trace/_sweep.c"]),
+    Extension("cudatool.sim._calls", ["cudatool/sim/_calls.c"]),
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(
         "cudatool.sim._libcuda",

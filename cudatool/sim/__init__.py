@@ -14,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-from cudatool.sim import abi, device_runtime, machine, signals
+from cudatool.sim import _calls, abi, device_runtime, machine, signals
 from cudatool.sim.abi import ENTRIES, Entry, Subscriber, subscribe, unsubscribe
 from cudatool.sim.host_library import path_of
 from cudatool.sim.machine import Machine, Options
@@ -87,6 +87,7 @@ def load(options: Options | None = None) -> Machine:
     )
 
     signals.install(library)
+    library.cudatool_set_target(ctypes.c_void_p(_calls.TARGET))
     library.cudatool_thunk.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.cudatool_thunk.restype = ctypes.c_void_p
     atexit.register(library.cudatool_leave)

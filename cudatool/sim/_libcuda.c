@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -41,10 +42,117 @@ void cudatool_exit(void) {
     }
 }
 
+/* PyThreadState_SetAsyncExc raises an exception in another thread between any two bytecodes, those of the driver too. It
+ * looks for the first state of a thread that has the thread's id, and leaves the exception there. So each thread that
+ * calls the driver has a second state, a decoy that no code runs in: it stands before the thread's own in the list, and
+ * has the thread's id while the thread is in the driver. What it has got then, the thread gets when the call returns. */
+struct decoy {
+    PyThreadState *state;
+    struct decoy *next;
+};
+static __thread struct decoy *decoy;
+static __thread int shields;
+static pthread_key_t decoy_key;
+static pthread_once_t decoy_key_made = PTHREAD_ONCE_INIT;
+static struct decoy *left_over; /* of threads that have ended: they can be deleted only with Python's lock */
+
+static int is_finalizing(void) {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+static void leave_decoy(void *ended) {
+    struct decoy *mine = ended;
+    mine->next = __atomic_load_n(&left_over, __ATOMIC_SEQ_CST);
+    while (!__atomic_compare_exchange_n(&left_over, &mine->next, mine, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
+}
+
+static void delete_decoys(struct decoy *first) {
+    while (first) {
+        struct decoy *next = first->next;
+        PyThreadState_Clear(first->state);
+        PyThreadState_Delete(first->state);
+        free(first);
+        first = next;
+    }
+}
+
+static void forget_decoys(void) { /* Python deletes all other states in a forked child */
+    decoy = left_over = NULL;
+    pthread_setspecific(decoy_key, NULL);
+}
+
+static void make_decoy_key(void) {
+    pthread_key_create(&decoy_key, leave_decoy);
+    pthread_atfork(NULL, NULL, forget_decoys);
+}
+
+static struct decoy *new_decoy(PyInterpreterState *interpreter) {
+    struct decoy *made = calloc(1, sizeof *made);
+    if (made && !(made->state = PyThreadState_New(interpreter))) {
+        free(made);
+        made = NULL;
+    }
+    return made;
+}
+
+/* Both with Python's lock held. While Python finalizes, there is no other thread, and it has deleted the decoys. */
+static void shield(void) {
+    PyThreadState *own = PyThreadState_Get();
+    if (shields++ || is_finalizing()) return;
+    if (decoy && decoy->state->id < own->id) { /* it would stand after a new state of this thread */
+        delete_decoys(decoy);
+        decoy = NULL;
+    }
+    if (!decoy) {
+        pthread_once(&decoy_key_made, make_decoy_key);
+        delete_decoys(__atomic_exchange_n(&left_over, NULL, __ATOMIC_SEQ_CST));
+        decoy = new_decoy(own->interp);
+        pthread_setspecific(decoy_key, decoy);
+        if (!decoy) return;
+    }
+    decoy->state->thread_id = own->thread_id;
+    decoy->state->async_exc = own->async_exc; /* one that has not been raised yet */
+    own->async_exc = NULL;
+}
+
+static void unshield(void) {
+    if (--shields || !decoy || is_finalizing()) return;
+    PyObject *exception = decoy->state->async_exc;
+    decoy->state->async_exc = NULL;
+    decoy->state->thread_id = 0;
+    if (!exception) return;
+    PyThreadState_SetAsyncExc(PyThreadState_Get()->thread_id, exception);
+    Py_DECREF(exception);
+}
+
+/* Begin and end the part of a driver call that is Python. */
+struct python {
+    PyGILState_STATE state;
+    int is_shielded; /* threads that Python does not know are known to nothing that could raise exceptions in them */
+};
+
+static struct python begin_python(void) {
+    struct python python = {.is_shielded = PyGILState_GetThisThreadState() != NULL};
+    python.state = PyGILState_Ensure();
+    if (python.is_shielded) shield();
+    return python;
+}
+
+static void end_python(struct python python) {
+    if (python.is_shielded) unshield();
+    PyGILState_Release(python.state);
+}
+
 /* Call a function of Python's as a call of the driver is made. */
 void cudatool_shielded(void (*function)(void)) {
     cudatool_enter();
+    struct python python = begin_python();
     function();
+    end_python(python);
     cudatool_exit();
 }
 
@@ -59,7 +167,9 @@ int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64
     if (function) *function = NULL;
     if (closed || !resolver) return closed ? closed : 3; /* CUDA_ERROR_NOT_INITIALIZED */
     cudatool_enter();
+    struct python python = begin_python();
     int result = resolver(symbol, function, version, flags, status);
+    end_python(python);
     cudatool_exit();
     return result;
 }
@@ -76,23 +186,29 @@ int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t 
  * when told that there is none any more.
  *
  * No entry point has more than twelve arguments, and all of them are integers or pointers: twelve machine words pass
- * them on unchanged in the calling conventions of x86-64 and AArch64.
+ * them on unchanged in the calling conventions of x86-64 and AArch64. A slot gives them to _calls.c, which makes Python
+ * objects of them; one with structures among its arguments to a callback of ctypes.
  */
 typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, long, long, long);
+typedef int (*target_t)(int slot, const long *words);
 
 enum { SLOTS = 1024, CUDA_ERROR_NOT_INITIALIZED = 3, CUDA_ERROR_DEINITIALIZED = 4 };
-static entry_t targets[SLOTS];
+static entry_t callbacks[SLOTS];
+static target_t target;
+
+void cudatool_set_target(target_t t) { target = t; }
 
 /* A C++ destructor may call the driver while Python is on its way out of a function with an exception. That exception
  * is not the callback's, which starts without one, and is there again when the callback is over. */
-static int call_python(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j,
-                       long k, long l) {
-    PyGILState_STATE state = PyGILState_Ensure();
+static int call_python(int slot, const long *w) {
+    struct python python = begin_python();
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    int result = target(a, b, c, d, e, f, g, h, i, j, k, l);
+    entry_t callback = callbacks[slot];
+    int result = callback ? callback(w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11])
+                          : target(slot, w);
     PyErr_Restore(type, value, traceback);
-    PyGILState_Release(state);
+    end_python(python);
     return result;
 }
 
@@ -136,22 +252,21 @@ static void wait_for_the_end(void) {
     for (;;) pause();
 }
 
-static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
-                long l) {
+static int call(int slot, const long *words) {
     if (closed) return closed;
     if (PyGILState_GetThisThreadState()) {
-        if (PyGILState_Check()) return call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+        if (PyGILState_Check()) return call_python(slot, words);
         begin_visit();
         __atomic_add_fetch(&guests, 1, __ATOMIC_SEQ_CST);
         if (leaving && !pthread_equal(pthread_self(), leaver)) __atomic_sub_fetch(&guests, 1, __ATOMIC_SEQ_CST);
         wait_for_the_end();
-        int result = call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+        int result = call_python(slot, words);
         __atomic_sub_fetch(&guests, 1, __ATOMIC_SEQ_CST);
         wait_for_the_end();
         return result;
     }
     __atomic_add_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
-    int result = leaving ? CUDA_ERROR_DEINITIALIZED : call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+    int result = leaving ? CUDA_ERROR_DEINITIALIZED : call_python(slot, words);
     __atomic_sub_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
     return result;
 }
@@ -175,8 +290,9 @@ void cudatool_leave(void) {
 #define SLOT(n)                                                                                                        \
     static int slot_##n(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,        \
                         long l) {                                                                                      \
+        const long words[] = {a, b, c, d, e, f, g, h, i, j, k, l};                                                     \
         cudatool_enter();                                                                                              \
-        int status = call(targets[0x##n], a, b, c, d, e, f, g, h, i, j, k, l);                                         \
+        int status = call(0x##n, words);                                                                               \
         cudatool_exit();                                                                                               \
         return status;                                                                                                 \
     }
@@ -192,10 +308,11 @@ PAGE(SLOT, 2)
 PAGE(SLOT, 3)
 static const entry_t slots[SLOTS] = {PAGE(SLOT_NAME, 0) PAGE(SLOT_NAME, 1) PAGE(SLOT_NAME, 2) PAGE(SLOT_NAME, 3)};
 
-/* Return the C function that calls `target`, through slot number `index`; NULL if there are not so many. */
-entry_t cudatool_thunk(int index, entry_t target) {
+/* Return the C function of slot number `index`, which calls `callback` if that is not NULL; NULL if there are not so many
+ * slots. */
+entry_t cudatool_thunk(int index, entry_t callback) {
     if (index < 0 || index >= SLOTS) return NULL;
-    targets[index] = target;
+    callbacks[index] = callback;
     return slots[index];
 }
 

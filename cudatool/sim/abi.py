@@ -13,7 +13,6 @@ logged, because an exception must never cross into C.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import logging
 import re
 import sys
@@ -21,6 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from cudatool.sim import _calls
 from cudatool.sim.driver_log import DriverLog
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.signals import Interrupted
@@ -37,6 +37,7 @@ __all__ = [
     "entry",
     "function_pointer",
     "guard",
+    "invoke",
     "lock",
     "log",
     "log_message",
@@ -203,20 +204,11 @@ def unsubscribe(subscriber: Subscriber) -> None:
     subscribers = tuple(s for s in subscribers if s is not subscriber)
 
 
-class _Call(threading.local):
-    """The driver call in progress on this thread."""
-
-    depth = 0
-    correlation = 0
-    message = ""  # why the last call failed, where the driver knows more than the error code says
-    address = 0  # of the memory that this is about
-    null_stream = 1  # what stream handle 0 means: CU_STREAM_LEGACY, or CU_STREAM_PER_THREAD if compiled so
-
-
-call: Final = _Call()
-lock: Final = threading.Condition(threading.RLock())
+call: Final = _calls.call
+"""The driver call in progress on this thread."""
+_rlock = threading.RLock()
+lock: Final = threading.Condition(_rlock)
 """Guards all state of the driver. Held by every entry point, released while an operation runs."""
-_correlations = itertools.count(1)
 
 # A garbage collection can start inside a handler and destroy handles, which calls the driver again on the same
 # thread, in the middle of a change of its state. Such calls return at once and are carried out when the outer one ends.
@@ -249,42 +241,75 @@ guard: Callable[[Entry, tuple[Any, ...]], None] | None = None
 """Carries out a call in place of its handler, while there is something that changes what calls do (stream capture)."""
 
 
-def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
-    if call.depth and entry.name in _DEFERRABLE:
-        _deferred.append((entry, arguments, null_stream))
-        return 0
-    outer = call.correlation, call.null_stream
-    correlation = next(_correlations)
-    call.correlation, call.null_stream = correlation, null_stream
-    call.depth += 1
-    call.message, call.address = "", 0
-    watchers = subscribers
-    try:
-        for watcher in watchers:
-            watcher.enter(entry, arguments, correlation)
-        try:
-            with lock:
-                if guard is None:
-                    entry.handler(*arguments)
-                else:
-                    guard(entry, arguments)
-            result = Result.SUCCESS
-        except DriverError as error:
-            result = error.result
-            if error.args[0] != result.text:
-                call.message, call.address = str(error), error.address
-                if not error.logged:
-                    log_message(f"{entry.name}: {result.c_name}: {error}")
-        for watcher in reversed(watchers):
-            watcher.leave(entry, arguments, correlation, result)
-    finally:
-        call.depth -= 1
-        call.correlation, call.null_stream = outer
+def _entered(watchers: tuple[Subscriber, ...], entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
+    for watcher in watchers:
+        watcher.enter(entry, arguments, correlation)
+
+
+def _left(
+    watchers: tuple[Subscriber, ...], entry: Entry, arguments: tuple[Any, ...], correlation: int, result: int
+) -> None:
+    for watcher in reversed(watchers):
+        watcher.leave(entry, arguments, correlation, Result(result))
+
+
+def _refused(entry: Entry, error: DriverError) -> int:
+    """Note why a call fails, and return the result that it returns."""
+    result = error.result
+    if error.args[0] != result.text:
+        call.message, call.address = str(error), error.address
+        if not error.logged:
+            log_message(f"{entry.name}: {result.c_name}: {error}")
+    return int(result)
+
+
+def _crashed(
+    entry: Entry,
+    error: BaseException,
+    # Bound here, because module globals may be gone when handles are destroyed at interpreter shutdown.
+    interrupted: type[BaseException] = Interrupted,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    logger: logging.Logger = log,
+    in_progress: Any = call,
+    unknown: int = int(Result.UNKNOWN),
+    gone: int = int(Result.DEINITIALIZED),
+) -> int:
+    """Return what a call returns whose handler has failed."""
+    if isinstance(error, interrupted):
+        return 0  # the caller gets its KeyboardInterrupt, and no other error, as soon as it is back in Python
+    if is_finalizing():
+        return gone  # with the driver's own modules
+    logger.error("%s failed inside the software driver", entry.name, exc_info=error)
+    in_progress.message = f"{entry.name} failed inside the software driver: {error!r}"
+    return unknown
+
+
+def _finish() -> None:
+    """Carry out what was put off until the call is over."""
     while _deferred and not call.depth:
-        _invoke(*_deferred.pop(0))
+        invoke(*_deferred.pop(0))
     while _callbacks and not call.depth:
         _callbacks.pop(0)()
-    return int(result)
+
+
+def invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
+    """Make a driver call, and return its CUresult. A failure of the software driver itself is raised."""
+    return _calls.invoke(entry, entry.name in _DEFERRABLE, arguments, null_stream)
+
+
+_calls.install(
+    names=globals(),
+    acquire=_rlock.acquire,
+    release=_rlock.release,
+    refusal=DriverError,
+    refused=_refused,
+    crashed=_crashed,
+    entered=_entered,
+    left=_left,
+    finish=_finish,
+    deferred=_deferred,
+    callbacks=_callbacks,
+)
 
 
 def after_call(callback: Callable[[], None]) -> None:
@@ -299,13 +324,21 @@ def log_message(text: str) -> None:
 
 
 _pointers: dict[tuple[str, int], int] = {}
-_error, _gone = int(Result.UNKNOWN), int(Result.DEINITIALIZED)
+# Letters of struct for what is passed in one machine word.
+_KINDS: Final[dict[Any, str]] = {
+    ctypes.c_int: "i",
+    ctypes.c_uint: "I",
+    ctypes.c_ushort: "H",
+    ctypes.c_ubyte: "B",
+    ctypes.c_size_t: "Q",
+    ctypes.c_uint64: "Q",
+}
 
 
 def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_thread: bool = False) -> int:
     """Return the address of a C function for entry point `name`, 0 if there is none.
 
-    `thunk` wraps the n-th callback for C (``cudatool_thunk`` of _libcuda.c). `per_thread` gives the variant in which
+    `thunk` gives the n-th function for C (``cudatool_thunk`` of _libcuda.c). `per_thread` gives the variant in which
     stream handle 0 means the per-thread default stream.
     """
     found = ENTRIES.get(name)
@@ -314,37 +347,30 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
     null_stream = 2 if per_thread else 1
     key = (name, null_stream)
     if key not in _pointers:
-
-        def trampoline(
-            *arguments: Any,
-            # Bound here, because module globals may be gone when handles are destroyed at interpreter shutdown.
-            entry: Entry = found,
-            null_stream: int = null_stream,
-            invoke: Callable[..., int] = _invoke,
-            error: int = _error,
-            gone: int = _gone,
-            is_finalizing: Callable[[], bool] = sys.is_finalizing,
-            logger: logging.Logger = log,
-            interrupted: type[BaseException] = Interrupted,
-            in_progress: _Call = call,
-        ) -> int:
-            try:
-                return invoke(entry, arguments, null_stream)
-            except interrupted:
-                return 0  # the caller gets its KeyboardInterrupt, and no other error, as soon as it is back in Python
-            except BaseException as exception:
-                if is_finalizing():
-                    return gone  # with the driver's own modules
-                logger.exception("%s failed inside the software driver", entry.name)
-                in_progress.message = f"{entry.name} failed inside the software driver: {exception!r}"
-                return error
-
-        function = ctypes.CFUNCTYPE(ctypes.c_int, *found.types)(trampoline)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # must outlive this module's own end
-        address = thunk(len(_pointers), ctypes.cast(function, ctypes.c_void_p).value)
+        slot, target = len(_pointers), None
+        if all(one in _KINDS for one in found.types):
+            kinds = "".join(_KINDS[one] for one in found.types)
+            _calls.bind(slot, found, kinds, name in _DEFERRABLE, null_stream)
+        else:
+            target = _trampoline(found, null_stream)
+        address = thunk(slot, target)
         assert address, "more entry points than the stub library has slots"
         _pointers[key] = address
     return _pointers[key]
+
+
+def _trampoline(entry: Entry, null_stream: int) -> int | None:
+    """Return the address of a C function for an entry point with structures among its arguments."""
+
+    def called(*arguments: Any, invoke: Callable[..., int] = invoke, crashed: Callable[..., int] = _crashed) -> int:
+        try:
+            return invoke(entry, arguments, null_stream)
+        except BaseException as error:
+            return crashed(entry, error)
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int, *entry.types)(called)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # must outlive this module's own end
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def write(address: int, ctype: Any, value: Any) -> None:

@@ -356,7 +356,7 @@ def test_null_description_of_a_copy_is_invalid_in_a_capture_too(driver, ok):
 
 def entry(name, *arguments):
     """Call an entry point with what the bindings do not pass on; return the name of its result."""
-    return Result(abi._invoke(abi.ENTRIES[name], arguments, 1)).name
+    return Result(abi.invoke(abi.ENTRIES[name], arguments, 1)).name
 
 
 # ---- What checkers see ----

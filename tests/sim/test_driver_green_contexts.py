@@ -18,7 +18,7 @@ IGNORE_COSCHEDULING, MAX_CLUSTERS = 1, 2
 def call(name, *arguments):
     """Call an entry point; return the name of its error, empty for success."""
     entry = abi.ENTRIES[name]
-    number = abi._invoke(entry, tuple(arguments), 1)
+    number = abi.invoke(entry, tuple(arguments), 1)
     from cudatool.sim import Result
 
     return Result(number).name if number else ""

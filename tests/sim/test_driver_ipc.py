@@ -31,7 +31,7 @@ def ok(result):
 def opened(name, text, *more):
     out = ctypes.c_size_t()
     handle = IpcHandle.from_buffer_copy(bytes.fromhex(text))
-    number = abi._invoke(abi.ENTRIES[name], (ctypes.addressof(out), handle, *more), 1)
+    number = abi.invoke(abi.ENTRIES[name], (ctypes.addressof(out), handle, *more), 1)
     return Result(number).name, out.value
 
 ok(driver.cuInit(0))
@@ -69,13 +69,13 @@ def unshared(machine, monkeypatch):
 def exported(name, what):
     """Return error and text of a handle for another process."""
     handle = IpcHandle()
-    number = abi._invoke(abi.ENTRIES[name], (ctypes.addressof(handle), int(what)), 1)
+    number = abi.invoke(abi.ENTRIES[name], (ctypes.addressof(handle), int(what)), 1)
     return Result(number).name, bytes(handle).hex()
 
 
 def opened(name, text, *more):
     out, handle = ctypes.c_size_t(), IpcHandle.from_buffer_copy(bytes.fromhex(text))
-    return Result(abi._invoke(abi.ENTRIES[name], (ctypes.addressof(out), handle, *more), 1)).name
+    return Result(abi.invoke(abi.ENTRIES[name], (ctypes.addressof(out), handle, *more), 1)).name
 
 
 def until(condition):

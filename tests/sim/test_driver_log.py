@@ -42,7 +42,7 @@ def test_log_in_memory_ends_with_the_latest_message(machine, driver, ok):
         buffer, size = ctypes.create_string_buffer(room), ctypes.c_size_t(room)
         at, entry = ctypes.c_uint(iterator), abi.ENTRIES["cuLogsDumpToMemory"]
         arguments = ctypes.addressof(at), ctypes.addressof(buffer), ctypes.addressof(size), 0
-        return Result(abi._invoke(entry, arguments, 1)).name, buffer.value[: size.value].decode(), at.value - iterator
+        return Result(abi.invoke(entry, arguments, 1)).name, buffer.value[: size.value].decode(), at.value - iterator
 
     here = int(ok(driver.cuLogsCurrent(0)))
     assert ("SUCCESS", "", 0) == into(100, here)

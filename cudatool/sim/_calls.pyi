@@ -1,0 +1,51 @@
+"""What _calls.c offers to abi.py: what every driver call does before and after its handler."""
+
+from collections.abc import Callable
+from typing import Any
+
+class _Call:
+    """The driver call in progress on the running thread.
+
+    Attributes
+    ----------
+    depth
+        Calls that the thread is in, one inside of the other.
+    correlation
+        Number of the innermost.
+    null_stream
+        What stream handle 0 means in it: CU_STREAM_LEGACY, or CU_STREAM_PER_THREAD if compiled so.
+    message, address
+        Why the last call failed, where the driver knows more than the error code says, and the memory that is meant.
+    """
+
+    depth: int
+    correlation: int
+    null_stream: int
+    message: str
+    address: int
+
+call: _Call
+TARGET: int
+"""Address of the C function that slots call."""
+
+def install(
+    *,
+    names: dict[str, Any],
+    acquire: Callable[[], object],
+    release: Callable[[], object],
+    refusal: type[Exception],
+    refused: Callable[[Any, Any], int],
+    crashed: Callable[[Any, Any], int],
+    entered: Callable[..., None],
+    left: Callable[..., None],
+    finish: Callable[[], None],
+    deferred: list[Any],
+    callbacks: list[Any],
+) -> None:
+    """Give what calls need of abi.py; `names` is its namespace, whose `guard` and `subscribers` each call looks at."""
+
+def bind(slot: int, entry: Any, kinds: str, deferrable: bool, null_stream: int, /) -> None:
+    """Let a slot call the handler of `entry`; `kinds` are its arguments' types as letters of :mod:`struct`."""
+
+def invoke(entry: Any, deferrable: bool, arguments: tuple[Any, ...], null_stream: int, /) -> int:
+    """Make a driver call and return its CUresult. What is no error of the driver's API is raised."""
