@@ -31,15 +31,20 @@ class House:
     ----------
     modules
         Path of each, by its dotted name.
+    compiled
+        Dotted names of those written in C, which import none of the others.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.modules: dict[str, Path] = {}
+        self.compiled: set[str] = set()
         for package, folder in FOLDERS.items():
             for path in sorted((root / folder).rglob("*.py")):
                 parts = [package, *path.relative_to(root / folder).with_suffix("").parts]
                 self.modules[".".join(part for part in parts if part != "__init__")] = path
+            for path in (root / folder).rglob("_*.pyi"):
+                self.compiled.add(".".join([package, *path.relative_to(root / folder).with_suffix("").parts]))
 
     @cached_property
     def trees(self) -> dict[str, ast.Module]:
@@ -58,13 +63,17 @@ class House:
     def own_imports(self) -> dict[str, list[tuple[str, bool]]]:
         """By module: each of the package's modules that it imports, and whether a function does."""
         return {
-            module: [(self.module_of(name), in_function) for name, in_function in found if name.startswith("cudatool")]
+            module: [
+                (own, in_function)
+                for name, in_function in found
+                if name.startswith("cudatool") and (own := self.module_of(name)) not in self.compiled
+            ]
             for module, found in self.imports.items()
         }
 
     def module_of(self, name: str) -> str:
-        """Return the module that an imported name is, or is a member of; compiled ones count as their package."""
-        while name not in self.modules:
+        """Return the module that an imported name is, or is a member of."""
+        while name not in self.modules and name not in self.compiled:
             name = name.rpartition(".")[0]
         return name
 
