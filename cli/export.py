@@ -11,7 +11,7 @@ from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, range_options, source_argument
 from cudatool.cli._sources import beside, newest, read_family, say_notes
-from cudatool.cli._text import messages
+from cudatool.cli._text import counted, messages
 from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.files import check_outputs
 from cudatool.trace.family import process_name
@@ -75,7 +75,10 @@ def export(
             state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
             torch_pickle.write(written, trace, analyze.torch_segments(trace, state), analyze.torch_settings(trace))
         elif kind == "perfetto":
-            perfetto.write(written, trace)
+            frames = perfetto.write(written, trace)
+            if frames is not None:
+                text = f"stacks have their {counted(frames, 'innermost frame')}: with all, the file would be too large "
+                said.print(f"{text}for Perfetto; --events or --time write a part with all", markup=False)
         else:
             sqlite.write(written, trace)
         say_notes(trace)

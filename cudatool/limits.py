@@ -26,6 +26,7 @@ __all__ = [
     "PARAMETERS",
     "PERFETTO_BYTES",
     "PERFETTO_EVENT",
+    "PERFETTO_STACKS",
     "PICKLE_BYTES",
     "PICKLE_FEW",
     "PICKLE_MEMORY",
@@ -76,6 +77,8 @@ PERFETTO_BYTES: Final = 64 * _MIB
 """Bytes that any trace may become as JSON, and all texts of one stack in it;"""
 PERFETTO_EVENT: Final = 16 * _KIB
 """and for each of its events."""
+PERFETTO_STACKS: Final = 512 * _MIB
+"""Bytes of the stacks of all blocks in that JSON, above which the outer frames are left out."""
 
 # ---- PyTorch's pickles ----
 
@@ -184,6 +187,7 @@ TABLE: Final[tuple[tuple[str, str], ...]] = (
     ("trace: frames of all stacks in a report of `sanitize`", f"{REPORT_FRAMES:,}"),
     ("trace: as JSON for Perfetto", f"{_size(PERFETTO_BYTES)}, and {_size(PERFETTO_EVENT)} for each event"),
     ("trace: text of one stack in that JSON", _size(PERFETTO_BYTES)),
+    ("trace: stacks of all blocks in that JSON, without their outer frames", _size(PERFETTO_STACKS)),
     (
         "pickle: unpacked",
         f"{_size(PICKLE_FEW)}, and {PICKLE_RATIO} B for each byte of the file; at most {_size(PICKLE_BYTES)}",

@@ -23,7 +23,9 @@ event every microsecond.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,12 +36,12 @@ from cudatool.errors import OutputError
 from cudatool.export.ascii import Letters, decimals, fractions, hexadecimals, texts
 from cudatool.export.pieces import pieces, rows
 from cudatool.files import replacing
-from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT
+from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT, PERFETTO_STACKS
 from cudatool.progress import step
 from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints, blocks, segments, timeline
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Frame, Trace
 from cudatool.trace.streams import stream_names
 
 __all__ = ["write"]
@@ -61,8 +63,11 @@ _LARGE: Final = 1 << 18  # bytes together; a larger piece of memory comes from t
 _FRAME: Final = 256  # bytes that a frame of a stack may become
 
 
-def write(path: str | Path, trace: Trace) -> None:
+def write(path: str | Path, trace: Trace) -> int | None:
     """Write a trace as Chrome's JSON, which Perfetto reads.
+
+    Every block has its call site and its stack; where the stacks would make a file that Perfetto cannot open, only
+    their innermost frames. Return how many, None if there are all.
 
     Parameters
     ----------
@@ -86,6 +91,7 @@ def write(path: str | Path, trace: Trace) -> None:
             file.write(b",\n".join(batch))
             separator = b",\n"
         file.write(b"\n]}\n")
+    return writer.frames
 
 
 def _batches(events: Iterator[bytes], room: int) -> Iterator[list[bytes]]:
@@ -129,6 +135,7 @@ class _Writer:
         self.streams = stream_names(trace)
         self.blocks = blocks(trace)
         self.lanes: dict[tuple[int, str], int] = {}  # (process, name) -> number of the thread
+        self.frames: int | None = None  # innermost ones that the stack of a block has, if not all
 
     def events(self) -> Iterator[bytes]:
         yield from self._memory()
@@ -162,7 +169,7 @@ class _Writer:
     def _blocks(self) -> Iterator[bytes]:
         """Yield a span for each block, from its allocation to the request to free it, or to the trace's end."""
         blocks = self.blocks
-        begins, ends = self._ends_of_spans(np.unique(blocks.stack))
+        begins, ends = self._ends_of_spans()
         last = int(self.time.max(initial=0))
         for piece in pieces(len(blocks), f"{self.what}: allocations"):
             own = blocks[piece]
@@ -193,14 +200,16 @@ class _Writer:
             for i, stack in enumerate(stacks):
                 yield b"".join((begin[i], says[i], begins[stack], end[i], ends[stack]))
 
-    def _ends_of_spans(self, stacks: Ints) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    def _ends_of_spans(self) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return what stands after the numbers at the begin and at the end of a block, by its stack."""
+        stacks, blocks = np.unique(self.blocks.stack, return_counts=True)
         used = stacks.tolist()
         frames = [self.trace.stack(stack) for stack in used]
+        self.frames = _frames_that_fit(frames, blocks.tolist())
         room = PERFETTO_BYTES + _FRAME * sum(map(len, frames))
         begins, ends = {}, {}
         for stack, label in zip(used, call_sites(frames), strict=True):
-            members = json.dumps(self._stack(stack))[1:-1]
+            members = json.dumps(self._stack(stack, self.frames))[1:-1]
             ends[stack] = f',"name":{json.dumps(label)}}}'.encode()
             begins[stack] = (members and f",{members}").encode() + b"}" + ends[stack] + b",\n"
             room -= len(members)
@@ -221,13 +230,16 @@ class _Writer:
                 f'"args":{json.dumps(args)[:-1]}{self._torch_says(np.array([i]))[0]}}}}}'
             )
 
-    def _stack(self, stack: int) -> dict[str, Any]:
+    def _stack(self, stack: int, most: int | None = None) -> dict[str, Any]:
+        """Return the members of ``args`` that say where a call came from, with so many frames at most."""
         frames = self.trace.stack(stack)
+        left_out = {} if most is None or len(frames) <= most else {"frames_left_out": len(frames) - most}
+        frames = frames[:most]
         if sum(len(f.function) + len(f.file) for f in frames) > PERFETTO_BYTES:
             raise _too_large()
         node = next((node for i in self.trace.stacks[stack] if (node := self.trace.fx_node(i))), "")
         fx_node = {"fx_node": node} if node else {}
-        return {"stack": [f"{f.function} ({f.file}:{f.line})" for f in frames], **fx_node} if frames else {}
+        return {"stack": [_said(frame) for frame in frames], **left_out, **fx_node} if frames else {}
 
     def _torch_says(self, index: Ints) -> list[str]:
         """Return members of ``args``: what a PyTorch snapshot says of some allocations, under its own names."""
@@ -378,6 +390,20 @@ class _Writer:
     def _devices(self) -> list[int]:
         devices: list[int] = np.unique(self.records["device"]).tolist()
         return [device for device in devices if device >= 0]
+
+
+def _said(frame: Frame) -> str:
+    return f"{frame.function} ({frame.file}:{frame.line})"
+
+
+def _frames_that_fit(stacks: list[list[Frame]], counts: list[int]) -> int | None:
+    """Return how many frames of each stack may be written so many times; None if they all may."""
+    sizes = [0] * max(map(len, stacks), default=0)
+    for stack, count in zip(stacks, counts, strict=True):
+        for depth, frame in enumerate(stack):
+            sizes[depth] += count * len(_said(frame))
+    fitting = bisect_right(list(accumulate(sizes)), PERFETTO_STACKS)
+    return max(fitting, 1) if fitting < len(sizes) else None
 
 
 def _us(time: Ints) -> tuple[Letters, Letters]:

@@ -291,3 +291,23 @@ def test_a_block_is_a_span_named_by_its_call_site(tmp_path: Path) -> None:
     args = {"address": "0x200", "bytes": 1024, "requested": 1000, "stream": 0, "pool": 3}
     assert args | {"stack": ["step (/home/me/train.py:12)"]} == first[0]["args"]
     assert [("b", 10.0), ("e", 30.0)] == [(e["ph"], e["ts"]) for e in events if e["id"] == 2]
+
+
+def test_stacks_lose_their_outer_frames_where_they_would_fill_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = [Frame(f"/home/me/part_{depth}.py", "step", depth) for depth in range(1, 5)]
+    blocks = [(Kind.BLOCK_ALLOC, {"address": 512 * i, "size": 512, "stack": 1}) for i in range(1, 101)]
+    of = trace(*blocks, frames=frames, stacks=[(), (0, 1, 2, 3)])
+    said = len("step (/home/me/part_1.py:1)")
+    for limit, kept in ((100 * said * 2, 2), (100 * said * 4 - 1, 3), (0, 1)):
+        monkeypatch.setattr(perfetto, "PERFETTO_STACKS", limit)
+        assert kept == perfetto.write(tmp_path / "x.json", of)
+        args = of_phase(written(tmp_path, of), "b")[0]["args"]
+        assert ([f"step (/home/me/part_{n}.py:{n})" for n in range(1, kept + 1)], 4 - kept) == (
+            args["stack"],
+            args["frames_left_out"],
+        )
+    monkeypatch.setattr(perfetto, "PERFETTO_STACKS", 100 * said * 4)
+    assert perfetto.write(tmp_path / "x.json", of) is None
+    assert "frames_left_out" not in of_phase(written(tmp_path, of), "b")[0]["args"]
