@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -396,7 +396,7 @@ def _said(frame: Frame) -> str:
     return f"{frame.function} ({frame.file}:{frame.line})"
 
 
-def _frames_that_fit(stacks: list[list[Frame]], counts: list[int]) -> int | None:
+def _frames_that_fit(stacks: Sequence[Sequence[Frame]], counts: Sequence[int]) -> int | None:
     """Return how many frames of each stack may be written so many times; None if they all may."""
     sizes = [0] * max(map(len, stacks), default=0)
     for stack, count in zip(stacks, counts, strict=True):

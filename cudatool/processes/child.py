@@ -22,7 +22,7 @@ __all__ = ["VARIABLE", "journal", "leave_by", "noticed_in", "start", "stop"]
 
 VARIABLE: Final = "CUDATOOL_CHILD"
 """Environment variable of the processes that a recorded one starts: the journal's path and identity, and the settings
-of :mod:`cudatool.recording.children`, a line each."""
+of :mod:`cudatool.recording.children`, a line each. They are empty if the process is not to be recorded."""
 
 _USERS: Final = frozenset(
     (
@@ -45,7 +45,8 @@ def start() -> None:
     if _waits is not None:  # in a virtual environment, Python reads the line twice
         return
     place, identity, _settings = os.environ[VARIABLE].split("\n", 2)
-    noticed_in(Journal(place, identity))
+    if place:
+        noticed_in(Journal(place, identity))
     _waits = _BeforeImport()
     sys.meta_path.insert(0, _waits)
 

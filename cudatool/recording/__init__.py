@@ -45,7 +45,7 @@ def record(
     tape: Tape | None = None,
     level: Level | str = Level.KERNELS,
     force: bool = False,
-    children: bool = False,
+    children: bool | None = None,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
@@ -111,7 +111,8 @@ def record(
         family = _children.Settings(
             os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level)
         )
-        with recorder, _children.recorded(family) if children else nullcontext():
+        beside = nullcontext() if children is None else _children.unrecorded()
+        with recorder, _children.recorded(family) if children else beside:
             try:
                 yield recorder
             finally:

@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, ProcessFlag
 from cudatool.trace.recorder import Recorder
 
-__all__ = ["Settings", "begin", "recorded"]
+__all__ = ["Settings", "begin", "recorded", "unrecorded"]
 
 _KEPT: Final = (
     *(Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END, Kind.CHILD_PROCESS, Kind.WARNING),
@@ -100,11 +100,29 @@ def recorded(settings: Settings) -> Iterator[None]:
         if os.getpid() == _first:
             _tell(journal)
             _settings = None
-            if before is None:
-                os.environ.pop(child.VARIABLE, None)
-            else:
-                os.environ[child.VARIABLE] = before
+            _restore(before)
         file.close()
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Have the processes that this one starts inside of the ``with`` block use its kind of device, unrecorded.
+
+    On the software device no library finds a driver by itself.
+    """
+    before = os.environ.get(child.VARIABLE)
+    os.environ[child.VARIABLE] = "\n\n"
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _restore(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(child.VARIABLE, None)
+    else:
+        os.environ[child.VARIABLE] = before
 
 
 def _tell(journal: Journal) -> None:
@@ -138,8 +156,15 @@ def _is_running(process: int) -> bool:
 
 
 def begin(settings: str) -> None:
-    """Record this process from now on, until it ends. What fails is said, and the program goes on."""
+    """Record this process from now on, until it ends. What fails is said, and the program goes on.
+
+    Without settings it only gets its device.
+    """
     global _settings
+    if not settings:
+        with suppress(CudatoolError):  # what the program imports says that there is no such device
+            _driver.initialize()
+        return
     _settings = Settings(**json.loads(settings))
     undo = ExitStack()
     was_quiet = QUIET in os.environ

@@ -167,6 +167,19 @@ def test_without_children_the_program_alone_is_recorded(run_command, tmp_path):
     assert (0, ["a.ctrace"]) == (done.returncode, [path.name for path in tmp_path.glob("*.ctrace")]), done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "sanitize"])
+def test_processes_that_are_not_recorded_have_the_program_s_device_all_the_same(run_command, tmp_path, command):
+    work = "from cuda.core import Device; print(Device().name, Device().properties.multiprocessor_count >= 1)"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}], check=True)"
+    (tmp_path / "a.py").write_text(
+        f"import subprocess, sys\n"
+        f"for code in ({work!r}, {nested!r}):\n"
+        f"    subprocess.run([sys.executable, '-c', code], check=True)\n"
+    )
+    done = run_command(command, "--no-children", "--device", "sim", "a.py")
+    assert 2 == (done.stdout + done.stderr).count("cudatool software device True"), done.stderr
+
+
 def test_traces_of_a_program_that_was_killed_or_replaced_are_found_together(run_command, tmp_path):
     start = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORK!r}], check=True)\n"
     (tmp_path / "killed.py").write_text(f"{start}os.kill(os.getpid(), 9)")
