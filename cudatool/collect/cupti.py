@@ -450,7 +450,7 @@ class CuptiCollector:
         if told:
             kept &= np.isin(what, self._always_told)
         if kept.any():
-            self._calls.append(rows[kept])
+            self._calls.append(rows if kept.all() else rows[kept])
 
     def _how_to_tell(self, name: str) -> tuple[int, ...]:
         """Return how a call becomes a record by itself, as a row of :data:`HOW`."""
@@ -551,7 +551,8 @@ class CuptiCollector:
         self._send()
         if self._out:
             out, self._out = self._out, []
-            hooks.forward_rows(np.concatenate(out), list(self._texts), source=self._before_event)
+            rows = out[0] if len(out) == 1 else np.concatenate(out)
+            hooks.forward_rows(rows, list(self._texts), source=self._before_event)
 
     # ---- what orders work ----
 

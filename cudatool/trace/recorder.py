@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 from zlib import crc32
 
 import numpy as np
@@ -194,7 +194,7 @@ class Recorder:
             rows["name"] = _mapped(rows["name"], lambda name: self._name(names[name]))
             rows["stack"] = _mapped(rows["stack"], self._stack)
             rows["thread"] = _mapped(rows["thread"], self._thread)
-            data = memoryview(rows.tobytes())
+            data = rows.view(np.uint8).data
             while data:
                 if self._records.used == self._records.capacity:
                     full, more = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
@@ -350,10 +350,21 @@ class Recorder:
         return index
 
 
+_MOST_VALUES: Final = 1 << 16  # that a table has room for, whatever it costs
+
+
 def _mapped(column: npt.NDArray[np.integer[Any]], index_of: Callable[[int], int]) -> npt.NDArray[np.integer[Any]]:
     """Return the column with each value replaced; `index_of` is asked once for each of them."""
-    values, inverse = np.unique(column, return_inverse=True)
-    return np.array([index_of(int(value)) for value in values], column.dtype)[inverse]
+    highest = int(column.max(initial=0))
+    if highest > _MOST_VALUES + len(column):
+        values, inverse = np.unique(column, return_inverse=True)
+        return np.array([index_of(int(value)) for value in values], column.dtype)[inverse]
+    table = np.zeros(highest + 1, column.dtype)  # without sorting
+    table[column] = 1
+    values = table.nonzero()[0]
+    table[values] = [index_of(value) for value in values.tolist()]
+    mapped: npt.NDArray[np.integer[Any]] = table[column]
+    return mapped
 
 
 def _header(given: dict[str, Any]) -> bytes:
