@@ -29,6 +29,7 @@ from cudatool.text import quoted
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.interned import Interned
 from cudatool.trace.model import Trace
+from cudatool.units import counted
 
 __all__ = ["is_rmm_log", "read"]
 
@@ -101,6 +102,7 @@ class _Reader:
         self.day = 0  # ns of the days that are over
         self.clock = 0
         self.latest = 0
+        self.impossible: list[tuple[int, int]] = []  # line and bytes
         self.notes: list[str] = []
 
     def trace(self, file: BinaryIO) -> Trace:
@@ -111,6 +113,12 @@ class _Reader:
                 pieces.append(_records(rows))
                 rows = []
         records = np.concatenate([*pieces, _records(rows)])
+        if self.impossible:
+            number, size = self.impossible[0]
+            self.notes.append(
+                f"{counted(len(self.impossible), 'line')} with a size beyond any GPU's memory left out "
+                f"(the first is line {number}, of {size} bytes): totals lack them"
+            )
         if len(records):
             records["time"] -= records["time"][0]
         return Trace(
@@ -135,11 +143,11 @@ class _Reader:
                 self.notes.append(f"the log is cut in line {number}: what came from then on is missing")
                 return
             try:
-                yield from self._line(fields)
+                yield from self._line(fields, number)
             except ValueError as error:
                 raise FileFormatError(self.path, f"line {number} of an RMM log: {error}") from None
 
-    def _line(self, fields: Sequence[str]) -> list[_Row]:
+    def _line(self, fields: Sequence[str], number: int) -> list[_Row]:
         if len(fields) != len(_HEADER):
             raise ValueError(f"{len(fields)} field{'' if len(fields) == 1 else 's'} instead of {len(_HEADER)}")
         thread, time, action, pointer, size, stream = fields
@@ -147,8 +155,8 @@ class _Reader:
         if kinds is None:
             raise ValueError(f"unknown action {quoted(action)}")
         failed = kinds == (Kind.OOM,)
-        # What failed may have been any number: RMM rounds up what a program asked for, with a mistake in it or not.
-        bytes_ = _integer(size, "a size", 10, 1 << 64 if failed else _MAX_SIZE)
+        # It may be any number: RMM rounds up what a program asked for, with a mistake in it or not.
+        bytes_ = _integer(size, "a size", 10, 1 << 64)
         address = 0 if failed else _integer(pointer, "a pointer", 16, _MAX_ADDRESS)
         now = self._time(time)
         handle = _integer(stream, "a stream", 16, 1 << 64)
@@ -156,6 +164,9 @@ class _Reader:
         thread_id = self.threads[thread]
         if thread_id >= _MAX_THREADS:
             raise ValueError(f"more than {_MAX_THREADS} threads")
+        if not failed and bytes_ >= _MAX_SIZE:  # a resource that rounds up past 2**64 gives out a few bytes, or none
+            self.impossible.append((number, bytes_))
+            return []
         requested = 0 if failed else bytes_
         flags = FREE_UNKNOWN if failed else 0
         return [(now, int(k), self.device, flags, thread_id, stream_id, address, bytes_, requested) for k in kinds]

@@ -102,7 +102,7 @@ def test_a_log_without_calls_is_an_empty_trace(path: Path) -> None:
         ("1,00:00:00.1,realloc,100,300,0", "unknown action 'realloc'"),
         ("1,00:00:00.1,allocate,100,-1,0", "'-1' is not a size"),
         ("1,00:00:00.1,allocate,100,nan,0", "'nan' is not a size"),
-        ("1,00:00:00.1,allocate,100,281474976710656,0", "281474976710656 is too large for a size"),
+        ("1,00:00:00.1,allocate,100,18446744073709551616,0", "18446744073709551616 is too large for a size"),
         ("1,00:00:00.1,allocate,0xffffffffffffffff,1,0", "0xffffffffffffffff is too large for a pointer"),
         ("1,00:00:00.1,allocate,xyz,1,0", "'xyz' is not a pointer"),
         ("1,noon,allocate,100,300,0", "'noon' is not a time"),
@@ -140,6 +140,24 @@ def test_a_failure_of_any_size_is_read(path: Path) -> None:
     huge = 2**64 - 8
     trace = rmm_log.read(log(path, f"1,00:00:00.1,allocate failure,(nil),{huge},0"))
     assert [(huge, FREE_UNKNOWN)] == trace.of_kind(Kind.OOM)[["size", "flags"]].tolist()
+
+
+def test_an_allocation_beyond_any_memory_is_left_out_and_said(path: Path) -> None:
+    huge = 2**64 - 8
+    trace = rmm_log.read(
+        log(
+            path,
+            "1,00:00:00.1,allocate,0x100,300,0",
+            f"1,00:00:00.2,allocate,0x900,{huge},0",
+            f"1,00:00:00.3,free,0x900,{huge},0",
+            "1,00:00:00.4,free,0x100,300,0",
+        )
+    )
+    assert [0x100] * 3 == trace.records["address"][trace.records["kind"] != Kind.STREAM_CREATE].tolist()
+    expected = (
+        "2 lines with a size beyond any GPU's memory left out (the first is line 3, of 18446744073709551608 bytes)"
+    )
+    assert f"{expected}: totals lack them" == trace.notes[-1]
 
 
 def test_what_a_log_does_not_say_is_unknown_and_not_nothing(path: Path) -> None:
