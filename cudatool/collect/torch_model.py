@@ -25,6 +25,9 @@ ACTIONS: Final = {
 }
 """What PyTorch calls the kinds of events."""
 
+WHOLE_EVENT: Final = "(whole event)"
+"""Key of the facts that are whole events: those that no record has fields for, such as a mark of a dump."""
+
 BLOCK_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED)
 SEGMENT_KINDS: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
 MAP_KINDS: Final = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
@@ -62,7 +65,7 @@ class MemorySnapshot(Trace):
     settings
         The allocator's settings as the snapshot states them; empty for old files.
     facts
-        What else events say, by key.
+        What else events say, by key; under :data:`WHOLE_EVENT` the events that are records of kind MARK.
     frame_facts
         What else frames say, by their index: those of ``torch.compile`` name nodes of a graph (``fx_node_name`` ...).
     metadata

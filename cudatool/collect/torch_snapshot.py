@@ -24,6 +24,7 @@ from cudatool.collect.torch_model import (
     MAP_KINDS,
     MAX_SIZE,
     SEGMENT_KINDS,
+    WHOLE_EVENT,
     EventFact,
     MemorySnapshot,
 )
@@ -41,13 +42,14 @@ from cudatool.trace.model import Frame, PinnedMemory
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read"]
 
-# Of actions, beside the kinds of records: an old file's free, what is left out, and none at all.
-_SINGLE_FREE, _NO_KIND, _ABSENT = 256, 257, 258
+# Of actions, beside the kinds of records: an old file's free, and none at all.
+_SINGLE_FREE, _ABSENT = 256, 257
 
 # What records and frames have fields for, and what is read of a whole snapshot; all else is kept beside them.
 _FIELDS: Final = frozenset(
     ("action", "addr", "size", "stream", "time_us", "frames", "user_metadata", "pool_id", "device_free")
 )
+_OWN: Final = _FIELDS | {WHOLE_EVENT}
 _OF_FRAMES: Final = frozenset(("filename", "name", "line"))
 _READ: Final = frozenset(("segments", "device_traces", "allocator_settings"))
 _PINNED_CHANGE: Final = {"alloc": 1, "free_completed": -1, "free": -1}  # of the bytes in use
@@ -129,7 +131,10 @@ class _Reader:
             raise ValueError(f"{in_all} events, blocks and segments in {rows.size} bytes")
         segments = [_with_addresses(segment) for segment in segments]
         traces = [EventColumns.of(trace, rows) for trace in _list(self.data, "device_traces")]
-        more = {key: _with_dicts(value, rows) for key, value in self.data.items() if key not in _READ}
+        ranges = {(ring.start, ring.stop) for ring in recorded_rings if isinstance(ring, range)}
+        more = {key: _with_dicts(value, rows, ranges) for key, value in self.data.items() if key not in _READ}
+        if sum(stop - start for start, stop in ranges) < rows.count:
+            raise ValueError("events inside of other things than lists of events")
         rows.columns.clear()  # each ring's columns go when its records are there: together they would be twice as large
         timed = any(map(len, traces)) and all(trace.has("time_us") for trace in traces if len(trace))
         recorded = any(map(len, traces))
@@ -238,22 +243,20 @@ class _Reader:
         return result
 
     def _kinds(self, entries: EventColumns) -> tuple[EventColumns, npt.NDArray[np.uint64]]:
-        """Return the events of known kinds and the kind of each; a free of old files is two of them."""
+        """Return the events and the kind of each, MARK where it is not known; a free of old files is two events."""
         unknown: set[str] = set()
 
         def kind_of(action: Any) -> int:
             if action not in ACTIONS and action != "free":
                 unknown.add(str(require(action, str, "an action"))[:40])
-            return int(ACTIONS.get(action, _SINGLE_FREE if action == "free" else _NO_KIND))
+            return int(ACTIONS.get(action, _SINGLE_FREE if action == "free" else Kind.MARK))
 
         kind = entries.mapped("action", kind_of, absent=_ABSENT)
         if np.any(kind == _ABSENT):
             raise KeyError("action")
-        if dropped := sorted(unknown - {"snapshot", "annotate"}):
-            self.notes.append(f"events of unknown kinds were left out: {', '.join(dropped)}")
-        if unknown:
-            known = kind != _NO_KIND
-            entries, kind = entries.select(known), kind[known]
+        if unknown := unknown - {"snapshot", "annotate"}:
+            note = f"events of unknown kinds are kept, but mean nothing here: {', '.join(sorted(unknown))}"
+            self.notes += [note] if note not in self.notes else []
         if np.any(kind == _SINGLE_FREE):  # old files: one event for what are two now
             both = np.repeat(np.arange(len(kind)), np.where(kind == _SINGLE_FREE, 2, 1))
             second = np.append(False, both[1:] == both[:-1])
@@ -265,11 +268,38 @@ class _Reader:
     def _events(
         self, entries: EventColumns, device: int
     ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
-        """Return one device's ring as records, and what it says beyond them.
+        """Return one device's ring as records, and what it says beyond them."""
+        entries, kind = self._kinds(entries)
+        is_mark = kind == Kind.MARK
+        if not np.any(is_mark):
+            return self._known_events(entries, kind, device)
+        known, said = self._known_events(entries.select(~is_mark), kind[~is_mark], device)
+        records = np.zeros(len(entries), RECORD)
+        records[~is_mark] = known
+        facts: dict[str, npt.NDArray[np.uint32] | int] = {}
+        for key, numbers in said.items():
+            column = facts[key] = np.zeros(len(entries), np.uint32)
+            column[~is_mark] = numbers
+        marks = np.flatnonzero(is_mark)
+        whole = facts[WHOLE_EVENT] = np.zeros(len(entries), np.uint32)
+        table = self.facts.setdefault(WHOLE_EVENT, {})
+        whole[marks] = np.arange(len(marks)) + len(table) + 1
+        for i, event in zip(marks.tolist(), entries.select(marks).dicts(), strict=True):
+            time = event.get("time_us")
+            is_time = type(time) is int and 0 <= time < _MAX_TIME_US
+            records["time"][i] = time * 1000 if is_time else records["time"][max(i - 1, 0)]
+            records["name"][i] = self.names[event["action"][:_MOST_NAME]]
+            table[len(table)] = len(table) + 1, event
+        records["kind"][marks], records["device"][marks] = Kind.MARK, device
+        return records, facts
+
+    def _known_events(
+        self, entries: EventColumns, kind: npt.NDArray[np.uint64], device: int
+    ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
+        """Return events of known kinds as records, and what they say beyond them.
 
         Sizes of blocks are what PyTorch's rules make of the request.
         """
-        entries, kind = self._kinds(entries)
         settings = self.settings
         records = np.zeros(len(entries), RECORD)
         records["kind"] = kind
@@ -303,7 +333,7 @@ class _Reader:
         records["flags"][mapped] = records["size"][mapped] < _LARGE_SEGMENT
         pools = entries.mapped("pool_id", lambda pool: self._pool(pool or (0, 0)), absent=0)
         records["aux1"] = np.where(ooms, np.uint64(0), pools)
-        return records, {key: self._fact(entries, key) for key in entries.said() if key not in _FIELDS}
+        return records, {key: self._fact(entries, key) for key in entries.said() if key not in _OWN}
 
     def _fact(self, entries: EventColumns, key: str) -> npt.NDArray[np.uint32] | int:
         """Return the numbers of what the events of a ring say under `key`."""
@@ -512,18 +542,24 @@ def _ints(values: list[Any], what: str) -> list[int]:
     return values
 
 
-def _with_dicts(value: Any, rows: Rows, depth: int = 0, known: dict[int, Any] | None = None) -> Any:
-    """Return what a snapshot says beside segments and rings; where it has events, too, as dicts again."""
+def _with_dicts(
+    value: Any, rows: Rows, ranges: set[tuple[int, int]], depth: int = 0, known: dict[int, Any] | None = None
+) -> Any:
+    """Return what a snapshot says beside segments and rings; where it has events, too, as dicts again.
+
+    The ranges of rows that these were are added to `ranges`.
+    """
     known = {} if known is None else known  # by identity: a small file may hold the same list a billion times
     if isinstance(value, list | dict | range) and id(value) not in known:
         if depth > _MOST_DEPTH:
             raise ValueError("lists are nested too deeply")
         if isinstance(value, range):
+            ranges.add((value.start, value.stop))
             made: Any = EventColumns.of(value, rows).dicts()
         elif isinstance(value, list):
-            made = [_with_dicts(item, rows, depth + 1, known) for item in value]
+            made = [_with_dicts(item, rows, ranges, depth + 1, known) for item in value]
         else:
-            made = {key: _with_dicts(item, rows, depth + 1, known) for key, item in value.items()}
+            made = {key: _with_dicts(item, rows, ranges, depth + 1, known) for key, item in value.items()}
         known[id(value)] = made
     return known.get(id(value), value)
 

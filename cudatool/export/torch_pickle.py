@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect.torch_model import ACTIONS, BLOCK_KINDS, MemorySnapshot
+from cudatool.collect.torch_model import ACTIONS, BLOCK_KINDS, WHOLE_EVENT, MemorySnapshot
 from cudatool.errors import OutputError
 from cudatool.export.pickle_writer import END, START, PickleWriter, integers
 from cudatool.files import replacing
@@ -24,7 +24,8 @@ _ACTIONS_OF_KIND: Final[dict[Kind, tuple[str, ...]]] = {kind: (action,) for acti
     Kind.MEM_ALLOC: ("segment_alloc", "alloc"),
     Kind.MEM_FREE: ("free_requested", "free_completed", "segment_free"),
 }
-_OOM: Final = int(Kind.OOM)  # plain: comparing with members takes as long as the rest of a loop
+_OOM, _MARK = int(Kind.OOM), int(Kind.MARK)  # plain: comparing with members takes as long as the rest of a loop
+_OF_RECORDS: Final = ("kind", "flags", "stream", "stack", "name", "aux1")
 _BATCH: Final = 1000  # events for each write to the file
 _MOST_TEMPLATES: Final = 1 << 16  # most programs have a few thousand
 _PIECE: Final = 64 * _BATCH  # events whose columns are Python's numbers at a time
@@ -111,6 +112,7 @@ class _Rings:
         self.trace, self.own, self.writer, self.handles, self.pool_id = trace, own, writer, handles, pool_id
         self.stacks = [[frames[i] for i in stack] for stack in trace.stacks]  # shared, so that the file has each once
         self.timed = trace.header.get("time_axis") != "index"
+        self.whole = own.facts[WHOLE_EVENT].values if own and WHOLE_EVENT in own.facts else []
         # Of events that differ in their numbers only; all texts and lists in them are references.
         self.templates: dict[tuple[str, tuple[int, ...]], bytes] = {}
 
@@ -118,6 +120,8 @@ class _Rings:
         """Yield the items of the list that is ``device_traces``."""
         records = self.trace.records
         told = is_of_kind(records, *_ACTIONS_OF_KIND)
+        if self.whole:
+            told |= is_of_kind(records, Kind.MARK)
         done = 0
         # A recorder writes a device below zero where the number does not fit its field.
         for device in range(int(records["device"].max(initial=-1, where=told)) + 1):
@@ -135,7 +139,7 @@ class _Rings:
     def _entries(self, index: npt.NDArray[np.int64]) -> Iterator[bytes]:
         """Yield events: dicts, of which no second use is made."""
         events, templates = self.trace.records[index], self.templates
-        what = [events[name].tolist() for name in ("kind", "flags", "stream", "stack", "name", "aux1")]
+        what = [events[name].tolist() for name in _OF_RECORDS]
         if self.own:
             what += [
                 [fact.number] * len(index) if isinstance(fact.number, int) else fact.number[index].tolist()
@@ -145,6 +149,10 @@ class _Rings:
         numbers = [integers(column) for column in (events["address"], asked, events["aux0"], events["time"] // 1000)]
         for key, (address, size, free, time) in zip(zip(*what, strict=True), zip(*numbers, strict=True), strict=True):
             kind = key[0]
+            if kind == _MARK:
+                numbers_of = dict(zip(self.own.facts, key[len(_OF_RECORDS) :], strict=True)) if self.own else {}
+                yield self.writer.value(self.whole[numbers_of[WHOLE_EVENT] - 1])
+                continue
             told = (address, size) if kind != _OOM else (size,) if key[1] & FREE_UNKNOWN else (size, free)
             if self.timed:
                 told += (time,)

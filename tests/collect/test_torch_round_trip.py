@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import pickle
 import re
 from io import StringIO
@@ -135,6 +136,44 @@ def test_any_snapshot_reads_back_the_same(tmp_path: Path, data: dict[str, Any]) 
     assert expected == found
     assert data["host_traces"] == first.more["host_traces"]
     assert data["of_tomorrow"] == first.more["of_tomorrow"]
+
+
+def test_events_that_no_record_has_fields_for_are_written_as_they_were(tmp_path: Path) -> None:
+    frames = [{"filename": "a.py", "name": "f", "line": 3}]
+    more = {"frames": frames, "compile_context": "N/A", "user_metadata": "", "pool_id": (0, 0)}
+    rings = [
+        [
+            event("segment_alloc", BASE, 2 * MIB, time_us=10 + i, **more),
+            event("snapshot", 0, 123, time_us=11 + i, frames=frames, user_metadata={"of": "a dump"}),
+            event("alloc", BASE, 512, time_us=12 + i, **more),
+            {"action": "teleport", "addr": "far", "time_us": "soon", "to": [1, {"a": 2}]},
+            event("snapshot", 0, 1 << 60, time_us=14 + i),
+        ]
+        for i in range(2)
+    ]
+    data = {"segments": [], "device_traces": [rings[0], [], rings[1]], "allocator_settings": {}}
+    first = torch_snapshot.read(dump(data, tmp_path / "x"))
+    torch_pickle.write(tmp_path / "y", first, [])
+    written = pickle.loads((tmp_path / "y").read_bytes())
+    assert data["device_traces"] == written["device_traces"]
+    index = np.flatnonzero(first.records["kind"] == Kind.MARK)[2:]
+    part = first.selecting(first.records[index], index)
+    torch_pickle.write(tmp_path / "z", part, [])
+    written = pickle.loads((tmp_path / "z").read_bytes())
+    assert 4 == sum(map(len, written["device_traces"]))
+    assert all(one in rings[0] + rings[1] for ring in written["device_traces"] for one in ring)
+
+
+@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+def test_nothing_of_a_recording_is_lost_when_it_is_written_again(path: Path, tmp_path: Path) -> None:
+    data = pickle.loads(lzma.decompress(path.read_bytes()))
+    torch_pickle.write(tmp_path / "y", torch_snapshot.read(path), [])
+    written = pickle.loads((tmp_path / "y").read_bytes())
+    rings, copies = data.pop("device_traces"), written.pop("device_traces")
+    assert data == {key: value for key, value in written.items() if key in data}
+    assert [len(ring) for ring in rings] == [len(ring) for ring in copies]
+    for ring, copy in zip(rings, copies, strict=True):
+        assert all(event.items() <= one.items() for event, one in zip(ring, copy, strict=True))
 
 
 def test_what_compiled_code_says_of_itself_is_kept(tmp_path: Path) -> None:

@@ -119,11 +119,12 @@ def test_old_single_free_event_means_both(tmp_path: Path) -> None:
     assert expected == snapshot.records["kind"][1:].tolist()
 
 
-def test_unknown_events_are_left_out_and_named(tmp_path: Path) -> None:
+def test_unknown_events_are_marks_and_named(tmp_path: Path) -> None:
     events = [event("alloc", BASE, 512), event("teleport", BASE, 512), event("snapshot", 0, 512)]
     snapshot = torch_snapshot.read(dump({"segments": [], "device_traces": [events]}, tmp_path / "x"))
-    assert ["events of unknown kinds were left out: teleport"] == snapshot.notes
-    assert 1 == len(snapshot.records[1:])
+    assert ["events of unknown kinds are kept, but mean nothing here: teleport"] == snapshot.notes
+    assert [Kind.BLOCK_ALLOC, Kind.MARK, Kind.MARK] == snapshot.records["kind"][-3:].tolist()
+    assert ["teleport", "snapshot"] == [snapshot.names[name] for name in snapshot.records["name"][-2:].tolist()]
 
 
 def test_old_list_of_segments_reads_with_frames_from_history(tmp_path: Path) -> None:

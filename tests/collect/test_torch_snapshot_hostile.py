@@ -175,6 +175,25 @@ def test_a_counted_string_may_hold_bytes_that_look_like_opcodes(tmp_path: Path) 
     assert text.decode() == plain_pickle.load(tmp_path / "x")
 
 
+_EVENT = {"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "time_us": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"device_traces": [[_EVENT | {"x": [[_EVENT]]}]]},
+        {"device_traces": [[_EVENT | {"user_metadata": {"a": [_EVENT]}}]]},
+        {"device_traces": [[{"action": "snapshot", "to": [_EVENT]}]]},
+        {"segments": [{"address": 1 << 40, "total_size": 512, "blocks": [], "x": [[_EVENT]]}]},
+        {"segments": [], "allocator_settings": {"x": [_EVENT]}},
+    ],
+    ids=["in an event", "in metadata", "in a mark", "in a segment", "in settings"],
+)
+def test_events_inside_of_other_things_are_refused(tmp_path: Path, data: dict[str, Any]) -> None:
+    with pytest.raises(SnapshotFormatError, match="events inside of other things than lists of events"):
+        torch_snapshot.read(dump(data, tmp_path / "x"))
+
+
 def test_events_that_are_in_a_list_twice_are_two(tmp_path: Path) -> None:
     first, second = ({"action": "alloc", "addr": i, "size": 512, "stream": 0} for i in (0, 512))
     data = {"segments": [], "device_traces": [[first, second, first], [second]]}
