@@ -15,13 +15,23 @@ those for a process of events that is watched for a fixed time:
 - *Laplace's trend test.* At a steady rate the mean of t_i is T/2 with variance T^2/12m. Is the mean much earlier, the
   growth slows down: a workspace that grows with each new largest input. The same with the bytes as weights.
 
+A few events pass both tests at any rate. So a third one asks how much more likely they are at a steady rate than at
+one that falls as 1/t does, t since the first rise of all. That is the rate of new maxima among random sizes, and nearly
+that of a cache's misses if some keys are rare. Less than 20 times as likely is too little to tell::
+
+    slows:  each event has the density 1/t, divided by the sum of all 1/t
+    steady: the same share of events after t_1 as there is; there the same density everywhere, or one distance
+
 A site may give back much at long intervals and still leak less. So the table is judged in its own windows first, then
-in windows twice and four times as long: the floor of a window with such a moment in it is what the moment left.
+in windows twice and four times as long: the floor of a window with such a moment in it is what the moment left. A
+queue that changes by chance rises so at times, too. What grows in longer windows only must grow more than its changes
+would add up to if each had either sign.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -39,6 +49,8 @@ _LEVEL: Final = 0.05  # probability below which a test rejects a steady rate
 _STOPPED: Final = 0.01  # below which it is sure that growth has ended
 _SLOW: Final = -1.645  # of a standard normal variable, the same level
 _NOT_AT_ALL: Final = -0.5
+_CONVINCING: Final = math.log(20)  # of a likelihood ratio
+_DRIFTS: Final = 3.09  # 1 in 1000, of a standard normal variable
 _FELL: Final = 0.1  # of what was gained may be lost again
 _FAR_ABOVE: Final = 0.8  # what fell before is of interest if it never had more than this share of what it has now
 _SCALES: Final = (1, 2, 4)  # windows that are taken together
@@ -132,9 +144,24 @@ def trend(row: Ints) -> Growth:
         if len(row) // scale < FEWEST_EVENTS:
             break
         found, falls = _at_scale(row, scale)
+        since = row[found.begin :]
+        if found.trend == Trend.GROWS and scale > 1 and max(map(_drift, (since, _floors_of(since, scale)))) < _DRIFTS:
+            return replace(found, trend=Trend.RETURNS)
         if not falls:
             break
     return found
+
+
+def _floors_of(row: Ints, scale: int) -> Ints:
+    """Return the floors in windows of `scale` of the row's own; the first ones that make no whole window are left."""
+    result: Ints = row[len(row) % scale :].reshape(-1, scale).min(axis=1)
+    return result
+
+
+def _drift(held: Ints) -> float:
+    """Return the gain, in standard deviations of what changes of either sign would add up to: a queue's length."""
+    change = np.diff(held).astype(np.float64)
+    return float(change.sum() / max(math.sqrt((change**2).sum()), 1.0))
 
 
 def _permanent(table: Ints) -> Ints:
@@ -145,7 +172,7 @@ def _permanent(table: Ints) -> Ints:
 def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
     """Return the trend in windows of `scale` of the row's own, and whether falls are why it is no other."""
     left = len(row) % scale  # the first ones, which make no whole window
-    held = row[left:].reshape(-1, scale).min(axis=1)
+    held = _floors_of(row, scale)
     rise = np.diff(_permanent(held))
     best, falls, slow = Growth(Trend.BOUNDED), False, _SLOW
     for share in _BEGINS:
@@ -157,8 +184,11 @@ def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
         silence = len(rise) - 1 - int(rises[-1])
         still = (1 - silence / time) ** (len(rises) - 1)
         if still < _STOPPED:
-            return Growth(Trend.BOUNDED), False
+            # A moment with little in it hides all rises before it: longer windows look past it.
+            return Growth(Trend.BOUNDED), bool((np.diff(held[-silence:]) < 0).any())
         judged = _judge(held, rises, rise[rises], time, slow)
+        if judged == Trend.GROWS and _evidence(np.flatnonzero(rise), begin, len(rise)) < _CONVINCING:
+            judged = Trend.FEW
         ends = still < _LEVEL and judged in (Trend.GROWS, Trend.FEW)
         gain = int(rise[rises].sum())
         growth = Growth(Trend.SLOWS if ends else judged, left + begin * scale, len(rises), time, gain)
@@ -192,3 +222,21 @@ def _lateness(since: Ints, weight: npt.NDArray[np.generic], time: int) -> float:
     """Return Laplace's statistic, standard normal at a steady rate; below 0 where the weight lies early."""
     share = weight / weight.sum()
     return float(((share * since).sum() / time - 0.5) * np.sqrt(12 / (share**2).sum()))
+
+
+def _evidence(rises: Ints, begin: int, end: int) -> float:
+    """Return the logarithm of how much more likely the rises after `begin` are at a steady rate than at one of 1/t."""
+    since, begin, time = rises[1:] - rises[0], begin - int(rises[0]), end - begin
+    late = since[since > begin]
+    share = len(late) / len(since)
+    falling = 1 / np.arange(1, begin + time + 1)
+    expected = falling[begin:].sum() / falling.sum()
+    steady = -len(late) * math.log(time)
+    gaps = np.unique(np.diff(late, prepend=begin))
+    if np.ptp(gaps) <= 1:  # every so many steps; windows differ by one step
+        steady = max(steady, -math.log(time) - len(late) * math.log(len(gaps)))
+    result = steady + np.log(late * falling[begin:].sum()).sum()
+    if share > expected:
+        result += len(late) * math.log(share / expected)
+        result += (len(since) - len(late)) * math.log((1 - share) / (1 - expected)) if share < 1 else 0
+    return float(result)

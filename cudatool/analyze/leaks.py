@@ -8,6 +8,7 @@ growth is held against what the rest of the recording says, and each :class:`Dou
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -47,11 +48,13 @@ class Doubt(StrEnum):
     NOTHING_REPEATS = "nothing-repeats"
     """No steps are named, and too little work recurs: there is nothing to compare."""
     FEW = "few-growths"
-    """It grew in fewer windows than a rate can be told from."""
+    """It grew in too few windows to tell a steady rate from one that falls."""
     SLOWS = "slows-down"
     """It grows less and less, as a cache does that fills."""
     GAVE_BACK = "gave-back-before"
     """It grew and gave back before; now it holds more than ever."""
+    SIZES_VARY = "sizes-vary"
+    """It holds no more blocks than before, and newer ones are no larger: a full cache of blocks of any size."""
     GIVEN_BACK = "given-back-after"
     """It grew through all steps, and gave most of that back after the last."""
     WORK_GROWS = "work-grows-too"
@@ -82,6 +85,8 @@ _WHY: Final = {
     Doubt.FEW: "It grew too few times to tell a rate. Record more steps.",
     Doubt.SLOWS: "It grows less and less, or not at the end, as a cache does while it fills. Record more steps.",
     Doubt.GAVE_BACK: "It grew and gave back memory before; now it holds more than ever. Record more steps.",
+    Doubt.SIZES_VARY: "It holds no more blocks than before, and new ones are no larger: only their sizes vary, as in a "
+    "full cache. Record more steps.",
     Doubt.GIVEN_BACK: "It grew until the last step, and the program then freed most of it. It leaks if the loop is "
     "meant to go on.",
     Doubt.WORK_GROWS: "Temporary memory of other call sites grew with it: the inputs get longer, or it caches a "
@@ -192,6 +197,8 @@ _QUANTILES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
 _ALL: Final = "all call sites together"
 _USES: Final = (Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
 _DOUBTS: Final = {Trend.FEW: Doubt.FEW, Trend.SLOWS: Doubt.SLOWS, Trend.RETURNS: Doubt.GAVE_BACK}
+_MORE: Final = (Trend.GROWS, Trend.SLOWS, Trend.FEW)
+_NORMAL_999: Final = 3.09  # a standard normal variable is larger in 1 of 1000 cases
 _SEQUENCE: Final = re.compile(r"\btoken|\bdecod|generat", re.IGNORECASE)
 _ENGINE: Final = "torch::autograd::Engine::"  # runs a backward pass, on threads that have no frames of Python
 _ONE_CALL: Final = frozenset(("__init__", "forward", "backward", "load_state_dict", "from_pretrained", "_apply"))
@@ -395,6 +402,8 @@ class _Evidence:
         if growth.trend in _DOUBTS:
             return _DOUBTS[growth.trend]
         blocks, begin = self.blocks, int(self.bounds[growth.begin])
+        if not self._holds_more_or_larger(own, begin):
+            return Doubt.SIZES_VARY
         left = blocks.freed == len(self.trace.records)
         held = (blocks.start < self.end) & (blocks.freed >= self.end)
         whole_left, whole = int(blocks.size[left].sum()), int(blocks.size[held].sum())
@@ -418,6 +427,21 @@ class _Evidence:
         if not stacks.any() and np.count_nonzero(blocks.start >= begin) < _WITHOUT_STACKS:
             return Doubt.NO_STACKS
         return None
+
+    def _holds_more_or_larger(self, own: Mask, begin: int) -> bool:
+        """Return whether the blocks `own` become more, or those of after record `begin` ever larger.
+
+        Of as many blocks of the same sizes, the bytes wander: they may rise for long, but have a bound.
+        """
+        blocks = self.blocks[own]
+        one, ones = np.zeros(len(blocks), np.int64), np.ones(len(blocks), np.int64)
+        if trend(floors(one, ones, blocks.start, blocks.freed, self.bounds, 1)[0]).trend in _MORE:
+            return True
+        sizes = blocks.requested[(blocks.start >= begin) & (blocks.start < self.end)].astype(np.float64)
+        if len(sizes) <= FEWEST_EVENTS or not np.ptp(sizes):
+            return False
+        correlation = min(float(np.corrcoef(np.arange(len(sizes)), sizes)[0, 1]), 1 - 1e-9)
+        return math.atanh(correlation) * math.sqrt(len(sizes) - 3) > _NORMAL_999  # Fisher's transformation
 
     def _is_replaced(self, own: Mask, growing: Mask, begin: int, rises: int) -> bool:
         """Return whether the blocks `own` grow in that larger ones replace them, while others grow, or are as large."""

@@ -30,3 +30,29 @@ def test_floors_are_the_least_that_is_held_in_a_window_however_many_are_looked_a
             ]  # after each record; first, before all
             expected = [min(held[a : b + 1]) for a, b in pairwise(bounds)]
             assert expected == found[number].tolist()
+
+
+def _rising(windows: int, *rises: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return floors that rise by the same after each of the windows `rises`."""
+    return np.cumsum(np.isin(np.arange(windows), [rise + 1 for rise in rises]) * 1024)
+
+
+def test_few_rises_at_one_distance_are_a_steady_rate() -> None:
+    assert growth.Trend.GROWS == growth.trend(_rising(20, 0, 4, 8, 12, 16)).trend
+
+
+def test_few_rises_that_new_maxima_have_as_well_are_no_rate() -> None:
+    assert growth.Trend.FEW == growth.trend(_rising(49, 0, 2, 17, 38, 47)).trend
+
+
+def test_rises_after_many_early_ones_are_compared_with_a_rate_that_falls_since_then() -> None:
+    early = [0, 1, 2, 3, 4, 5, 8, 9, 11, 12, 13]
+    late = [15, 26, 30, 35, 39, 41, 48]
+    assert growth.Trend.GROWS == growth.trend(_rising(53, *late)).trend
+    assert growth.Trend.GROWS != growth.trend(_rising(53, *early, *late)).trend
+
+
+def test_a_queue_that_happens_to_be_longer_at_the_end_does_not_grow() -> None:
+    random = np.random.default_rng(0)
+    rows = [np.abs(np.cumsum(random.choice([-1, 1], 64))).astype(np.int64) for _ in range(400)]
+    assert [] == [row.tolist() for row in rows if growth.trend(row).trend == growth.Trend.GROWS]
