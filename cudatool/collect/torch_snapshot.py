@@ -286,8 +286,8 @@ class _Reader:
         whole[marks] = np.arange(len(marks)) + len(table) + 1
         for i, event in zip(marks.tolist(), entries.select(marks).dicts(), strict=True):
             time = event.get("time_us")
-            is_time = type(time) is int and 0 <= time < _MAX_TIME_US
-            records["time"][i] = time * 1000 if is_time else records["time"][max(i - 1, 0)]
+            is_known = isinstance(time, int) and 0 <= time < _MAX_TIME_US
+            records["time"][i] = int(time or 0) * 1000 if is_known else records["time"][max(i - 1, 0)]
             records["name"][i] = self.names[event["action"][:_MOST_NAME]]
             table[len(table)] = len(table) + 1, event
         records["kind"][marks], records["device"][marks] = Kind.MARK, device
