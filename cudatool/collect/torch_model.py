@@ -11,7 +11,16 @@ import numpy.typing as npt
 from cudatool.trace.events import Kind
 from cudatool.trace.model import PinnedMemory, Trace
 
-__all__ = ["ACTIONS", "BLOCK_KINDS", "MAP_KINDS", "MAX_SIZE", "SEGMENT_KINDS", "EventFact", "MemorySnapshot"]
+__all__ = [
+    "ACTIONS",
+    "BLOCK_KINDS",
+    "MAP_KINDS",
+    "MAX_SIZE",
+    "SEGMENT_KINDS",
+    "EventFact",
+    "MemorySnapshot",
+    "WHOLE_EVENT",
+]
 
 ACTIONS: Final = {
     "alloc": Kind.BLOCK_ALLOC,
