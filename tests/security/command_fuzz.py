@@ -27,12 +27,13 @@ import time
 import traceback
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import jsonschema
+import numpy as np
 from click.testing import CliRunner
 from hostile_traces import ESCAPES, VALUES, mutated
 
@@ -40,6 +41,7 @@ from cudatool.cli import group
 from cudatool.errors import CudatoolError
 from cudatool.recording import record
 from cudatool.trace import reader
+from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
 HERE = Path(__file__).parent
@@ -71,6 +73,11 @@ SANITIZE: tuple[tuple[str, ...], ...] = (
     ("sanitize", "--checks", "all", "--format", "github", "{}"),
     ("sanitize", "--format", "sarif", "--html", "out.html", "{}"),
     ("sanitize", "--checks", "all", "--format", "gitlab", "{}"),
+)
+BASELINE: tuple[tuple[str, ...], ...] = (
+    ("sanitize", "--checks", "all", "--baseline", "{}", "base"),
+    ("sanitize", "--checks", "all", "--baseline", "{}", "--format", "sarif", "base"),
+    ("sanitize", "--checks", "all", "--baseline", "{}", "--format", "json=out.json", "base"),
 )
 SLOW = 5.0  # seconds of one command
 
@@ -115,20 +122,30 @@ class Fuzzer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.base = base_trace(folder)
+        self.base = _with_readings(base_trace(folder))
+        self.program = replace(self.base, header={**self.base.header, "run": "a run", "pid": 1})
+        self.child = replace(self.program, header={**self.program.header, "parent_trace": "hostile.ctrace", "pid": 7})
+        self.runner = CliRunner()
+        baseline = folder / "baseline.json"
+        list(self._words("sanitize", "--checks", "all", "--update-baseline", "--baseline", str(baseline), "base"))
+        self.baseline = json.loads(baseline.read_text())
         names = ("graphs__default", "streams_default")
         self.snapshots = [pickle.loads(lzma.decompress((SNAPSHOTS / f"{n}.pickle.xz").read_bytes())) for n in names]
         for data in self.snapshots:
             for trace in data["device_traces"]:
                 del trace[400:]
-        self.runner = CliRunner()
+                trace.insert(9, {"action": "snapshot", "addr": 0, "size": 1, "stream": 0, "frames": [], "time_us": 1})
+            data["host_segments"] = copy.deepcopy(data["segments"][:1])
+            data["host_traces"] = [copy.deepcopy(data["device_traces"][0][:9])]
 
     def file(self, seed: int) -> Path:
         """Return the hostile file of a seed."""
         chance = random.Random(seed)
-        kind = chance.choice(("trace", "trace", "trace", "trace", "snapshot", "snapshot", "log", "damaged"))
-        made = {"trace": self._trace, "snapshot": self._snapshot, "log": self._log, "damaged": self._damaged}[kind]
-        name, content = made(chance)
+        for old in self.folder.glob("hostile.*"):
+            old.unlink()
+        traces = (self._trace,) * 4
+        makers = (*traces, self._child, self._snapshot, self._snapshot, self._log, self._damaged, self._baseline)
+        name, content = chance.choice(makers)(chance)
         path = self.folder / name
         path.write_bytes(content)
         return path
@@ -136,14 +153,17 @@ class Fuzzer:
     def _trace(self, chance: random.Random) -> tuple[str, bytes]:
         return "hostile.ctrace", mutated(self.base, chance)
 
+    def _child(self, chance: random.Random) -> tuple[str, bytes]:
+        """The trace of a process beside that of the program which started it."""
+        (self.folder / "hostile.7.ctrace").write_bytes(mutated(self.child, chance))
+        return "hostile.ctrace", mutated(self.program, chance)
+
+    def _baseline(self, chance: random.Random) -> tuple[str, bytes]:
+        data = _edited(copy.deepcopy(self.baseline), chance)
+        return "hostile.json", json.dumps(data, default=str).encode("utf-8", "surrogatepass")
+
     def _snapshot(self, chance: random.Random) -> tuple[str, bytes]:
-        data = copy.deepcopy(chance.choice(self.snapshots))
-        for _ in range(chance.choice((1, 1, 2, 6))):
-            everywhere = list(_places(data))
-            container, key = chance.choice(everywhere)
-            container[key] = chance.choice(
-                [*VALUES, *ESCAPES, -1, None, 0.5, float("nan"), [], {}, (), [[]], True, "9" * 5000, 10**400]
-            )
+        data = _edited(copy.deepcopy(chance.choice(self.snapshots)), chance)
         return "hostile.pickle", pickle.dumps(data, protocol=chance.choice((2, 4)))
 
     def _log(self, chance: random.Random) -> tuple[str, bytes]:
@@ -176,7 +196,10 @@ class Fuzzer:
 
     def run(self, command: Sequence[str], path: Path) -> Iterator[Fault]:
         """Run one command on a file and yield what is wrong with what it did."""
-        words = [{"{}": str(path), "base": str(self.folder / "base.ctrace")}.get(word, word) for word in command]
+        return self._words(*(str(path) if word == "{}" else word for word in command))
+
+    def _words(self, *command: str) -> Iterator[Fault]:
+        words = [str(self.folder / "base.ctrace") if word == "base" else word for word in command]
         here = os.getcwd()
         os.chdir(self.folder)
         for old in self.folder.glob("out.*"):
@@ -195,6 +218,28 @@ class Fuzzer:
             os.chdir(here)
         if took > SLOW:
             yield Fault(f"slow: {command[0]}", f"{took:.1f} s")
+
+
+def _with_readings(trace: Trace) -> Trace:
+    """Return a trace with readings of what the driver charges, as on a GPU."""
+    records = trace.records
+    readings = records[:: max(len(records) // 40, 1)].copy()
+    for name in ("size", "address", "aux0"):
+        readings[name] = {"size": 1, "address": 2, "aux0": 80}[name] << 30
+    readings["kind"], readings["device"] = Kind.DEVICE_USE, 0
+    readings["flags"] = 1 << np.arange(len(readings)) % 8
+    where = np.arange(len(readings)) * max(len(records) // 40, 1)
+    return replace(trace, records=np.insert(records, where, readings))
+
+
+def _edited(data: Any, chance: random.Random) -> Any:
+    """Put other values into a few places of plain data."""
+    event = {"action": "alloc", "addr": 1 << 40, "size": 512}
+    odd = [-1, None, 0.5, float("nan"), [], {}, (), [[]], True, "9" * 5000, 10**400, event, [event], [[event]]]
+    for _ in range(chance.choice((1, 1, 2, 6))):
+        container, key = chance.choice(list(_places(data)))
+        container[key] = chance.choice([*VALUES, *ESCAPES, *odd])
+    return data
 
 
 def _exception_of(words: Sequence[str]) -> BaseException | None:
@@ -321,7 +366,7 @@ def fuzz(seeds: range, folder: Path, *, until: float = float("inf")) -> tuple[in
     ran, found = 0, {}
     for seed in seeds:
         path = fuzzer.file(seed)
-        chosen = random.Random(seed).sample((*COMMANDS, *SANITIZE), 4)
+        chosen = random.Random(seed).sample((*COMMANDS, *SANITIZE) if path.suffix != ".json" else BASELINE, 3)
         for command in chosen:
             if time.monotonic() > until:
                 return ran, found
