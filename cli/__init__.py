@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import re
+import shutil
 import sys
 import traceback
 from typing import Any
@@ -97,7 +98,8 @@ def _suggestion(name: str) -> str:
         return f"Did you mean 'cudatool run {name}'?"
     if name.endswith((".ctrace", ".pickle", ".pkl")):
         return f"Did you mean 'cudatool snapshot {name}'?"
-    return did_you_mean(name, _COMMANDS).capitalize()
+    meant = did_you_mean(name, _COMMANDS).capitalize()
+    return meant or (f"Did you mean 'cudatool run {name}'?" if shutil.which(name) else "")
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cudatool import analyze
-from cudatool.cli._command import command, option
+from cudatool.cli._command import Listed, command, option
 from cudatool.cli._options import range_options, size_of, source_argument
 from cudatool.cli._part import part_of
 from cudatool.cli._replay_text import print_advice, print_check, print_outcomes
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
+_SETTINGS: Final = (  # that completion offers
+    "expandable_segments:True",
+    "garbage_collection_threshold:0.8",
+    "max_split_size_mb:128",
+    "roundup_power2_divisions:4",
+)
+
 
 @command(
     examples=[
@@ -39,7 +46,14 @@ __all__ = ["replay"]
     is_flag=True,
     help="Compare every address, segment and counter. Exit 1 if any differs, 2 if there is nothing to compare.",
 )
-@option("--conf", "confs", multiple=True, metavar="SETTINGS", help="Settings to try, in PyTorch's syntax; repeatable.")
+@option(
+    "--conf",
+    "confs",
+    multiple=True,
+    type=Listed(lambda: _SETTINGS, separator=","),
+    metavar="SETTINGS",
+    help="Settings to try, in PyTorch's syntax; repeatable.",
+)
 @option("--advise", "advises", is_flag=True, help="Search the settings that matter, and name the best.")
 @option("--memory", metavar="SIZE", help="Memory of the GPU to model, such as 40GiB.")
 @option("--card", metavar="SIZE", help="Memory of the recorded GPU. Default: from the file.")

@@ -35,6 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["train.py", "-x"], "Did you mean 'cudatool run train.py'?"),
         (["run.ctrace"], "Did you mean 'cudatool snapshot run.ctrace'?"),
         (["zzz"], "There is no command 'zzz'."),
+        (["sh", "x.py"], "Did you mean 'cudatool run sh'?"),
         (["run", "--forse", "x.py"], "--force"),
         (["sanitize", "--format", "sarf", "x.py"], "did you mean 'sarif'?"),
         (["sanitize", "--checks", "race,memchek", "x.py"], "did you mean 'memcheck'?"),
@@ -113,6 +114,7 @@ def files(folder: Path) -> None:
             ],
         ),
         ("cudatool export --to p", ["perfetto"]),
+        ("cudatool replay --conf max_split_size_mb:32,exp", ["max_split_size_mb:32,expandable_segments:True"]),
     ],
 )
 def test_completion_offers_what_fits(line, expected):
