@@ -1,4 +1,4 @@
-"""A line on stderr where a program ends at once, without the interpreter's own end: SIGTERM and ``os._exit``."""
+"""A line on stderr where a program ends at once, without the interpreter's own end: a signal or ``os._exit``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["last_words"]
 
 @contextmanager
 def last_words(text: str) -> Iterator[None]:
-    """Write `text` to stderr if SIGTERM or :func:`os._exit` ends this process inside the ``with`` block.
+    """Write `text` to stderr if a signal or :func:`os._exit` ends this process inside the ``with`` block.
 
     The process ends as it would have, and a program sees no handler in :func:`signal.getsignal`. Nothing is written
-    where a program handles the signal itself, or in its children.
+    where a program handles the signal itself, or in its children. SIGKILL lets nothing be written.
     """
     message, process, exit_at_once = f"{text}\n".encode(errors="replace"), os.getpid(), os._exit
 

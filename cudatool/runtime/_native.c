@@ -469,8 +469,10 @@ static PyObject *address_of(PyObject *Py_UNUSED(module), PyObject *array)
     return address;
 }
 
-/* What SIGTERM writes to stderr before it ends the process as it would have. Python's own handlers run between two
+/* What a signal writes to stderr before it ends the process as it would have. Python's own handlers run between two
  * bytecodes only, and a program could see them. Children that are forked have none of it. */
+static const int ending_signals[] = {SIGTERM, SIGHUP,  SIGQUIT, SIGABRT, SIGALRM, SIGUSR1,
+                                     SIGUSR2, SIGXCPU, SIGSEGV, SIGBUS,  SIGFPE,  SIGILL};
 static char last_message[4096];
 static volatile size_t last_length;
 static pid_t last_owner;
@@ -500,18 +502,21 @@ static PyObject *last_words(PyObject *Py_UNUSED(module), PyObject *message)
     memcpy(last_message, text, (size_t)length);
     last_owner = getpid();
     last_length = (size_t)length;
-    if (sigaction(SIGTERM, NULL, &now))
-        return PyErr_SetFromErrno(PyExc_OSError);
-    if (length && now.sa_handler == SIG_DFL)
-        signal(SIGTERM, on_termination);
-    else if (!length && now.sa_handler == on_termination)
-        signal(SIGTERM, SIG_DFL);
+    for (size_t i = 0; i < sizeof ending_signals / sizeof *ending_signals; ++i) {
+        int number = ending_signals[i];
+        if (sigaction(number, NULL, &now))
+            return PyErr_SetFromErrno(PyExc_OSError);
+        if (length && now.sa_handler == SIG_DFL)
+            signal(number, on_termination);
+        else if (!length && now.sa_handler == on_termination)
+            signal(number, SIG_DFL);
+    }
     Py_RETURN_NONE;
 }
 
 static PyMethodDef module_methods[] = {
     {"last_words", last_words, METH_O,
-     "last_words(message)\n\nLet SIGTERM, where it ends the process, write a message to stderr; b'' undoes it."},
+     "last_words(message)\n\nLet signals that end the process write a message to stderr; b'' undoes it."},
     {"address_of", address_of, METH_O, "address_of(array)\n\nReturn the address of the first element of a NumPy array."},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, *words)\n\nCall a function of the driver by its address and return its status."},

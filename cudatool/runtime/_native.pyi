@@ -79,7 +79,7 @@ def address_of(array: npt.NDArray[Any], /) -> int:
     """Return the address of the first element of a NumPy array."""
 
 def last_words(message: bytes, /) -> None:
-    """Let SIGTERM write a message to stderr before it ends this process; ``b""`` undoes it.
+    """Let a signal write a message to stderr before it ends this process; ``b""`` undoes it.
 
-    A program that handles SIGTERM itself, or ignores it, is left alone.
+    A signal that the program handles itself, or ignores, is left alone.
     """

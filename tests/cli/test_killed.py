@@ -49,6 +49,9 @@ def test_kill_loses_nothing_that_was_done(tmp_path):
     [
         ("os._exit(7)", 7),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(60)", -signal.SIGHUP),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+        ("os.abort()", -signal.SIGABRT),
     ],
 )
 def test_a_program_that_ends_at_once_says_where_its_trace_is(run_command, tmp_path, ending, status):
