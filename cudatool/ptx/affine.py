@@ -1,8 +1,8 @@
 """Addresses that are sums of a thread's indices times numbers: what one launch accesses where, without running it.
 
 :class:`AffineAddresses` reads a kernel once. For the arguments and the shape of a launch it gives each access a
-:class:`Form`: ``constant + sum(coefficient * index)`` over the thread's and the block's coordinates. An address that
-depends on memory, on a loop or on anything else that is no such sum has none.
+:class:`Form`: ``constant + sum(coefficient * index)`` over the thread's and the block's coordinates and the rounds of
+loops (:mod:`cudatool.ptx.loops`). An address that depends on memory or on anything else that is no such sum has none.
 
 Branches narrow that: what compares forms (``if (i < n)``) bounds the address of an access that only threads come to for
 which it holds.
@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cudatool.ptx.effects import memory_operands
 from cudatool.ptx.flow import Flow, reads, writes
 from cudatool.ptx.isa import Mode
+from cudatool.ptx.loops import Carried, Loops
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -33,9 +35,12 @@ from cudatool.ptx.model import (
 )
 from cudatool.ptx.operands import space_of
 
-__all__ = ["AffineAddresses", "Form", "Site", "may_meet"]
+__all__ = ["THREAD_INDICES", "AffineAddresses", "Form", "OfLaunch", "Site", "may_meet"]
 
 _INDICES = tuple(f"%{name}.{axis}" for name in ("tid", "ctaid") for axis in "xyz")
+THREAD_INDICES = len(_INDICES)
+"""How many of the indices tell threads apart; those after them count rounds of loops."""
+
 _COUNTS = tuple(f"%{name}.{axis}" for name in ("ntid", "nctaid") for axis in "xyz")
 _INTEGERS = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
 _STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
@@ -48,11 +53,14 @@ _FACTS = 64  # comparisons that one branch is taken apart into
 _Fact = tuple[int, bool]  # a comparison (setp, by index), and whether it holds
 
 _OPPOSITES = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "lo": "hs", "hs": "lo", "ls": "hi", "hi": "ls"}
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "lo": "hi", "hi": "lo", "ls": "hs", "hs": "ls", "ne": "ne"}
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``constant + sum(coefficients[i] * index[i])``; the indices are the thread's x, y, z and the block's x, y, z.
+    """``constant + sum(coefficients[i] * index[i])``.
+
+    The indices are the thread's x, y, z, the block's x, y, z, and for each loop which round it is, from 0.
 
     `low` and `high` are the least and the greatest value in the launch, or bounds of these.
     """
@@ -90,6 +98,21 @@ class Site:
     address: Address | None
 
 
+class OfLaunch(NamedTuple):
+    """What the accesses of a launch are.
+
+    Attributes
+    ----------
+    forms
+        The address of each site; None where it is no form.
+    extents
+        How many values each index has, at most.
+    """
+
+    forms: list[Form | None]
+    extents: tuple[int, ...]
+
+
 class AffineAddresses:
     """The accesses of a kernel whose calls are inlined.
 
@@ -100,9 +123,12 @@ class AffineAddresses:
     """
 
     def __init__(self, function: Function, parameters: dict[str, int]) -> None:
-        self._function = function
+        loops = Loops(function)
+        self._function, self._code, self._loops = function, loops.code, loops.found
         self._parameters = parameters
         self._bits = {name: 8 * type_bytes(kind) for name, kind in function.registers.items() if kind != "pred"}
+        self._bits |= loops.bits
+        self._flow = Flow(function)
         self.sites = self._find_sites()
         self._defined = self._single_definitions()
         self._facts = self._find_facts() if self.sites else {}
@@ -110,7 +136,7 @@ class AffineAddresses:
 
     def _find_sites(self) -> tuple[Site, ...] | None:
         found = []
-        for index, i in enumerate(self._function.instructions):
+        for index, i in enumerate(self._code):
             addresses = [operand for operand in i.operands if isinstance(operand, Address)]
             if i.opcode == "call" or {"async", "bulk"}.intersection(i.modifiers):
                 return None
@@ -139,7 +165,7 @@ class AffineAddresses:
         """Return where each register that one unguarded instruction sets is set."""
         defined: dict[str, int] = {}
         several: set[str] = set()
-        for index, i in enumerate(self._function.instructions):
+        for index, i in enumerate(self._code):
             for name in writes(i):
                 if name in defined or i.guard is not None:
                     several.add(name)
@@ -152,7 +178,7 @@ class AffineAddresses:
         A predicate that one instruction computes from forms has one value for each thread: what held on the way to a
         site still holds there.
         """
-        code, flow = self._function.instructions, Flow(self._function)
+        code, flow = self._code, self._flow
         facts: dict[int, frozenset[_Fact]] = {0: frozenset()}
         pending = [0]
         while pending:
@@ -171,6 +197,11 @@ class AffineAddresses:
                     facts[successor] = known if old is None else old & known
                     pending.append(successor)
         at = {index: number for number, block in enumerate(flow.blocks) for index in range(block.start, block.stop)}
+        self._at_loops = [facts.get(loop.block, frozenset()) for loop in self._loops]
+        self._around = {
+            site.index: [number for number, loop in enumerate(self._loops) if at[site.index] in loop.blocks]
+            for site in self.sites or ()
+        }
         found = {}
         for site in self.sites or ():
             guard = code[site.index].guard
@@ -185,7 +216,7 @@ class AffineAddresses:
         while pending:
             name, holds = pending.pop()
             index = self._defined.get(name, -1)
-            i = self._function.instructions[index] if index >= 0 else None
+            i = self._code[index] if index >= 0 else None
             if i is None or any(isinstance(operand, Pair) for operand in i.operands):
                 continue
             if i.opcode == "setp" and len(i.modifiers) == 2 and len(i.operands) == 3 and len(found) < _FACTS:
@@ -196,20 +227,39 @@ class AffineAddresses:
                 pending.append((i.operands[1].name, holds == i.operands[1].negated))
         return frozenset(found)
 
-    def _find_steps(self) -> list[tuple[str, Instruction]]:
-        """Return the instructions that compute addresses and what is compared."""
-        code = self._function.instructions
+    def _find_steps(self) -> list[tuple[str, Instruction] | int]:
+        """Return the instructions that compute addresses and what is compared, and the numbers of loops, in order."""
+        code = self._code
         bases = (site.address.base for site in self.sites or () if site.address is not None)
         pending = [base.name for base in bases if isinstance(base, Register)]
         for index in {index for facts in self._facts.values() for index, _ in facts}:
             pending += reads(code[index])
+        changed_by = {one.before: (number, one) for number, loop in enumerate(self._loops) for one in loop.carried}
         needed: set[int] = set()
+        seen: set[str] = set()
+        loops: set[int] = set()
         while pending:
-            index = self._defined.get(pending.pop(), -1)
-            if index >= 0 and index not in needed and self._is_followed(code[index]):
+            name = pending.pop()
+            index = self._defined.get(name, -1)
+            if name in changed_by and name not in seen:
+                number, carried = changed_by[name]
+                seen.add(name)
+                pending.append(carried.first)
+                pending += [carried.step.name] if isinstance(carried.step, Register) else []
+                if number not in loops:
+                    loops.add(number)
+                    loop = self._loops[number]
+                    pending += [loop.counter.before, *reads(code[loop.condition])]
+                    for fact, _ in self._at_loops[number]:
+                        pending += reads(code[fact])
+            elif index >= 0 and index not in needed and self._is_followed(code[index]):
                 needed.add(index)
                 pending.extend(reads(code[index]))
-        return [(writes(code[index])[0], code[index]) for index in sorted(needed)]
+        steps: list[tuple[int, tuple[str, Instruction] | int]] = [
+            (index, (writes(code[index])[0], code[index])) for index in needed
+        ]
+        steps += [(self._flow.blocks[self._loops[number].block].start - 1, number) for number in loops]
+        return [step for _, step in sorted(steps, key=lambda one: one[0])]
 
     def _is_followed(self, i: Instruction) -> bool:
         """Whether an instruction has a rule, and all its registers have the width that its types say."""
@@ -236,8 +286,8 @@ class AffineAddresses:
         grid: Sequence[int],
         block: Sequence[int],
         address_of: Callable[[Symbol], int | None],
-    ) -> list[Form | None]:
-        """Return the address of each of :attr:`sites` in one launch; None where it is no form.
+    ) -> OfLaunch:
+        """Return the address of each of :attr:`sites` in one launch.
 
         Parameters
         ----------
@@ -246,18 +296,90 @@ class AffineAddresses:
         address_of
             Given a variable: its address, or where it lies in shared memory.
         """
-        launch = _Launch(self._parameters, parameter_values, (*block, *grid), address_of, self._bits)
-        for name, i in self._steps:
-            launch.values[name] = _RULES[i.opcode](launch, i)
+        extents = (*block, *grid, *(1 for _ in self._loops))
+        launch = _Launch(self._parameters, parameter_values, extents, address_of, self._bits)
+        for step in self._steps:
+            if isinstance(step, int):
+                self._enter(launch, step)
+            else:
+                launch.values[step[0]] = _RULES[step[1].opcode](launch, step[1])
         bounds: dict[_Fact, tuple[Form, int] | None] = {}
         for fact in {fact for facts in self._facts.values() for fact in facts}:
-            bounds[fact] = launch.bound(self._function.instructions[fact[0]], fact[1])
+            bounds[fact] = launch.bound(self._code[fact[0]], fact[1])
         found = []
         for site in self.sites or ():
             form = launch.location(site)
             known = [bound for fact in self._facts[site.index] if (bound := bounds[fact]) is not None]
+            known += [launch.limits[number] for number in self._around[site.index] if number in launch.limits]
             found.append(form if form is None else launch.narrowed(form, known))
-        return found
+        return OfLaunch(found, launch.extents)
+
+    def _enter(self, launch: _Launch, number: int) -> None:
+        """Find how many rounds a loop has at most, and the values of its registers in them.
+
+        Its counter grows towards a limit (or falls: then all is negated). Another round follows only below the limit,
+        which must lie so far from the end of the type's range that no step leads across it.
+        """
+        loop = self._loops[number]
+        i = self._code[loop.condition]
+        relation, kind = i.modifiers
+        if kind not in _INTEGERS or any(self._bits.get(name, 32) != 8 * type_bytes(kind) for name in reads(i)):
+            return
+        relation = relation if loop.holds else _OPPOSITES.get(relation, "")
+        relation = relation if loop.place == 1 else _MIRRORED.get(relation, "")
+        bits, signed = 8 * type_bytes(kind), kind[0] != "u"
+        first = launch.within(launch.value(Register(loop.counter.first)), bits, signed)
+        limit = launch.within(launch.value(i.operands[3 - loop.place]), bits, signed)
+        step = launch.step(loop.counter, bits)
+        if first is None or limit is None or not step:
+            return
+        sign = 1 if step > 0 else -1
+        step = abs(step)
+        facts = [bound for one in self._at_loops[number] if (bound := launch.bound(self._code[one[0]], one[1]))]
+        facts += [launch.limits[one] for one in self._inside_of(number) if one in launch.limits]
+        rest = launch.scaled(launch.sum(limit, first, -1), sign)  # what the counter still has before it
+        if relation == "ne":
+            least = launch.narrowed(rest, facts).low
+            whole = not rest.constant % step and not any(one % step for one in rest.coefficients)
+            if not whole or least < (step if loop.tested_after else 0):
+                return
+        elif relation == ("le", "ge")[sign < 0] or relation == ("ls", "hs")[sign < 0]:
+            rest, limit = (launch.sum(one, launch.form(times)) for one, times in ((rest, 1), (limit, sign)))
+        elif relation not in (("lt", "lo"), ("gt", "hi"))[sign < 0]:
+            return
+        lowest, highest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        furthest = max(first.high, limit.high - 1) + step if sign > 0 else min(first.low, limit.low + 1) - step
+        if not lowest <= furthest <= highest:
+            return
+        last = max(0, (rest.high - 1) // step + (0 if loop.tested_after else 1))
+        launch.extents = (
+            *launch.extents[: THREAD_INDICES + number],
+            last + 1,
+            *launch.extents[THREAD_INDICES + number + 1 :],
+        )
+        for one in loop.carried:
+            begin = launch.value(Register(one.first))
+            grows = launch.step(one, self._bits.get(one.before, 32))
+            if begin is not None and grows is not None:
+                times = [0] * len(launch.extents)
+                times[THREAD_INDICES + number] = grows
+                launch.values[one.before] = launch.sum(begin, launch.form(0, times))
+        counter = launch.values.get(loop.counter.before)
+        if counter is not None:
+            # Of the first round it is what held before; of the others, what the condition said.
+            passed = -1 if loop.tested_after else step - 1
+            over = launch.scaled(launch.sum(first, limit, -1), sign)
+            times = [0] * len(launch.extents)
+            times[THREAD_INDICES + number] = step
+            launch.limits[number] = (
+                launch.sum(over, launch.form(0, times)),
+                max(passed, launch.narrowed(over, facts).high),
+            )
+
+    def _inside_of(self, number: int) -> list[int]:
+        """Return the loops around a loop."""
+        block = self._loops[number].block
+        return [one for one, loop in enumerate(self._loops) if one != number and block in loop.blocks]
 
 
 class _Launch:
@@ -274,9 +396,10 @@ class _Launch:
         self.parameters, self.arguments, self.extents, self.address_of = parameters, arguments, extents, address_of
         self.bits = bits
         self.values: dict[str, Form | None] = {}
+        self.limits: dict[int, tuple[Form, int]] = {}  # of loops: a form, and its greatest value in any round
 
-    def form(self, constant: int, coefficients: Iterable[int] = (0,) * 6) -> Form:
-        own = tuple(coefficients)
+    def form(self, constant: int, coefficients: Iterable[int] = ()) -> Form:
+        own = tuple(coefficients) or (0,) * len(self.extents)
         reach = [coefficient * (extent - 1) for coefficient, extent in zip(own, self.extents, strict=True)]
         low = constant + sum(one for one in reach if one < 0)
         return Form(constant, own, low, constant + sum(one for one in reach if one > 0))
@@ -291,7 +414,7 @@ class _Launch:
             return None
         if operand.name in _INDICES:
             own = _INDICES.index(operand.name)
-            return self.form(0, (int(index == own) for index in range(6)))
+            return self.form(0, (int(index == own) for index in range(len(self.extents))))
         if operand.name in _COUNTS:
             return self.form(self.extents[_COUNTS.index(operand.name)])
         return self.values.get(operand.name)
@@ -359,6 +482,17 @@ class _Launch:
             a.constant + times * b.constant,
             (x + times * y for x, y in zip(a.coefficients, b.coefficients, strict=True)),
         )
+
+    def scaled(self, a: Form, times: int) -> Form:
+        return self.form(times * a.constant, (times * one for one in a.coefficients))
+
+    def step(self, carried: Carried, bits: int) -> int | None:
+        """Return by how much a round changes a register, as a signed number; None if rounds may differ in that."""
+        value = self.value(carried.step)
+        if value is None or any(value.coefficients):
+            return None
+        half = 1 << bits - 1
+        return (carried.sign * value.constant + half) % (2 * half) - half
 
     def product(self, a: Form | None, b: Form | None) -> Form | None:
         if a is None or b is None:
@@ -487,7 +621,7 @@ def may_meet(a: Form, a_width: int, b: Form, b_width: int, extents: Sequence[int
     ----------
     extents
         How many values each index has, among the threads that are asked about; an index of which there is one value
-        is the same for both threads.
+        is the same for both threads. Both may be in any round of a loop.
     """
     if a.high + a_width <= b.low or b.high + b_width <= a.low:
         return False
@@ -495,10 +629,10 @@ def may_meet(a: Form, a_width: int, b: Form, b_width: int, extents: Sequence[int
         return True
     free = False  # may threads differ and have the same address?
     steps = []
-    for coefficient, extent in zip(a.coefficients, extents, strict=True):
+    for index, (coefficient, extent) in enumerate(zip(a.coefficients, extents, strict=True)):
         if extent > 1 and coefficient:
-            steps.append((abs(coefficient), extent - 1))
-        free |= extent > 1 and not coefficient
+            steps.append((abs(coefficient), extent - 1, index < THREAD_INDICES))
+        free |= extent > 1 and not coefficient and index < THREAD_INDICES
     steps.sort(reverse=True)
     tried = 0
 
@@ -510,12 +644,15 @@ def may_meet(a: Form, a_width: int, b: Form, b_width: int, extents: Sequence[int
             return True
         if number == len(steps):
             return differs and -a_width < distance < b_width
-        step, most = steps[number]
-        rest = sum(one * count for one, count in steps[number + 1 :])
+        step, most, tells_apart = steps[number]
+        rest = sum(one * count for one, count, _ in steps[number + 1 :])
         first = max(-most, -((distance + rest + a_width - 1) // step))
         last = min(most, (rest + b_width - 1 - distance) // step)
         if last - first > _STEPS:
             return True
-        return any(reaches(number + 1, distance + n * step, differs or bool(n)) for n in range(first, last + 1))
+        return any(
+            reaches(number + 1, distance + n * step, differs or (tells_apart and bool(n)))
+            for n in range(first, last + 1)
+        )
 
     return reaches(0, a.constant - b.constant, free)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
@@ -138,15 +138,13 @@ class Flow:
             raise PtxError(f"branch to an unknown label {label!r}", instruction.line)
         return self.at[self.function.labels[label]]
 
-    def natural_loops(self) -> dict[int, frozenset[int]]:
-        """Return the blocks of each natural loop, by the block at which it begins.
+    def dominators(self) -> list[int]:
+        """Return, for each block, the blocks that every way to it comes through, itself included, as bits.
 
-        An edge that leads back to a block that every way to it comes through closes a loop. Edges back to the same
-        block, such as those of ``continue``, close one loop.
+        Of a block that no way leads to, -1.
         """
         before, everything = self._predecessors(), frozenset(range(len(self.blocks)))
         live = {0} | self._reached({0}, everything, [block.successors for block in self.blocks])
-        # The blocks that every way to a block comes through, itself included, as bits.
         dominators = [1] + [-1] * (len(self.blocks) - 1)
         changed = True
         while changed:
@@ -156,10 +154,20 @@ class Flow:
                 common = 1 << number | reduce(and_, (dominators[one] for one in before[number] if one in live))
                 changed |= common != dominators[number]
                 dominators[number] = common
+        return dominators
+
+    def natural_loops(self) -> dict[int, frozenset[int]]:
+        """Return the blocks of each natural loop, by the block at which it begins.
+
+        An edge that leads back to a block that every way to it comes through closes a loop. Edges back to the same
+        block, such as those of ``continue``, close one loop.
+        """
+        before, everything = self._predecessors(), frozenset(range(len(self.blocks)))
+        dominators = self.dominators()
         loops: dict[int, frozenset[int]] = {}
-        for latch in live:
-            for start in self.blocks[latch].successors:
-                if dominators[latch] >> start & 1:
+        for latch, block in enumerate(self.blocks):
+            for start in block.successors:
+                if dominators[latch] >= 0 and dominators[latch] >> start & 1:
                     body = self._reached({latch}, everything - {start}, before) if latch != start else set()
                     loops[start] = loops.get(start, frozenset()) | body | {start, latch}
         return loops
@@ -186,6 +194,10 @@ class Flow:
                         found = body
             within = loop - entries
         return found
+
+    def reached(self, start: Iterable[int], within: frozenset[int]) -> set[int]:
+        """Return the blocks of `within` that one or more edges from those of `start` lead to, through `within`."""
+        return self._reached(set(start), within, [block.successors for block in self.blocks])
 
     def _predecessors(self) -> list[list[int]]:
         before: list[list[int]] = [[] for _ in self.blocks]

@@ -255,11 +255,16 @@ typedef struct {
 } found_t;
 
 typedef struct {
-    run_t *runs; /* first, for inlined code */
+    /* These first, for inlined code: race_engine.Engine. */
+    run_t *runs;
+    const uint64_t *shared_words; /* of the block that runs */
+    uint64_t shared_bytes;
+    uint32_t now;
+
     uint32_t runs_first, runs_end;
     bool plain, programs;
-    uint32_t now, launch, lines, threads, width; /* width: threads of a row */
-    uint64_t shared_bytes, base;
+    uint32_t launch, lines, threads, width; /* width: threads of a row */
+    uint64_t base;
     uint64_t *words, *seconds;
     place_t places[2]; /* device memory, shared memory */
     entry_t *entries; /* whose the moments are */
@@ -1130,6 +1135,7 @@ static void expand_one(race_t *r, cell_t *cell, uint64_t word) {
 
 static void set_places(race_t *r) {
     block_t *b = r->block;
+    r->shared_words = b->words;
     for (int shared = 0; shared < 2; shared++) {
         uint32_t start = shared ? b->start : r->launch;
         r->places[shared] =

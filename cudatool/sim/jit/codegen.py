@@ -46,6 +46,7 @@ from cudatool.sim.jit import (
     texture,
     video,
 )
+from cudatool.sim.jit.argument_ranges import ArgumentRanges
 from cudatool.sim.jit.checking import functions
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
@@ -151,6 +152,8 @@ class _Kernel:
         self.function = replace(function, instructions=self.code, registers=dict(function.registers))
         self.layout = layout
         self.instrument, self.needless = instrument, needless
+        checks_memory = instrument & (Instrument.MEMCHECK | Instrument.INITCHECK)
+        self.ranges = ArgumentRanges.of(function, layout.param_offsets).of_line if checks_memory else {}
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
@@ -185,6 +188,7 @@ class _Kernel:
             self.layout,
             instrument=self.instrument,
             needless=self.needless,
+            ranges=self.ranges,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )

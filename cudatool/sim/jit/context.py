@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["EXIT", "MAX_THREADS", "Context", "Stop"]
+__all__ = ["ARGUMENT_RANGES", "EXIT", "MAX_THREADS", "Context", "Stop"]
 
 MAX_THREADS = 1024  # of a block
 EXIT = 0x7FFFFFFF  # the region number of a thread that has ended
@@ -21,6 +21,10 @@ class Stop:
     STACK_OVERFLOW = 7
     STALLED = 5  # decided by the host: nothing but waiting happens
     TIMEOUT = 6  # decided by the host: it took too long
+
+
+ARGUMENT_RANGES = 8
+"""Pointers among a kernel's arguments of which a launch says what lies around them."""
 
 
 class Context(ctypes.Structure):
@@ -51,6 +55,9 @@ class Context(ctypes.Structure):
         What looks for races (:mod:`.races`).
     written_first, written_bytes
         The device memory outside of which the launch writes nothing: an offset in the arena, and bytes.
+    argument_first, argument_bytes
+        For pointers among the arguments (:mod:`.argument_ranges`): the memory around each in which memcheck and
+        initcheck, those of them that are on, find nothing. Both are multiples of a page; there may be no such memory.
     heap
         The heap of ``malloc`` in kernels (``cudatool_heap_create``), 0 if there is none.
     workspace
@@ -124,4 +131,6 @@ class Context(ctypes.Structure):
         ("zero", ctypes.c_uint64),
         ("written_first", ctypes.c_uint64),
         ("written_bytes", ctypes.c_uint64),
+        ("argument_first", ctypes.c_uint64 * ARGUMENT_RANGES),
+        ("argument_bytes", ctypes.c_uint64 * ARGUMENT_RANGES),
     )

@@ -7,7 +7,7 @@ names, whatever type it was declared with, as PTX allows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -228,6 +228,7 @@ class Emitter:
         *,
         instrument: Instrument,
         needless: Needless,
+        ranges: Mapping[int, int],
         parallel_generic: bool,
         indices: dict[str, str],
     ) -> None:
@@ -235,6 +236,7 @@ class Emitter:
         self.layout = layout
         self.instrument = instrument
         self.needless = needless
+        self.ranges = ranges
         self.parallel_generic = parallel_generic
         self.indices = indices
         self.lines: list[str] = []
@@ -281,6 +283,7 @@ class Emitter:
             self.layout,
             instrument=self.instrument,
             needless=self.needless,
+            ranges=self.ranges,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )
@@ -433,11 +436,12 @@ class Emitter:
 
     # ---- addresses ----
 
-    def field(self, name: str) -> str:
-        """Return a field of the context; it does not change during a launch."""
+    def field(self, name: str, index: int = -1) -> str:
+        """Return a field of the context, or an element of one; it does not change during a launch."""
         member = getattr(Context, name)
-        kind = f"i{8 * member.size}"
-        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
+        bytes_ = member.size if index < 0 else 8
+        kind = f"i{8 * bytes_}"
+        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset + bytes_ * max(index, 0)}")
         limits = ", !range !2" if name in ("block_x", "block_y", "block_z", "threads") else ""
         return self.op(f"load {kind}, ptr {pointer}, !invariant.load !0{limits}")
 

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cudatool.ptx import Flow, Function, Symbol
-from cudatool.ptx.affine import AffineAddresses, Form, Site, may_meet
+from cudatool.ptx.affine import THREAD_INDICES, AffineAddresses, Form, Site, may_meet
 from cudatool.ptx.isa import Mode
 from cudatool.ptx.operands import GENERIC
 from cudatool.sim.jit.collective import Kind, suspension_of
@@ -147,7 +147,8 @@ class Independent:
         address_of: Callable[[Symbol], int | None],
     ) -> OfLaunch:
         places = []
-        for site, form in zip(self._sites, self._addresses.forms(arguments, grid, block, address_of), strict=True):
+        forms, extents = self._addresses.forms(arguments, grid, block, address_of)
+        for site, form in zip(self._sites, forms, strict=True):
             if site.space == GENERIC:
                 if form is not None and form.low >= device.start and form.high + site.width <= device.stop:
                     site = replace(site, space="global")
@@ -163,7 +164,6 @@ class Independent:
                 min(form.low for _, form in writers if form),
                 max(form.high + site.width for site, form in writers if form),
             )
-        extents = (*block, *grid)
         reaches = tuple(_reach(site, form, extents) for site, form in places if form is not None)
         unknown = {site.line for site, form in places if form is None}
         followed = frozenset(reach.line for reach in reaches) - unknown
@@ -172,7 +172,9 @@ class Independent:
     def _lines(self, places: list[tuple[Site, Form | None]], extents: tuple[int, ...]) -> frozenset[int]:
         bad = {site.line for site, _ in places if not site.weak}
         groups = [([*range(len(places))], "global", extents)]
-        groups += [(stretch, "shared", (*extents[:3], 1, 1, 1)) for stretch in self._stretches]
+        groups += [
+            (stretch, "shared", (*extents[:3], 1, 1, 1, *extents[THREAD_INDICES:])) for stretch in self._stretches
+        ]
         compared = 0
         for group, space, within in groups:
             here = [places[number] for number in group if places[number][0].space in (space, GENERIC)]

@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING
 
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.race_engine import RUNS, Run
+from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, Engine, Run
 
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
@@ -145,6 +145,53 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
             kinds &= ~check
     if space == "entry":
         return pointer
+    memory = kinds & (Instrument.MEMCHECK | Instrument.INITCHECK)
+    if memory and space in ("global", "generic") and line in e.ranges and align == size:
+        around, elsewhere = e.new_label(), e.new_label()
+        e.emit(f"br label %{around}")
+        e.label(around)
+        joined, sound = e.new_label(), _is_around_argument(e, pointer, size, e.ranges[line])
+        e.emit(f"br i1 {sound}, label %{joined}, label %{elsewhere}, !prof !4")
+        e.label(elsewhere)
+        checked, last = (
+            _observe(e, memory, space, pointer, size, mode, line=line, align=align, flags=flags),
+            e.new_label(),
+        )
+        e.emit(f"br label %{last}")
+        e.label(last)
+        e.emit(f"br label %{joined}")
+        e.label(joined)
+        pointer = e.op(f"phi ptr [ {pointer}, %{around} ], [ {checked}, %{last} ]")
+        kinds &= ~memory
+    return _observe(e, kinds, space, pointer, size, mode, line=line, align=align, flags=flags)
+
+
+def _is_around_argument(e: Emitter, pointer: str, size: int, number: int) -> str:
+    """Emit whether an access lies in the memory around an argument in which nothing can be wrong, and is aligned.
+
+    Rotated by the bits that must be 0, a distance that is not aligned is greater than all.
+    """
+    address = e.op(f"ptrtoint ptr {pointer} to i64")
+    bits = size.bit_length() - 1
+    distance = e.op(f"sub i64 {address}, {e.field('argument_first', number)}")
+    rotated = e.call("i64", "llvm.fshr.i64", f"i64 {distance}", f"i64 {distance}", f"i64 {bits}")
+    limit = e.op(f"lshr i64 {e.field('argument_bytes', number)}, {bits}")
+    return e.op(f"icmp ult i64 {rotated}, {limit}")
+
+
+def _observe(
+    e: Emitter,
+    kinds: Instrument,
+    space: str,
+    pointer: str,
+    size: int,
+    mode: Mode,
+    *,
+    line: int,
+    align: int,
+    flags: Flag,
+) -> str:
+    """Emit the checks of `kinds` for an access."""
     address = e.op(f"ptrtoint ptr {pointer} to i64")
     if kinds & Instrument.MEMCHECK:
         pointer = _check_memory(e, space, pointer, address, size, mode, line, align)
@@ -300,6 +347,16 @@ def _race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int
         e.emit(f"call void @race_step(ptr {engine}, ptr %accesses, i64 {offset}, i64 {key}, i32 %t)")
         return
     arguments = f"i32 {size}", f"i32 {int(mode) | int(flags)}", f"i32 {line}", f"i32 {space}", "i32 %t"
+    if space == 1 and size == _WORD_BYTES and mode is Mode.ATOMIC and flags == Flag.STRONG | Flag.WIDE:
+        e.define(_IS_KNOWN)
+        known, more = e.op(f"call i1 @race_is_known(ptr {_engine(e)}, i64 {offset})"), e.new_label()
+        after = e.new_label()
+        e.emit(f"br i1 {known}, label %{after}, label %{more}")
+        e.label(more)
+        race_call(e, "access", f"i64 {offset}", *arguments)
+        e.emit(f"br label %{after}")
+        e.label(after)
+        return
     race_call(e, "access", f"i64 {offset}", *arguments)
 
 
@@ -307,6 +364,39 @@ def run_key(line: int, size: int, mode: Mode, space: int) -> int:
     """Return what tells the accesses of a run from others, in 32 bits (``close_run`` of ``_races.c``)."""
     return line << 9 | size << 3 | mode << 1 | space
 
+
+_WORD_BYTES = 4  # of memory, that a word of the history is of
+
+# Whether an atomic update of four bytes of shared memory adds nothing to the history: two threads made one at the same
+# moment (``note`` of _races.c).
+_IS_KNOWN = f"""define internal i1 @race_is_known(ptr %race, i64 %offset) alwaysinline {{
+  %bytes.p = getelementptr i8, ptr %race, i64 {Engine.shared_bytes.offset}
+  %bytes = load i64, ptr %bytes.p, !invariant.load !0
+  %inside = icmp ult i64 %offset, %bytes
+  %low = and i64 %offset, {_WORD_BYTES - 1}
+  %aligned = icmp eq i64 %low, 0
+  %has.word = and i1 %inside, %aligned
+  br i1 %has.word, label %look, label %no
+look:
+  %words.p = getelementptr i8, ptr %race, i64 {Engine.shared_words.offset}
+  %words = load ptr, ptr %words.p
+  %place = mul i64 %offset, {WORD // _WORD_BYTES}
+  %word.p = getelementptr i8, ptr %words, i64 %place
+  %word = load i64, ptr %word.p
+  %now.p = getelementptr i8, ptr %race, i64 {Engine.now.offset}
+  %now = load i32, ptr %now.p
+  %now.l = zext i32 %now to i64
+  %moment = shl i64 %now.l, 4
+  %expected = or i64 %moment, {ATOMIC_WORD}
+  %head = lshr i64 %word, 32
+  %same = icmp eq i64 %head, %expected
+  %pair = and i64 %word, {PAIR_BIT}
+  %several = icmp ne i64 %pair, 0
+  %known = and i1 %same, %several
+  ret i1 %known
+no:
+  ret i1 false
+}}"""
 
 # One access of thread %t, the next that it makes: continue the run of the thread before, if that made a like one.
 _STEP = f"""declare void @cudatool_race_open(ptr, i32, i64, i64)

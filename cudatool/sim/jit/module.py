@@ -29,6 +29,7 @@ from cudatool.ptx import (
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.ptx.model import PROGRAMS
 from cudatool.sim.jit import native
+from cudatool.sim.jit.argument_ranges import ArgumentRanges
 from cudatool.sim.jit.codegen import MARK, Native, generate
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
@@ -228,11 +229,8 @@ class JitKernel:
 
     @cached_property
     def _stepping(self) -> Function:
+        """What is translated: in loops that go on by the size of the grid, threads step together."""
         return insert_steps(self._function)
-
-    def _code_for(self, instrument: Instrument) -> Function:
-        """Return what is translated: where nothing is checked, loops in which threads step together."""
-        return self._stepping if instrument in (Instrument.NONE, Instrument.FOOTPRINT) else self._function
 
     @property
     def layout(self) -> Layout:
@@ -375,7 +373,7 @@ class JitKernel:
     ) -> Native:
         try:
             return generate(
-                self._code_for(instrument),
+                self._stepping,
                 self.layout,
                 instrument=instrument,
                 large_grid=large_grid,
@@ -457,13 +455,14 @@ class JitKernel:
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
-        left_out, written = Needless(), None
+        left_out, written, pointers = Needless(), None, list[int]()
         if shadow is not None and instrument & ~Instrument.SYNCCHECK:
             arguments = ctypes.string_at(params, self.layout.param_bytes)
             device = range(shadow.base, shadow.base + shadow.size)
             known = self._independent.of_launch(arguments, grid, block, device, self._address_of)
             left_out, written = needless(known, instrument, shadow, self._shared_bytes(shared_bytes)), known.written
             left_out = self._translated_for(instrument, large, left_out)
+            pointers = self._argument_ranges.addresses(arguments)
         translated = self._translate(instrument, large, left_out)
         workspace = (ctypes.c_uint32 * 16)()
         launch = replace(
@@ -485,12 +484,12 @@ class JitKernel:
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(shadow.prepare(contexts, self._lines, ranges, order, written))
+                checked.append(shadow.prepare(contexts, self._lines, ranges, order, written, pointers))
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)
             if stopped is not None:
-                raise self._explain(stopped, self._code_for(instrument))
+                raise self._explain(stopped, self._stepping)
         except KernelError as error:
             error.found = [found for launching in checked for found in launching.found()]
             raise
@@ -565,6 +564,10 @@ class JitKernel:
     @cached_property
     def _independent(self) -> Independent:
         return Independent(self._function, self.layout.param_offsets, plain=self._is_plain)
+
+    @cached_property
+    def _argument_ranges(self) -> ArgumentRanges:
+        return ArgumentRanges.of(self._function, self.layout.param_offsets)
 
     def _address_of(self, symbol: Symbol) -> int | None:
         """Return the address of a variable in device memory, or where it lies in shared memory."""

@@ -8,13 +8,30 @@ from typing import NamedTuple
 
 from cudatool.sim.host_library import library
 
-__all__ = ["HISTORY_LIMIT", "RUNS", "Order", "RaceRecord", "Races", "Reason", "Run"]
+__all__ = [
+    "ATOMIC_WORD",
+    "HISTORY_LIMIT",
+    "PAIR_BIT",
+    "RUNS",
+    "Engine",
+    "Order",
+    "RaceRecord",
+    "Races",
+    "Reason",
+    "Run",
+]
 
 RUNS = 2048
 """How many accesses of a thread, between two suspensions, may be joined with those of other threads."""
 
 HISTORY_LIMIT = 1 << 30
 """Bytes that a launch's history may take, beside the maps of :class:`.shadow.Shadow`. Beyond, nothing is checked."""
+
+ATOMIC_WORD = 3
+"""The mode that a word of the history has for atomic updates (``M_ATOMIC`` of ``_races.c``), in its bits 32 to 35."""
+
+PAIR_BIT = 4
+"""What a word has if two threads did the same at its moment: a third one then adds nothing (``PAIR``)."""
 
 
 class Reason(IntEnum):
@@ -54,6 +71,20 @@ class Run(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("next", "expected", "stride", "first", "row_stride")),
         *((name, ctypes.c_uint32) for name in ("thread", "rows")),
+    )
+
+
+class Engine(ctypes.Structure):
+    """What instrumented code reads of the engine's state (the beginning of ``race_t`` of ``_races.c``).
+
+    `shared_words` is the history of the shared memory, of `shared_bytes`, of the block that runs; `now` its moment.
+    """
+
+    _fields_ = (
+        ("runs", ctypes.c_void_p),
+        ("shared_words", ctypes.c_void_p),
+        ("shared_bytes", ctypes.c_uint64),
+        ("now", ctypes.c_uint32),
     )
 
 

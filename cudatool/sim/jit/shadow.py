@@ -26,6 +26,7 @@ _CAPACITY = 256  # different defects kept of one launch
 _MODES = ("", "read", "write", "atomic")
 _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
 _LOOKED_AT = 64  # pages that are looked at byte by byte at once
+_LONGEST_RUN = 1 << 16  # pages before and after an argument that are looked at
 _READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
 _LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
@@ -227,6 +228,23 @@ class Shadow:
                 self._filled.view[whole] = self._pages.view[whole] == _WHOLE  # kernels empty parts of the heap
         return True
 
+    def sound_around(self, pointer: int) -> tuple[int, int]:
+        """Return from which to which address memory around a pointer may be used, and has values if that is checked.
+
+        Both are multiples of a page, and equal if there is no such page.
+        """
+        page = (pointer - self.base) // PAGE
+        if not 0 <= pointer - self.base < self.size or self._pages.view[page] != _WHOLE:
+            return 0, 0
+        first, stop = _run_around(self._pages.view, page)
+        if self.kinds & Instrument.INITCHECK:
+            self.has_values(self.base + page * PAGE, self.base + stop * PAGE)
+            if not self._filled.view[page]:
+                return 0, 0
+            begin, end = _run_around(self._filled.view, page)
+            first, stop = max(first, begin), min(stop, end)
+        return self.base + first * PAGE, self.base + stop * PAGE
+
     def _may_lack_values(self, start: int, size: int) -> None:
         self._filled.view[start // PAGE : -(-(start + size) // PAGE)] = 0
 
@@ -261,16 +279,26 @@ class Shadow:
         host: Sequence[tuple[int, int]],
         order: Order,
         written: range | None,
+        pointers: Sequence[int] = (),
     ) -> Launching:
         """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
 
-        Outside of the addresses `written`, if known, the launch writes nothing.
+        Outside of the addresses `written`, if known, the launch writes nothing. `pointers` are arguments that addresses
+        are computed from.
         """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
             for one in (self._words, self._seconds, self._cells):
                 one.clear()
             self._moment = 0
-        return Launching(self, contexts, lines, host, order, written)
+        return Launching(self, contexts, lines, host, order, written, pointers)
+
+
+def _run_around(pages: npt.NDArray[np.uint8], page: int) -> tuple[int, int]:
+    """Return where the run of pages around `page` that are all 1 begins and stops, at most so far from it."""
+    before = np.flatnonzero(pages[max(0, page - _LONGEST_RUN) : page] != 1)
+    after = np.flatnonzero(pages[page : page + _LONGEST_RUN] != 1)
+    first = max(0, page - _LONGEST_RUN) + int(before[-1]) + 1 if len(before) else max(0, page - _LONGEST_RUN)
+    return first, page + int(after[0]) if len(after) else min(page + _LONGEST_RUN, len(pages))
 
 
 class Launching:
@@ -284,7 +312,9 @@ class Launching:
         host: Sequence[tuple[int, int]],
         order: Order,
         written: range | None,
+        pointers: Sequence[int],
     ) -> None:
+        sound = [shadow.sound_around(pointer) for pointer in pointers]
         written = range(shadow.base, shadow.base + shadow.size) if written is None else written
         self._shadow = shadow
         self._contexts = contexts
@@ -320,6 +350,8 @@ class Launching:
             context.found_records = ctypes.addressof(self._records)
             context.host_ranges, context.host_count = ctypes.addressof(self._host), len(host)
             context.race = self._races.handle if self._races else 0
+            for number, (start, stop) in enumerate(sound):
+                context.argument_first[number], context.argument_bytes[number] = start, stop - start
             context.written_first, context.written_bytes = written.start - shadow.base, written.stop - written.start
 
     def found(self) -> list[Found]:

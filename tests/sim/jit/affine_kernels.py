@@ -19,17 +19,21 @@ import numpy as np
 
 from cudatool.sim import jit
 from cudatool.sim.jit import Instrument
+from cudatool.sim.jit.argument_ranges import ArgumentRanges
 from cudatool.sim.jit.independent import OfLaunch
 
 SHARED, GLOBAL = 192, 512  # bytes
 SHAPES = [(1, 1), (2, 1), (7, 1), (33, 1), (40, 1), (4, 3), (5, 2), (8, 4), (2, 8)]
+
+_MEMORY = (Instrument.MEMCHECK, Instrument.INITCHECK, Instrument.MEMCHECK | Instrument.INITCHECK)
 
 
 @dataclass(frozen=True)
 class Access:
     """An access of each thread, or of those whose x is below `below`; the address grows by `step` in a round.
 
-    `branches` says whether a branch leaves the other threads out, rather than a guard.
+    `branches` says whether a branch leaves the other threads out, rather than a guard, and `walks` whether the loop adds
+    the step to the address, rather than that the address is computed from the loop's counter.
     """
 
     space: str
@@ -45,14 +49,36 @@ class Access:
     in_loop: bool
     by_bits: bool
     branches: bool
+    walks: bool
 
 
 @dataclass
 class Loop:
-    """Rounds of the accesses and barriers in it."""
+    """Rounds of the accesses and barriers in it, and perhaps of another loop around it.
 
-    rounds: int
+    The counter begins at `first` and `tx` times the thread's x. After each round `by` is added to it; another round
+    follows while it is, by `relation`, before `limit`.
+    """
+
+    first: int
+    by: int
+    tx: int
+    relation: str
+    limit: int
+    around: int
+    early: bool
+    """The counter is changed before the accesses."""
     body: list[Access | str] = field(default_factory=list)
+
+    def counts(self, x: int) -> list[int]:
+        """Return the counter's values at the accesses of a thread, in the order of its rounds."""
+        found, value = [], self.first + self.tx * x
+        goes_on = {"lt": int.__lt__, "le": int.__le__, "gt": int.__gt__, "ge": int.__ge__, "ne": int.__ne__}
+        while True:
+            found.append(value + self.by * self.early)
+            value += self.by
+            if not goes_on[self.relation](value, self.limit):
+                return found * self.around
 
 
 class Case:
@@ -68,17 +94,33 @@ class Case:
             if what < 0.25:
                 self.code.append("barrier")
             elif what < 0.45:
-                loop = Loop(self.random.randrange(1, 4))
-                for _ in range(self.random.randrange(1, 4)):
-                    loop.body.append("barrier" if self.random.random() < 0.3 else self.access(in_loop=True))
-                self.code.append(loop)
+                self.code.append(self.loop())
             else:
-                self.code.append(self.access(in_loop=False))
+                self.code.append(self.access(None))
 
-    def access(self, in_loop: bool) -> Access:
+    def loop(self) -> Loop:
+        pick = self.random.choice
+        rounds, by, tx = self.random.randrange(1, 4), pick((1, 1, 2, 3, -1, -2)), pick((0, 0, 1, 2))
+        first = pick((0, 0, 1, 5, -3))
+        relation = pick(("lt", "lt", "le", "ne")) if by > 0 else pick(("gt", "ge", "ne"))
+        if relation == "ne":
+            tx = 0
+        # Less by a part of a step, but where the counter must be met.
+        limit = first + by * rounds - (relation != "ne" and abs(by) > 1 and pick((0, 1))) * (1 if by > 0 else -1)
+        limit -= by * (relation in ("le", "ge"))
+        if tx and self.random.random() < 0.5:
+            limit += tx * (self.block[0] - 1)  # threads have different numbers of rounds
+        loop = Loop(first, by, tx, relation, limit, pick((1, 1, 1, 2)), pick((False, False, True)))
+        for _ in range(self.random.randrange(1, 4)):
+            same = len({len(loop.counts(x)) for x in range(self.block[0])}) == 1
+            loop.body.append("barrier" if same and self.random.random() < 0.3 else self.access(loop))
+        return loop
+
+    def access(self, loop: Loop | None) -> Access:
         pick = self.random.choice
         space = pick(("shared", "global"))
         size, (x, y) = SHARED if space == "shared" else GLOBAL, self.block
+        counts = [count for thread in range(x) for count in loop.counts(thread)] if loop else [0]
         for _ in range(1000):
             width = pick((1, 2, 4, 4, 4, 8))
             tx = width * pick((0, 1, 1, 1, 1, 2, 3, -1))
@@ -87,8 +129,8 @@ class Case:
             ty = pick((tx * x, tx * x, tx * x + width, tx * x - width, width, 0))
             own = abs(tx) * (x - 1) + abs(ty) * (y - 1) + width
             bx = pick((0, own, own, own + width, own - width, tx * x * y)) // width * width if space == "global" else 0
-            step = width * pick((0, 0, 1, x, x * y)) if in_loop else 0
-            reach = [tx * (x - 1), ty * (y - 1), bx * (self.blocks - 1), step * 2]
+            step = width * pick((0, 0, 1, 1, x, x * y)) if loop else 0
+            reach = [tx * (x - 1), ty * (y - 1), bx * (self.blocks - 1), step * min(counts), step * max(counts)]
             low, high = sum(one for one in reach if one < 0), sum(one for one in reach if one > 0)
             room = size - width - (high - low)
             if room >= 0:
@@ -102,7 +144,10 @@ class Case:
         below = pick((0, 0, 0, 1, x - 1)) if x > 1 else 0
         by_bits, branches = self.random.random() < 0.15, self.random.random() < 0.5
         number = len(self.accesses)
-        found = Access(space, mode, width, start, tx, ty, bx, step, below, number, in_loop, by_bits, branches)
+        walks = loop is not None and self.random.random() < 0.4
+        found = Access(
+            space, mode, width, start, tx, ty, bx, step, below, number, loop is not None, by_bits, branches, walks
+        )
         self.accesses.append(found)
         return found
 
@@ -117,6 +162,7 @@ class Case:
 {{
 .reg .pred %q<{20 + 8 * len(self.accesses)}>;
 .reg .b16 %h<4>;
+.reg .b32 %c<8>, %o<8>, %w<40>;
 .reg .b32 %r<{20 + 8 * len(self.accesses)}>;
 .reg .b64 %d<{20 + 8 * len(self.accesses)}>;
 .shared .align 16 .b8 window[{SHARED}];
@@ -129,18 +175,33 @@ mov.u32 %r3, window;
 mov.b32 %r5, 7;
 mov.b64 %d2, 7;
 mov.b16 %h0, 7;
+ld.param.u32 %r8, [zero];
 """.splitlines()
         for number, item in enumerate(self.code):
             if isinstance(item, Loop):
-                text += ["mov.u32 %r4, 0;", f"LOOP{number}:"]
-                for inner in item.body:
-                    text += self.statement(inner, len(text))
-                text += ["add.s32 %r4, %r4, 1;", f"setp.lt.s32 %q0, %r4, {item.rounds};", f"@%q0 bra LOOP{number};"]
+                text += self.rounds(number, item, len(text))
             else:
                 text += self.statement(item, len(text))
         return "\n".join([*text, "ret;", "}", ""])
 
-    def statement(self, item: Access | str, before: int) -> list[str]:
+    def rounds(self, number: int, loop: Loop, before: int) -> list[str]:
+        c, q = f"%c{number}", f"%q{2 * number}"
+        text = [f"mov.u32 %o{number}, 0;", f"AROUND{number}:", f"mad.lo.s32 {c}, %r0, {loop.tx}, {loop.first};"]
+        walking = [one for one in loop.body if isinstance(one, Access) and one.walks]
+        # What a pointer begins with is known of the counter: it has the value of the round that is to come.
+        text += [f"mul.lo.s32 %w{a.number}, {c}, {a.step};" for a in walking]
+        text.append(f"LOOP{number}:")
+        grow = [f"add.s32 %w{a.number}, %w{a.number}, {a.step * loop.by};" for a in walking]
+        count = [f"add.s32 {c}, {c}, {loop.by};"]
+        text += [*count, *grow] if loop.early else []
+        for inner in loop.body:
+            text += self.statement(inner, before + len(text), c)
+        text += [] if loop.early else [*grow, *count]
+        text += [f"setp.{loop.relation}.s32 {q}, {c}, {loop.limit};", f"@{q} bra LOOP{number};"]
+        again = f"setp.lt.s32 %q{2 * number + 1}, %o{number}, {loop.around};"
+        return [*text, f"add.s32 %o{number}, %o{number}, 1;", again, f"@%q{2 * number + 1} bra AROUND{number};"]
+
+    def statement(self, item: Access | str, before: int, counter: str = "") -> list[str]:
         if isinstance(item, str):
             return ["bar.sync 0;" if item == "barrier" else "membar.gl;"]
         a, r, d = item, 20 + 8 * item.number, 20 + 8 * item.number
@@ -154,7 +215,8 @@ mov.b16 %h0, 7;
             text.append(f"xor.b32 %r{r + 3}, %r{last}, 0;")
             last = r + 3
         if a.step:
-            text.append(f"mad.lo.s32 %r{r + 4}, %r4, {a.step}, %r{last};")
+            walked = f"add.s32 %r{r + 4}, %w{a.number}, %r{last};"
+            text.append(walked if a.walks else f"mad.lo.s32 %r{r + 4}, {counter}, {a.step}, %r{last};")
             last = r + 4
         if a.space == "shared":
             text.append(f"add.s32 %r{r + 5}, %r3, %r{last};")
@@ -190,21 +252,24 @@ mov.b16 %h0, 7;
         touched: dict[tuple[int, int], set[tuple[int, int, int, int]]] = {}
         (x, y), phase = self.block, 0
 
-        def note(a: Access, turn: int) -> None:
+        def note(a: Access, counts: list[list[int]], turn: int) -> None:
             for bx, ty, tx in product(range(self.blocks), range(y), range(x)):
-                if not a.below or tx < a.below:
-                    first = a.start + tx * a.tx + ty * a.ty + bx * a.bx + turn * a.step
+                if turn < len(counts[tx]) and (not a.below or tx < a.below):
+                    first = a.start + tx * a.tx + ty * a.ty + bx * a.bx + counts[tx][turn] * a.step
+                    self.reached.setdefault(a.number, set()).add(first)
                     for byte in range(first, first + a.width):
                         place = (bx if a.space == "shared" else -1), byte
                         touched.setdefault(place, set()).add((bx, ty * x + tx, phase, a.number))
 
+        self.reached: dict[int, set[int]] = {}  # where accesses begin
         for item in self.code:
-            for turn in range(item.rounds if isinstance(item, Loop) else 1):
+            counts = [item.counts(thread) if isinstance(item, Loop) else [0] for thread in range(x)]
+            for turn in range(max(map(len, counts))):
                 for one in item.body if isinstance(item, Loop) else [item]:
                     if isinstance(one, str):
                         phase += one == "barrier"
                     else:
-                        note(one, turn)
+                        note(one, counts, turn)
         found: dict[tuple[int, int], set[tuple[int, int]]] = {}
         for place, accesses in touched.items():
             for old, new in product(accesses, accesses):
@@ -219,8 +284,8 @@ mov.b16 %h0, 7;
 
     def load(self) -> None:
         self.kernel = jit.load(self.ptx().encode()).kernels["k"]
-        whole = np.zeros(3 * 4096, np.uint8)
-        self.memory = whole[-whole.ctypes.data % 4096 :][:8192]
+        whole = np.zeros(4 * 4096, np.uint8)
+        self.memory = whole[-whole.ctypes.data % 4096 :][: 3 * 4096]
         self.params = (ctypes.c_uint64 * 2)(self.memory.ctypes.data, 0)
 
     def independent(self) -> frozenset[int]:
@@ -237,7 +302,7 @@ mov.b16 %h0, 7;
         self.load()
         addresses = self.kernel._independent._addresses
         arguments = bytes(self.params)[: self.kernel.layout.param_bytes]
-        forms = addresses.forms(arguments, (self.blocks, 1, 1), (*self.block, 1), self.kernel._address_of)
+        forms = addresses.forms(arguments, (self.blocks, 1, 1), (*self.block, 1), self.kernel._address_of).forms
         return {
             site.line: (form.low, form.high + site.width)
             for site, form in zip(addresses.sites, forms, strict=True)
@@ -248,14 +313,13 @@ mov.b16 %h0, 7;
         """Return which accesses race that are not looked at, or lie elsewhere than is said."""
         independent, races = self.independent(), self.races()
         wrong: list[object] = [pair for pair in races if independent.intersection(pair)]
-        limits, (x, y) = self.limits(), self.block
+        limits = self.limits()
         for a in self.accesses:
             base = self.memory.ctypes.data if a.space == "global" else 0
-            for bx, ty, tx in product(range(self.blocks), range(y), range(a.below or x)):
-                first = base + a.start + tx * a.tx + ty * a.ty + bx * a.bx
-                low, high = limits.get(self.lines[a.number], (first, first + a.width))
-                if not low <= first <= high - a.width:
-                    wrong.append((a, low, high, first))
+            for first in self.reached.get(a.number, ()):
+                low, high = limits.get(self.lines[a.number], (base + first, base + first + a.width))
+                if not low <= base + first <= high - a.width:
+                    wrong.append((a, low - base, high - base, first))
         return f"{self.code}: {wrong}" if wrong else ""
 
     def difference(self) -> str:
@@ -282,22 +346,25 @@ mov.b16 %h0, 7;
     def difference_of_memory(self) -> str:
         """Return which of the other checks' findings are lost, or new, by leaving out checks that look needless.
 
-        A part of the memory can be used, and a part of that has values.
+        A part of the memory can be used, and a part of that has values; it may lie in two pages.
         """
         self.load()
-        start, pick = self.memory.ctypes.data, self.random.choice
+        pick = self.random.choice
+        offset, kinds = pick((0, 0, 4096 - 256)), pick(_MEMORY)
         size = pick((4, 64, 200, 256, GLOBAL, GLOBAL + 4096))
         first = self.random.randrange(0, size)
         stop = self.random.randrange(first, size + 1) if self.random.random() < 0.5 else size
         found = []
         for everything in (False, True):
-            shadow = jit.Shadow(start, 8192, Instrument.MEMCHECK | Instrument.INITCHECK)
+            self.load()
+            start = self.memory.ctypes.data + offset
+            self.params[0] = start
+            shadow = jit.Shadow(start - offset, 3 * 4096, kinds)
             shadow.allocated(start, size)
             shadow.written(start + first, stop - first)
             if everything:
-                self.load()
-                self.params[0] = start
                 self.kernel.__dict__["_independent"] = _Nothing()
+                self.kernel.__dict__["_argument_ranges"] = ArgumentRanges((), {})
             defects = []
             for _ in range(2):  # the second launch finds what the first one wrote
                 defects += self.kernel.launch(
@@ -307,7 +374,7 @@ mov.b16 %h0, 7;
                     params=ctypes.addressof(self.params),
                     shadow=shadow,
                 )
-            found.append(sorted((one.defect, one.line, one.address, one.thread, one.count) for one in defects))
+            found.append(sorted((one.defect, one.line, one.address - start, one.thread, one.count) for one in defects))
         self.defects = len(found[1])
         return f"{self.code}: {found}" if found[0] != found[1] else ""
 

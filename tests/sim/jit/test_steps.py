@@ -117,3 +117,40 @@ def test_checked_kernels_and_footprints_agree_with_plain_ones(launch, kernels):
     launch(kernels["saxpy"], 2, 64, np.float32(2), x, y, np.int32(1000), footprint=footprint)
     assert [3.0] * 1000 == y.tolist()
     assert sum(size for _, size, _ in footprint.take()) == 8000
+
+
+RACES = """
+extern "C" __global__ void pairs(const int *x, int *y, int n, int shared) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i / shared] = x[i];
+}
+extern "C" __global__ void count(const int *x, int *y, int n, int early) {
+    __shared__ int bins[8];
+    if (threadIdx.x < 8) bins[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) atomicAdd(&bins[x[i]], 1);
+    if (!early) __syncthreads();
+    if (threadIdx.x < 8) atomicAdd(&y[threadIdx.x], bins[threadIdx.x]);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "races"), [("pairs", 1, 0), ("pairs", 2, 1), ("count", 0, 0), ("count", 1, 1)]
+)
+def test_races_of_threads_that_step_together_are_found(ptx_of, name, option, races):
+    kernel = jit.load(ptx_of(RACES)).kernels[name]
+    whole = np.zeros(3 * 4096, np.uint8)
+    memory = whole[-whole.ctypes.data % 4096 :][: 2 * 4096].view(np.int32)
+    memory[:1000] = np.random.default_rng(4).integers(0, 8, 1000)
+    start = memory.ctypes.data
+    arguments = np.array([start, start + 4096, 1000 | option << 32], np.uint64)
+    found = kernel.launch(
+        grid=(2, 1, 1),
+        block=(64, 1, 1),
+        shared_bytes=0,
+        params=arguments.ctypes.data,
+        shadow=jit.Shadow(start, 2 * 4096, jit.Instrument.RACECHECK),
+    )
+    assert races == len({one.line for one in found}), found
+    if name == "count" and not races:
+        assert np.bincount(memory[:1000], minlength=8).tolist() == memory[1024:1032].tolist()
