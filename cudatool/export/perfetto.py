@@ -42,7 +42,7 @@ from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dim
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints, blocks, segments, timeline
 from cudatool.trace.model import Frame, Trace
-from cudatool.trace.streams import stream_names
+from cudatool.trace.streams import stream_names, thread_names
 
 __all__ = ["write"]
 
@@ -132,7 +132,7 @@ class _Writer:
             self.origin = self.base - ahead
         self.time: npt.NDArray[np.int64] = time - self.origin
         self.text = [json.dumps(name) for name in trace.names]
-        self.streams = stream_names(trace)
+        self.streams, self.threads = stream_names(trace), thread_names(trace)
         self.blocks = blocks(trace)
         self.lanes: dict[tuple[int, str], int] = {}  # (process, name) -> number of the thread
         self.frames: int | None = None  # innermost ones that the stack of a block has, if not all
@@ -148,9 +148,7 @@ class _Writer:
         return self.lanes.setdefault((process, name), len(self.lanes) + 1)
 
     def _thread(self, index: int) -> int:
-        threads = self.trace.threads
-        # Two threads may have the same name.
-        return self._lane(_HOST, f"{threads[index] if index < len(threads) else 'thread'} ({index})")
+        return self._lane(_HOST, self.threads[index])
 
     def _memory(self) -> Iterator[bytes]:
         """Yield the counters: all three at each event that changed one."""

@@ -15,7 +15,7 @@ signed.
                                                     a row for each block that was handed out
     segments     id, device, pool, stream, address, size, small, expandable, alloc_time, free_time, stack,
                  alloc_event, free_event            a row for each segment, or run of mapped pages
-    streams      id, device, handle, flags
+    streams      id, device, handle, flags, name
     threads      id, name
     names        id, name
     frames       id, file, function, line, rank, fx_node
@@ -61,6 +61,7 @@ from cudatool.trace.events import FIELDS, RECORD, Kind
 from cudatool.trace.frames import frame_rank
 from cudatool.trace.lifetimes import Ints, Lifetimes, blocks, segments, timeline
 from cudatool.trace.model import Trace
+from cudatool.trace.streams import stream_names, thread_names
 
 __all__ = ["write"]
 
@@ -73,7 +74,7 @@ CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE threads (id INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE frames (id INTEGER PRIMARY KEY, file TEXT, function TEXT, line INTEGER, rank INTEGER, fx_node TEXT);
 CREATE TABLE stacks (id INTEGER, depth INTEGER, frame INTEGER REFERENCES frames, PRIMARY KEY (id, depth)) WITHOUT ROWID;
-CREATE TABLE streams (id INTEGER PRIMARY KEY, device INTEGER, handle INTEGER, flags INTEGER);
+CREATE TABLE streams (id INTEGER PRIMARY KEY, device INTEGER, handle INTEGER, flags INTEGER, name TEXT);
 CREATE TABLE events (id INTEGER PRIMARY KEY, {", ".join(f"{name} INTEGER" for name in _COLUMNS)});
 CREATE TABLE allocations (
     id INTEGER PRIMARY KEY, device INTEGER, pool INTEGER, stream INTEGER, address INTEGER, size INTEGER,
@@ -159,11 +160,13 @@ def _fill(database: sqlite3.Connection, trace: Trace, what: str) -> None:
     insert("meta", ((_text(key), json.dumps(value, default=str)) for key, value in facts.items()))
     insert("kinds", ((int(kind), kind.name, FIELDS.get(kind, "")) for kind in Kind))
     insert("names", ((i, _text(name)) for i, name in enumerate(trace.names)))
-    insert("threads", ((i, _text(name)) for i, name in enumerate(trace.threads)))
+    of_thread, of_stream = thread_names(trace), stream_names(trace)
+    insert("threads", ((i, _text(of_thread[i])) for i in range(len(trace.threads))))
     insert("frames", _frames(trace))
     insert("stacks", ((i, depth, f) for i, frames in enumerate(trace.stacks) for depth, f in enumerate(frames)))
     created = trace.of_kind(Kind.STREAM_CREATE)
-    insert("streams", rows(*(signed(created[name]) for name in ("stream", "device", "address", "flags"))))
+    streams = rows(*(signed(created[name]) for name in ("stream", "device", "address", "flags")))
+    insert("streams", ((*row, _text(of_stream[row[0]])) for row in streams))
     clock, lived, reserved = _Clock(trace.records), blocks(trace), segments(trace)
     _insert_numbers(database, "events", _events(trace.records, clock, f"{what}: events"))
     _insert_numbers(database, "allocations", _allocations(lived, clock, f"{what}: allocations"))

@@ -25,6 +25,7 @@ from cudatool.sanitize.findings import (
 )
 from cudatool.trace.events import AccessFlag, Api, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
+from cudatool.trace.streams import thread_names
 
 __all__ = ["check"]
 
@@ -323,7 +324,7 @@ class _Words:
         stream = self._engine.agents[defect.first.operation.agent].stream
         if threads[0] == threads[1] or stream not in self._per_thread:
             return None
-        return self._trace.threads[threads[0]]
+        return thread_names(self._trace)[threads[0]]
 
     @functools.cached_property
     def _per_thread(self) -> frozenset[int]:

@@ -39,7 +39,7 @@ from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
 from cudatool.trace.model import Trace
-from cudatool.trace.streams import stream_names
+from cudatool.trace.streams import stream_names, thread_names
 
 __all__ = ["Engine"]
 
@@ -188,14 +188,14 @@ class Engine:
         streams = [stream for stream in np.unique(records["stream"]).tolist() if stream]
         created = records[records["kind"] == Kind.STREAM_CREATE]
         facts = {int(row["stream"]): (int(row["device"]), int(row["flags"])) for row in created}
-        names = stream_names(trace, in_sentences=True)
+        names, of_thread = stream_names(trace, in_sentences=True), thread_names(trace)
 
         hosts = 1 if one_host else len(threads)
         early = early_streams(trace)
         self.clocks = Clocks(hosts + len(streams) + AGENTS * len(early), self.effort)
         nothing = self.clocks.nothing
         host_agents = [
-            Agent(i, nothing, "the host" if one_host else f"host thread {trace.threads[threads[i]]}", is_host=True)
+            Agent(i, nothing, "the host" if one_host else f"host thread {of_thread[threads[i]]}", is_host=True)
             for i in range(hosts)
         ]
         self.hosts = {thread: host_agents[0 if one_host else i] for i, thread in enumerate(threads)}

@@ -1,4 +1,4 @@
-"""What streams are called, the same in all reports."""
+"""What streams and threads are called, the same in all reports and exports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ import numpy as np
 from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.model import Trace
 
-__all__ = ["stream_names"]
+__all__ = ["stream_names", "thread_names"]
+
+
+class _Threads(dict[int, str]):
+    def __missing__(self, thread: int) -> str:
+        return f"thread {thread}"
+
+
+def thread_names(trace: Trace) -> dict[int, str]:
+    """Return the name of each thread of a trace, with its number in the trace where several are called so."""
+    same = Counter(trace.threads)
+    return _Threads(
+        {i: name if same[name] == 1 else f"{name} (thread {i})" for i, name in enumerate(trace.threads) if name}
+    )
 
 
 class _Names(dict[int, str]):
@@ -24,7 +37,7 @@ def stream_names(trace: Trace, *, in_sentences: bool = False) -> dict[int, str]:
     is called so, with its thread if there are per-thread ones of several, and with its number where that is not enough.
     If streams are of several devices, each name says which. `in_sentences`, a default stream is "the default stream".
     """
-    names, article = _Names(), "the " if in_sentences else ""
+    names, article, of_thread = _Names(), "the " if in_sentences else "", thread_names(trace)
     created = trace.of_kind(Kind.STREAM_CREATE)
     threads = dict(zip(created["stream"].tolist(), created["thread"].tolist(), strict=True))
     of_threads = np.unique(created["thread"][created["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0])
@@ -36,7 +49,7 @@ def stream_names(trace: Trace, *, in_sentences: bool = False) -> dict[int, str]:
         elif flags & StreamFlag.PER_THREAD_DEFAULT:
             names[stream] = f"{article}per-thread default stream"
             if len(of_threads) > 1:
-                names[stream] += f" of thread {trace.threads[threads[stream]]}"
+                names[stream] += f" of thread {of_thread[threads[stream]]}"
         elif of_several:
             names[stream] = f"stream {stream}"
         if of_several:

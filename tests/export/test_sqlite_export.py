@@ -15,9 +15,10 @@ from recordings import HERE, all_of_them
 from cudatool import analyze
 from cudatool.collect import torch_snapshot
 from cudatool.errors import OutputError
-from cudatool.export import sqlite
-from cudatool.trace.events import RECORD, Kind
+from cudatool.export import perfetto, sqlite
+from cudatool.trace.events import RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
+from cudatool.trace.streams import stream_names, thread_names
 
 STREAMS = HERE / "streams_default.pickle.xz"
 by_name = pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
@@ -149,6 +150,31 @@ def test_the_queries_in_the_docstring_run(written: tuple[Trace, Path]) -> None:
     assert 2 == len(queries)
     assert 0 < len(query(path, queries[0]))
     query(path, queries[1])
+
+
+def test_streams_and_threads_are_called_as_in_all_reports(tmp_path: Path) -> None:
+    records = np.zeros(7, RECORD)
+    records["kind"] = [*[Kind.STREAM_CREATE] * 4, *[Kind.RANGE_PUSH] * 3]
+    records["stream"], records["thread"] = [1, 2, 3, 4, 0, 0, 0], [0, 1, 2, 0, 0, 1, 2]
+    per_thread = StreamFlag.PER_THREAD_DEFAULT
+    records["flags"][:4] = [StreamFlag.LEGACY_DEFAULT, per_thread, per_thread, StreamFlag.NON_BLOCKING]
+    trace = Trace(records, names=["", "step"], threads=["main", "worker", "worker"])
+    records["name"][4:] = 1
+    streams = [
+        "default stream",
+        "per-thread default stream of thread worker (thread 1)",
+        "per-thread default stream of thread worker (thread 2)",
+        "stream 4",
+    ]
+    threads = ["main", "worker (thread 1)", "worker (thread 2)"]
+    assert (streams, threads) == ([stream_names(trace)[i] for i in (1, 2, 3, 4)], list(thread_names(trace).values()))
+    sqlite.write(tmp_path / "x.sqlite", trace)
+    assert [(name,) for name in streams] == query(tmp_path / "x.sqlite", "SELECT name FROM streams ORDER BY id")
+    assert [(name,) for name in threads] == query(tmp_path / "x.sqlite", "SELECT name FROM threads ORDER BY id")
+    perfetto.write(tmp_path / "x.json", trace)
+    events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event.get("name") == "thread_name"}
+    assert set(threads) <= lanes
 
 
 def test_an_older_file_is_replaced(tmp_path: Path) -> None:
