@@ -14,11 +14,15 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Let programs that tests start be interrupted, and keep the modules that they compile, whatever started the tests.
+    """Choose the device, let programs that tests start be interrupted, and keep the modules that they compile.
+
+    The software device has two devices in tests: what needs them needs no process of its own.
 
     Tests run with SIGINT ignored under nohup. Under PYTHONDONTWRITEBYTECODE each of the many hundred programs would
     compile five hundred modules again, which takes as long as all else that it does.
     """
+    if not os.path.exists("/dev/nvidiactl"):
+        os.environ.setdefault("CUDATOOL_DEVICE", "sim:count=2")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

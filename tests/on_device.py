@@ -6,9 +6,6 @@ The conftest.py of each such room takes them all from here.
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -34,26 +31,10 @@ def device() -> str:
 
 @pytest.fixture
 def second() -> int:
-    """The second device; a test that asks for it runs in a process with two (:func:`on_two_devices`)."""
+    """The second device: there is one on GPUs, if the machine has two, and on the software device as tests choose it."""
     if cudatool.device_count() < 2:
-        pytest.skip("there is one device; the first test of the file runs this one on two")
+        pytest.skip("there is one device")
     return 1
-
-
-@pytest.fixture
-def on_two_devices(device: str) -> Callable[[str], str]:
-    """Run a file's tests on two software devices, and return what pytest said; skips where that is needless."""
-
-    def run(file: str) -> str:
-        if cudatool.device_count() > 1 or device != "sim":
-            pytest.skip("this process has its own devices")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
-        environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    return run
 
 
 Looked = Callable[[AbstractContextManager[Any], AbstractContextManager[Any], Callable[[], object]], list[object]]

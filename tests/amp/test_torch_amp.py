@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from typing import Any
 
 import ml_dtypes
@@ -331,33 +328,7 @@ def test_the_scale_follows_gradients_of_a_graph() -> None:
         assert (scale, count) == (state["scale"], state["_growth_tracker"])
 
 
-@pytest.fixture
-def two_devices() -> None:
-    if cudatool.device_count() < 2:
-        pytest.skip("there is one device; a test runs this one on two")
-
-
-def test_what_needs_two_devices_passes_on_two_software_devices(device: str) -> None:
-    if cudatool.device_count() > 1 or device != "sim":
-        pytest.skip("this process has its own devices")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-        "-k",
-        "is_scaled_on or one_of_two",
-    ]
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
-
-
-@pytest.mark.usefixtures("two_devices")
+@pytest.mark.usefixtures("second")
 def test_each_output_is_scaled_on_its_device() -> None:
     """Source: test_cuda_multigpu.py::test_grad_scaling_scale"""
     scaler = amp.GradScaler(init_scale=2.0)
@@ -367,7 +338,7 @@ def test_each_output_is_scaled_on_its_device() -> None:
     assert [8.0] * 3 == [float(each.get()[0]) for each in (found[0], found[1][0], found[1][1][0])]
 
 
-@pytest.mark.usefixtures("two_devices")
+@pytest.mark.usefixtures("second")
 def test_an_infinity_on_one_of_two_devices_skips_the_step_on_both() -> None:
     """Source: test_cuda_multigpu.py::test_grad_scaling_multigpu"""
     params = [cudatool.ones(3, device=device) for device in (0, 1)]

@@ -1,7 +1,8 @@
 """The command line as a user runs it: in an empty directory, on the software device.
 
-What runs a program does so in a process of its own. Commands that read files run in this process: one of them takes
-less time than a process needs to start.
+What runs a program does so in a process of its own: one that has imported nothing where tests are about processes
+(`run_command`), one that has imported what it needs where they are about reports (`run_warm`). Commands that read files
+run in this process: one of them takes less time than a process needs to start.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import pytest
+from warm_process import WarmProcess
 
 from cudatool.cli import main
 
@@ -51,6 +53,26 @@ def run_command(tmp_path, run_here) -> Callable[..., Completed]:
         command = [sys.executable, "-c", "from cudatool.cli import main; main()", *map(str, arguments)]
         options = {"cwd": tmp_path, "env": os.environ | _ENVIRONMENT | environment, "timeout": 240, **kwargs}
         return subprocess.run(command, capture_output=True, text=True, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def warm_process() -> Iterator[WarmProcess]:
+    """The server that programs of `run_warm` are forked off."""
+    server = WarmProcess()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run_warm(tmp_path, warm_process, run_command) -> Callable[..., Completed]:
+    """Run ``cudatool ARGS`` as `run_command` does, in a process that has its imports done; not if they depend on more."""
+
+    def run(*arguments: object, **kwargs: object) -> Completed:
+        if kwargs or (arguments and arguments[0] in _READS_FILES):
+            return run_command(*arguments, **kwargs)
+        return warm_process.run([*map(str, arguments)], tmp_path, os.environ | _ENVIRONMENT, 240)
 
     return run
 

@@ -16,8 +16,8 @@ _PROGRAMS = Path(__file__).parents[1] / "programs"
 @pytest.mark.parametrize(
     ("program", "kernels"), [("vector_add.py", 1), ("saxpy_cubin.py", 2)], ids=["vector_add", "saxpy_cubin"]
 )
-def test_program_runs_right_and_its_kernels_and_copies_are_in_the_trace(run_command, tmp_path, program, kernels):
-    done = run_command("run", "-o", "t.ctrace", _PROGRAMS / program)
+def test_program_runs_right_and_its_kernels_and_copies_are_in_the_trace(run_warm, tmp_path, program, kernels):
+    done = run_warm("run", "-o", "t.ctrace", _PROGRAMS / program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(": right\n")
     trace = read(tmp_path / "t.ctrace")
@@ -30,21 +30,21 @@ def test_program_runs_right_and_its_kernels_and_copies_are_in_the_trace(run_comm
         assert trace.stack(int(launch["stack"]))[0].file == str(_PROGRAMS / program)
 
 
-def test_correct_foreign_programs_are_clean(run_command):
+def test_correct_foreign_programs_are_clean(run_warm):
     for program in ("vector_add.py", "saxpy_cubin.py"):
-        done = run_command("sanitize", "--format", "json", _PROGRAMS / program)
+        done = run_warm("sanitize", "--format", "json", _PROGRAMS / program)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("mode", ["fixed", "halves"])
-def test_ordered_streams_and_disjoint_writers_are_clean(run_command, mode):
-    done = run_command("sanitize", _PROGRAMS / "two_streams.py", mode)
+def test_ordered_streams_and_disjoint_writers_are_clean(run_warm, mode):
+    done = run_warm("sanitize", _PROGRAMS / "two_streams.py", mode)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("schedule", ["fifo", "lifo", "late", "random"])
-def test_missing_wait_is_found_with_both_stacks_under_every_schedule(run_command, schedule):
-    done = run_command(
+def test_missing_wait_is_found_with_both_stacks_under_every_schedule(run_warm, schedule):
+    done = run_warm(
         "sanitize", "--format", "json", "--device", f"sim:schedule={schedule}", _PROGRAMS / "two_streams.py", "racy"
     )
     assert done.returncode == 1, done.stdout + done.stderr
@@ -57,8 +57,8 @@ def test_missing_wait_is_found_with_both_stacks_under_every_schedule(run_command
     assert "twice" in sites[1]
 
 
-def test_one_shared_element_is_found_and_its_bytes_named(run_command):
-    done = run_command("sanitize", "--format", "json", _PROGRAMS / "two_streams.py", "overlap")
+def test_one_shared_element_is_found_and_its_bytes_named(run_warm):
+    done = run_warm("sanitize", "--format", "json", _PROGRAMS / "two_streams.py", "overlap")
     assert done.returncode == 1, done.stdout + done.stderr
     (finding,) = json.loads(done.stdout)["findings"]
     assert finding["kind"] == "race-waw"

@@ -12,9 +12,9 @@ SOUND = ("mlp",)
 TOO_SHORT = ("fragmentation", "vector_add")
 
 
-def test_the_sample_that_leaks_is_found_with_its_line(run_command, tmp_path: Path) -> None:
-    run_command("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
-    done = run_command("leaks", "leak.ctrace")
+def test_the_sample_that_leaks_is_found_with_its_line(run_warm, tmp_path: Path) -> None:
+    run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
+    done = run_warm("leaks", "leak.ctrace")
     assert 1 == done.returncode
     line = next(number for number, text in enumerate(SAMPLES.joinpath("leak.py").read_text().splitlines(), 1)
                 if "ct.zeros" in text)  # fmt: skip
@@ -25,43 +25,43 @@ def test_the_sample_that_leaks_is_found_with_its_line(run_command, tmp_path: Pat
 
 
 @pytest.mark.parametrize("sample", SOUND)
-def test_the_other_samples_do_not_leak(run_command, sample: str) -> None:
-    run_command("run", "-o", "sound.ctrace", SAMPLES / f"{sample}.py")
-    done = run_command("leaks", "sound.ctrace")
+def test_the_other_samples_do_not_leak(run_warm, sample: str) -> None:
+    run_warm("run", "-o", "sound.ctrace", SAMPLES / f"{sample}.py")
+    done = run_warm("leaks", "sound.ctrace")
     assert (0, "") == (done.returncode, done.stderr)
     assert "no call site leaks" in done.stdout
 
 
 @pytest.mark.parametrize("sample", TOO_SHORT)
-def test_a_sample_in_which_nothing_repeats_is_not_called_clean(run_command, sample: str) -> None:
-    run_command("run", "-o", "short.ctrace", SAMPLES / f"{sample}.py")
-    done = run_command("leaks", "short.ctrace")
+def test_a_sample_in_which_nothing_repeats_is_not_called_clean(run_warm, sample: str) -> None:
+    run_warm("run", "-o", "short.ctrace", SAMPLES / f"{sample}.py")
+    done = run_warm("leaks", "short.ctrace")
     assert (4, "") == (done.returncode, done.stderr)
     assert "could not tell whether anything leaks" in done.stdout
     assert "No repeated steps found. Wrap each iteration" in " ".join(done.stdout.split())
-    (device,) = json.loads(run_command("leaks", "short.ctrace", "--json").stdout)["devices"]
+    (device,) = json.loads(run_warm("leaks", "short.ctrace", "--json").stdout)["devices"]
     assert ("could not tell", "nothing-repeats", [], []) == tuple(
         device[key] for key in ("verdict", "doubt", "leaks", "unclear")
     )
 
 
-def test_a_recording_without_device_memory_is_not_called_clean(run_command, tmp_path: Path) -> None:
+def test_a_recording_without_device_memory_is_not_called_clean(run_warm, tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("")
-    run_command("run", "-o", "idle.ctrace", "idle.py")
-    done = run_command("leaks", "idle.ctrace")
+    run_warm("run", "-o", "idle.ctrace", "idle.py")
+    done = run_warm("leaks", "idle.ctrace")
     assert (4, "Could not tell: no device memory was allocated.\n") == (done.returncode, done.stdout)
-    assert 4 == run_command("leaks", "idle.ctrace", "--json").returncode
-    shown = run_command("snapshot", "idle.ctrace")
+    assert 4 == run_warm("leaks", "idle.ctrace", "--json").returncode
+    shown = run_warm("snapshot", "idle.ctrace")
     assert (0, "") == (shown.returncode, shown.stderr)
     assert "no device memory was allocated" in shown.stdout
-    checked = run_command("sanitize", "idle.ctrace")
+    checked = run_warm("sanitize", "idle.ctrace")
     assert 2 == checked.returncode
     assert "0 operations" not in checked.stdout.splitlines()[-1]
 
 
-def test_json_tells_steps_and_leaks_in_bytes(run_command) -> None:
-    run_command("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
-    done = run_command("leaks", "leak.ctrace", "--json")
+def test_json_tells_steps_and_leaks_in_bytes(run_warm) -> None:
+    run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
+    done = run_warm("leaks", "leak.ctrace", "--json")
     assert 1 == done.returncode
     document = json.loads(done.stdout)
     assert "cudatool.leaks/1" == document["schema"]
@@ -71,9 +71,9 @@ def test_json_tells_steps_and_leaks_in_bytes(run_command) -> None:
     assert {"count", "source", "confidence"} == device["steps"].keys()
 
 
-def test_the_newest_trace_is_the_default(run_command) -> None:
-    run_command("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
-    assert 1 == run_command("leaks").returncode
+def test_the_newest_trace_is_the_default(run_warm) -> None:
+    run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
+    assert 1 == run_warm("leaks").returncode
 
 
 PROGRAMS = {
@@ -133,15 +133,15 @@ for i in range(80):
 
 
 @pytest.mark.parametrize(("name", "status"), [("service", 1), ("main", 1), ("layers", 4), ("tokens", 4), ("ring", 0)])
-def test_whole_programs(run_command, tmp_path: Path, name: str, status: int) -> None:
+def test_whole_programs(run_warm, tmp_path: Path, name: str, status: int) -> None:
     (tmp_path / "program.py").write_text(PROGRAMS[name])
-    assert 0 == run_command("run", "-o", "t.ctrace", "program.py").returncode
-    done = run_command("leaks", "t.ctrace")
+    assert 0 == run_warm("run", "-o", "t.ctrace", "program.py").returncode
+    done = run_warm("leaks", "t.ctrace")
     assert (status, "") == (done.returncode, done.stderr), done.stdout
 
 
 @pytest.mark.parametrize("arguments", [["missing.ctrace"], [], ["text"]])
-def test_what_cannot_be_read_is_one_line_and_status_2(run_command, tmp_path: Path, arguments: list[str]) -> None:
+def test_what_cannot_be_read_is_one_line_and_status_2(run_warm, tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "text").write_text("text")
-    done = run_command("leaks", *arguments)
+    done = run_warm("leaks", *arguments)
     assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))

@@ -16,8 +16,8 @@ _SAMPLES = Path(__file__).parents[2] / "samples"
 
 
 @pytest.mark.parametrize("sample", ["vector_add", "pipeline_fixed", "mlp", "leak", "fragmentation"])
-def test_sample_runs_and_leaves_a_trace(run_command, tmp_path, sample):
-    done = run_command("run", "-o", "t.ctrace", "--html", "p.html", _SAMPLES / f"{sample}.py")
+def test_sample_runs_and_leaves_a_trace(run_warm, tmp_path, sample):
+    done = run_warm("run", "-o", "t.ctrace", "--html", "p.html", _SAMPLES / f"{sample}.py")
     assert done.returncode == 0, done.stderr
     trace = read(tmp_path / "t.ctrace")
     assert trace.notes == []
@@ -33,9 +33,9 @@ _SCHEDULES = ["fifo", "lifo", "late", "random,seed=1", "random,seed=2", "random,
 
 
 @pytest.mark.parametrize("schedule", _SCHEDULES)
-def test_racy_pipeline_is_reported_with_both_stacks_under_every_schedule(run_command, schedule):
+def test_racy_pipeline_is_reported_with_both_stacks_under_every_schedule(run_warm, schedule):
     device = f"sim:schedule={schedule}"
-    done = run_command("sanitize", "--format", "json", "--device", device, _SAMPLES / "pipeline_racy.py")
+    done = run_warm("sanitize", "--format", "json", "--device", device, _SAMPLES / "pipeline_racy.py")
     assert done.returncode == 1, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
     assert findings
@@ -46,22 +46,22 @@ def test_racy_pipeline_is_reported_with_both_stacks_under_every_schedule(run_com
 
 
 @pytest.mark.parametrize("schedule", _SCHEDULES)
-def test_fixed_pipeline_is_clean_and_right_under_every_schedule(run_command, schedule):
-    done = run_command("sanitize", "--device", f"sim:schedule={schedule}", _SAMPLES / "pipeline_fixed.py")
+def test_fixed_pipeline_is_clean_and_right_under_every_schedule(run_warm, schedule):
+    done = run_warm("sanitize", "--device", f"sim:schedule={schedule}", _SAMPLES / "pipeline_fixed.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_racy_pipeline_computes_a_wrong_sum_under_lifo(run_command):
+def test_racy_pipeline_computes_a_wrong_sum_under_lifo(run_warm):
     totals = {}
     for schedule in ("fifo", "lifo"):
-        done = run_command("run", "--device", f"sim:schedule={schedule}", _SAMPLES / "pipeline_racy.py")
+        done = run_warm("run", "--device", f"sim:schedule={schedule}", _SAMPLES / "pipeline_racy.py")
         totals[schedule] = re.search(r"total (\S+),", done.stdout)[1]
     assert totals["fifo"] == "10"
     assert totals["lifo"] != "10"
 
 
-def test_leak_names_the_line_that_holds_the_memory(run_command, tmp_path):
-    assert run_command("run", "-o", "t.ctrace", _SAMPLES / "leak.py").returncode == 0
+def test_leak_names_the_line_that_holds_the_memory(run_warm, tmp_path):
+    assert run_warm("run", "-o", "t.ctrace", _SAMPLES / "leak.py").returncode == 0
     summary = analyze.report(read(tmp_path / "t.ctrace")).summary
     (site, *_) = summary.devices[0].still_live
     line = (_SAMPLES / "leak.py").read_text().splitlines().index("    activations = ct.zeros((256, 1024), np.float32)")
@@ -69,14 +69,14 @@ def test_leak_names_the_line_that_holds_the_memory(run_command, tmp_path):
     assert site.size == 50 << 20
 
 
-def test_other_samples_are_clean(run_command):
+def test_other_samples_are_clean(run_warm):
     for sample in ("vector_add", "mlp"):
-        done = run_command("sanitize", _SAMPLES / f"{sample}.py")
+        done = run_warm("sanitize", _SAMPLES / f"{sample}.py")
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_data_parallel_training_gives_on_two_devices_what_it_gives_on_one(run_command):
-    done = run_command("sanitize", "--device", "sim:count=2", _SAMPLES / "data_parallel.py")
+def test_data_parallel_training_gives_on_two_devices_what_it_gives_on_one(run_warm):
+    done = run_warm("sanitize", "--device", "sim:count=2", _SAMPLES / "data_parallel.py")
     assert done.returncode == 0, done.stdout + done.stderr
     losses = re.findall(r"step +(\d+) on (\d) of 2: loss (\S+)", done.stderr + done.stdout)
     on_two, on_one = ([(step, loss) for step, count, loss in losses if count == wanted] for wanted in "21")

@@ -130,10 +130,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", list(MISTAKES))
-def test_each_mistake_is_found(run_command, tmp_path, mistake):
+def test_each_mistake_is_found(run_warm, tmp_path, mistake):
     check, kind, wrong, _ = MISTAKES[mistake]
     (tmp_path / "wrong.py").write_text(_HEAD + wrong + _TAIL)
-    done = run_command("sanitize", "--checks", "all", "--json", "wrong.py")
+    done = run_warm("sanitize", "--checks", "all", "--json", "wrong.py")
     report = json.loads(done.stdout)
     assert [(check, kind)] == [(one["check"], one["kind"]) for one in report["on_device"]], done.stderr
     assert done.returncode == 1
@@ -142,18 +142,18 @@ def test_each_mistake_is_found(run_command, tmp_path, mistake):
     assert any(frame["file"].endswith("wrong.py") for frame in found["stack"])
 
 
-def test_repairs_of_the_mistakes_are_clean(run_command, tmp_path):
+def test_repairs_of_the_mistakes_are_clean(run_warm, tmp_path):
     (tmp_path / "right.py").write_text(
         "\ndevice.sync()\n".join([_HEAD, *(right for *_, right in MISTAKES.values()), _TAIL])
     )
-    done = run_command("sanitize", "--checks", "all", "right.py")
+    done = run_warm("sanitize", "--checks", "all", "right.py")
     assert (0, True) == (done.returncode, "no findings" in done.stdout), done.stdout + done.stderr
     assert "done" in done.stderr
 
 
-def test_a_finding_names_thread_line_memory_and_launch(run_command, tmp_path):
+def test_a_finding_names_thread_line_memory_and_launch(run_warm, tmp_path):
     (tmp_path / "wrong.py").write_text(_HEAD + MISTAKES["write behind an allocation"][2] + _TAIL)
-    done = run_command("sanitize", "wrong.py")
+    done = run_warm("sanitize", "wrong.py")
     for text in (
         "memcheck: access out of bounds",
         "write of 4 B in global memory by kernel fill",
@@ -176,15 +176,15 @@ ct.synchronize()
 """
 
 
-def test_the_byte_behind_an_array_is_nobodys_without_caching(run_command, tmp_path):
+def test_the_byte_behind_an_array_is_nobodys_without_caching(run_warm, tmp_path):
     (tmp_path / "behind.py").write_text(_BEHIND)
-    done = run_command("sanitize", "behind.py", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    done = run_warm("sanitize", "behind.py", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     assert done.returncode == 1
     assert "0 bytes after the end of 512 B" in done.stdout
     assert "b[threadIdx.x] = a[threadIdx.x + 1];" in done.stdout
 
 
-def test_blocks_of_the_caching_allocator_are_checked_to_the_byte(run_command, tmp_path):
+def test_blocks_of_the_caching_allocator_are_checked_to_the_byte(run_warm, tmp_path):
     (tmp_path / "blocks.py").write_text(
         """
 import numpy as np
@@ -202,16 +202,16 @@ ct.synchronize()
     )
     source = (tmp_path / "blocks.py").read_text()
     (tmp_path / "blocks.py").write_text(source.replace("EXTRA", "1"))
-    report = json.loads(run_command("sanitize", "--json", "blocks.py").stdout)
+    report = json.loads(run_warm("sanitize", "--json", "blocks.py").stdout)
     assert ["out-of-bounds"] == [one["kind"] for one in report["on_device"]]
     assert 400 == report["on_device"][0]["buffer"]["size"]
     (tmp_path / "blocks.py").write_text(source.replace("EXTRA", "0"))
-    done = run_command("sanitize", "--checks", "all", "blocks.py")
+    done = run_warm("sanitize", "--checks", "all", "blocks.py")
     assert 0 == done.returncode, done.stdout
 
 
 @pytest.mark.parametrize("mistake", [False, True])
-def test_a_block_has_its_old_values_until_the_kernel_that_reads_them_has_run(run_command, tmp_path, mistake):
+def test_a_block_has_its_old_values_until_the_kernel_that_reads_them_has_run(run_warm, tmp_path, mistake):
     read = "copy[(1, 64)](b, y)" if mistake else "copy[(1, 64)](y, b); copy[(1, 64)](b, y)"
     (tmp_path / "again.py").write_text(
         f"""
@@ -227,11 +227,11 @@ y = ct.empty(64)  # and its block is used again
 ct.synchronize()
 """
     )
-    report = json.loads(run_command("sanitize", "--json", "--checks", "initcheck", "again.py").stdout)
+    report = json.loads(run_warm("sanitize", "--json", "--checks", "initcheck", "again.py").stdout)
     assert ["uninitialized"] * mistake == [one["kind"] for one in report["on_device"]]
 
 
-def test_a_product_gives_values_to_a_block_that_earlier_work_still_used(run_command, tmp_path):
+def test_a_product_gives_values_to_a_block_that_earlier_work_still_used(run_warm, tmp_path):
     (tmp_path / "products.py").write_text(
         """
 import cudatool as ct
@@ -243,49 +243,49 @@ for _ in range(3):
 ct.synchronize()
 """
     )
-    done = run_command("sanitize", "--checks", "initcheck", "products.py")
+    done = run_warm("sanitize", "--checks", "initcheck", "products.py")
     assert 0 == done.returncode, done.stdout
 
 
-def test_a_wild_access_does_not_reach_another_allocation(run_command, tmp_path):
+def test_a_wild_access_does_not_reach_another_allocation(run_warm, tmp_path):
     others = "for _ in range(100): ok(driver.cuMemAlloc(512))\n"
     (tmp_path / "wrong.py").write_text(_HEAD + others + "run(kernel('expect'), 1, a + 32768)\nstream.sync()")
-    done = run_command("sanitize", "--json", "wrong.py")
+    done = run_warm("sanitize", "--json", "wrong.py")
     assert ["out-of-bounds"] == [one["kind"] for one in json.loads(done.stdout)["on_device"]]
 
 
-def test_space_between_allocations_takes_no_memory_that_is_short(run_command, tmp_path):
+def test_space_between_allocations_takes_no_memory_that_is_short(run_warm, tmp_path):
     many = "ok(driver.cuMemAlloc(5 << 20))\nfor _ in range(1000): ok(driver.cuMemAlloc(512))"
     (tmp_path / "many.py").write_text(_HEAD + many)
-    done = run_command("sanitize", "--device", "sim:memory=8MiB", "many.py")
+    done = run_warm("sanitize", "--device", "sim:memory=8MiB", "many.py")
     assert (0, True) == (done.returncode, "no findings" in done.stdout), done.stdout + done.stderr
 
 
-def test_what_was_found_before_a_kernel_trapped_is_reported(run_command, tmp_path):
+def test_what_was_found_before_a_kernel_trapped_is_reported(run_warm, tmp_path):
     (tmp_path / "wrong.py").write_text(_HEAD + "run(kernel('expect'), 1, a + 256)\nstream.sync()")
-    done = run_command("sanitize", "--json", "wrong.py")
+    done = run_warm("sanitize", "--json", "wrong.py")
     assert "trap at program.cu:22" in done.stderr
     assert [("memcheck", "out-of-bounds")] == [
         (one["check"], one["kind"]) for one in json.loads(done.stdout)["on_device"]
     ]
 
 
-def test_repeated_findings_are_counted(run_command, tmp_path):
+def test_repeated_findings_are_counted(run_warm, tmp_path):
     again = "for _ in range(3): run(kernel('fill'), 128, a, np.int32(70))"
     (tmp_path / "wrong.py").write_text(_HEAD + again + _TAIL)
-    report = json.loads(run_command("sanitize", "--json", "wrong.py").stdout)
+    report = json.loads(run_warm("sanitize", "--json", "wrong.py").stdout)
     assert [18] == [one["count"] for one in report["on_device"]]
 
 
-def test_an_unknown_check_is_refused_in_one_line(run_command, tmp_path):
+def test_an_unknown_check_is_refused_in_one_line(run_warm, tmp_path):
     (tmp_path / "x.py").write_text("")
-    done = run_command("sanitize", "--checks", "race,memchek", "x.py")
+    done = run_warm("sanitize", "--checks", "race,memchek", "x.py")
     assert done.returncode == 2
     assert "memchek" in done.stderr
     assert 1 == done.stderr.count("\n")
 
 
-def test_only_what_is_asked_for_is_looked_for(run_command, tmp_path):
+def test_only_what_is_asked_for_is_looked_for(run_warm, tmp_path):
     (tmp_path / "wrong.py").write_text(_HEAD + MISTAKES["no barrier"][2] + _TAIL)
-    assert 0 == run_command("sanitize", "wrong.py").returncode  # racecheck costs much, so it is not the default
-    assert 1 == run_command("sanitize", "--checks", "racecheck", "wrong.py").returncode
+    assert 0 == run_warm("sanitize", "wrong.py").returncode  # racecheck costs much, so it is not the default
+    assert 1 == run_warm("sanitize", "--checks", "racecheck", "wrong.py").returncode

@@ -28,8 +28,8 @@ def racy(tmp_path):
     return "racy.py"
 
 
-def test_findings_give_status_1_and_a_report_alone_on_stdout(run_command, racy):
-    done = run_command("sanitize", racy)
+def test_findings_give_status_1_and_a_report_alone_on_stdout(run_warm, racy):
+    done = run_warm("sanitize", racy)
     assert done.returncode == 1
     assert "race-waw" in done.stdout
     assert "racy.py:7" in done.stdout
@@ -38,35 +38,35 @@ def test_findings_give_status_1_and_a_report_alone_on_stdout(run_command, racy):
     assert "output of the program" in done.stderr
 
 
-def test_error_exitcode_replaces_status_1(run_command, racy):
-    assert run_command("sanitize", "--error-exitcode", "42", racy).returncode == 42
-    assert run_command("sanitize", "--error-exitcode", "0", racy).returncode == 0
+def test_error_exitcode_replaces_status_1(run_warm, racy):
+    assert run_warm("sanitize", "--error-exitcode", "42", racy).returncode == 42
+    assert run_warm("sanitize", "--error-exitcode", "0", racy).returncode == 0
 
 
-def test_json_names_its_schema(run_command, racy):
-    report = json.loads(run_command("sanitize", "--json", racy).stdout)
+def test_json_names_its_schema(run_warm, racy):
+    report = json.loads(run_warm("sanitize", "--json", racy).stdout)
     assert report["schema"] == "cudatool.sanitize/1"
     assert len(report["findings"]) == 1
 
 
-def test_recorded_trace_can_be_checked_later(run_command, racy):
-    assert run_command("run", "-o", "t.ctrace", racy).returncode == 0
-    done = run_command("sanitize", "t.ctrace")
+def test_recorded_trace_can_be_checked_later(run_warm, racy):
+    assert run_warm("run", "-o", "t.ctrace", racy).returncode == 0
+    done = run_warm("sanitize", "t.ctrace")
     assert done.returncode == 1
     assert "race-waw" in done.stdout
 
 
-def test_workload_that_fails_gives_status_3_and_still_a_report(run_command, racy, tmp_path):
+def test_workload_that_fails_gives_status_3_and_still_a_report(run_warm, racy, tmp_path):
     (tmp_path / "fails.py").write_text(_RACY + "raise SystemExit(9)\n")
-    done = run_command("sanitize", "fails.py")
+    done = run_warm("sanitize", "fails.py")
     assert done.returncode == 3
     assert "race-waw" in done.stdout
     assert "exit status 9" in done.stderr
 
 
-def test_clean_program_gives_status_0(run_command, tmp_path):
+def test_clean_program_gives_status_0(run_warm, tmp_path):
     (tmp_path / "clean.py").write_text(_RACY.replace('buffer.fill(b"b"', 'two.wait(one)\nbuffer.fill(b"b"'))
-    done = run_command("sanitize", "clean.py")
+    done = run_warm("sanitize", "clean.py")
     assert done.returncode == 0, done.stdout
 
 
@@ -117,10 +117,10 @@ def test_what_is_wrong_with_the_options_is_said_in_a_line_before_the_workload_ru
     assert not (tmp_path / "ran").exists()
 
 
-def test_several_formats_at_once(run_command, racy, tmp_path):
+def test_several_formats_at_once(run_warm, racy, tmp_path):
     files = {"sarif": "f.sarif", "junit": "j.xml", "json": "f.json", "gitlab": "g.json", "github": "log.txt"}
     options = [f"--format={form}={file}" for form, file in files.items()]
-    done = run_command("sanitize", *options, "--html", "page.html", racy)
+    done = run_warm("sanitize", *options, "--html", "page.html", racy)
     assert 1 == done.returncode, done.stderr
     assert "cudatool sanitize: 1 finding" == done.stdout.splitlines()[-1]
     assert [f"Wrote {file}" for file in [*files.values(), "page.html"]] == done.stderr.splitlines()[-6:]
@@ -154,16 +154,16 @@ def test_names_that_stdout_cannot_show_are_escaped(racy, tmp_path):
     assert "gr\\xf6\\xdfe.py:8 in <module>" in done.stdout
 
 
-def test_a_workload_that_fails_is_in_the_files_too(run_command, tmp_path):
+def test_a_workload_that_fails_is_in_the_files_too(run_warm, tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit(9)\n")
-    done = run_command("sanitize", "--format=junit=j.xml", "--format=sarif=f.sarif", "fails.py")
+    done = run_warm("sanitize", "--format=junit=j.xml", "--format=sarif=f.sarif", "fails.py")
     assert 3 == done.returncode
     assert "failed with exit status 9" in (tmp_path / "j.xml").read_text()
     (run,) = json.loads((tmp_path / "f.sarif").read_text())["runs"]
     assert run["invocations"][0]["executionSuccessful"] is False
 
 
-def test_a_baseline_from_its_writing_to_its_end(run_command, racy, tmp_path):
+def test_a_baseline_from_its_writing_to_its_end(run_warm, racy, tmp_path):
     path = tmp_path / "known.json"
     options = ["sanitize", "--baseline", "known.json"]
 
@@ -175,45 +175,45 @@ def test_a_baseline_from_its_writing_to_its_end(run_command, racy, tmp_path):
         data["findings"][0] |= fields
         path.write_text(json.dumps(data))
 
-    assert 0 == run_command(*options, "--update-baseline", racy).returncode
+    assert 0 == run_warm(*options, "--update-baseline", racy).returncode
     (entry,) = entries()
     assert ("race-waw", "race", "", "") == (entry["kind"], entry["check"], entry["reason"], entry["expires"])
     assert "cuMemsetD8Async in <module> (racy.py); cuMemsetD8Async in <module> (racy.py)" == entry["what"]
     change(reason="both are tests", expires="2999-12-31")
 
     (tmp_path / racy).write_text("# moved\n" + _RACY)
-    done = run_command(*options, racy)
+    done = run_warm(*options, racy)
     assert (0, "cudatool sanitize: no findings, 1 known") == (done.returncode, done.stdout.splitlines()[-1])
     assert "both are tests" in done.stdout
 
     change(expires="2020-01-31")
-    done = run_command(*options, racy)
+    done = run_warm(*options, racy)
     assert 1 == done.returncode
     assert "The baseline knows it (both are tests), but only until 2020-01-31." in " ".join(done.stdout.split())
-    assert 1 == run_command(*options, "--update-baseline", racy).returncode  # a day is moved by hand
+    assert 1 == run_warm(*options, "--update-baseline", racy).returncode  # a day is moved by hand
     assert ("both are tests", "2020-01-31") == (entries()[0]["reason"], entries()[0]["expires"])
 
     (tmp_path / "clean.py").write_text("import numpy as np, cudatool as ct\nct.asarray(np.zeros(4)).get()\n")
-    done = run_command(*options, "clean.py")
+    done = run_warm(*options, "clean.py")
     last = "cudatool sanitize: no findings, 1 stale in the baseline"
     assert (0, last) == (done.returncode, done.stdout.splitlines()[-1])
     (tmp_path / "fails.py").write_text("raise SystemExit(9)")
-    assert 3 == run_command(*options, "--update-baseline", "fails.py").returncode
+    assert 3 == run_warm(*options, "--update-baseline", "fails.py").returncode
     assert 1 == len(entries())  # half a run says nothing of what is gone
-    assert 0 == run_command(*options, "--update-baseline", "clean.py").returncode
+    assert 0 == run_warm(*options, "--update-baseline", "clean.py").returncode
     assert [] == entries()
 
 
-def test_rules_and_comments_set_findings_aside(run_command, racy, tmp_path):
-    done = run_command("sanitize", "--suppress", "kind=race-waw file=racy.py", racy)
+def test_rules_and_comments_set_findings_aside(run_warm, racy, tmp_path):
+    done = run_warm("sanitize", "--suppress", "kind=race-waw file=racy.py", racy)
     assert (0, "cudatool sanitize: no findings, 1 suppressed") == (done.returncode, done.stdout.splitlines()[-1])
-    assert 1 == run_command("sanitize", "--suppress", "kind=race-raw", racy).returncode
+    assert 1 == run_warm("sanitize", "--suppress", "kind=race-raw", racy).returncode
     (tmp_path / racy).write_text(_RACY.replace("stream=two)", "stream=two)  # cudatool: ignore[race]"))
-    done = run_command("sanitize", racy)
+    done = run_warm("sanitize", racy)
     last = "cudatool sanitize: no findings, 1 ignored by comments"
     assert (0, last) == (done.returncode, done.stdout.splitlines()[-1])
     (tmp_path / racy).write_text(_RACY.replace("stream=two)", "stream=two)  # cudatool: ignore[rces]"))
-    done = run_command("sanitize", racy)
+    done = run_warm("sanitize", racy)
     assert 1 == done.returncode
     assert "racy.py:8: ignore[rces]" in done.stdout
 
@@ -245,9 +245,9 @@ kept = [work() for _ in range(2)]
 """
 
 
-def test_fingerprints_are_the_same_on_moved_lines_elsewhere_and_under_any_schedule(run_command, tmp_path):
+def test_fingerprints_are_the_same_on_moved_lines_elsewhere_and_under_any_schedule(run_warm, tmp_path):
     def found(path, device="sim"):
-        done = run_command("sanitize", "--checks", "all", "--json", "--device", device, path)
+        done = run_warm("sanitize", "--checks", "all", "--json", "--device", device, path)
         assert 1 == done.returncode, done.stderr
         report = json.loads(done.stdout)
         lists = (report["findings"], report["possible"], report["on_device"])
@@ -264,9 +264,9 @@ def test_fingerprints_are_the_same_on_moved_lines_elsewhere_and_under_any_schedu
     assert expected == found(tmp_path / "elsewhere" / "defects.py")
 
 
-def test_a_program_is_not_taken_for_the_page_to_write(run_command, tmp_path):
+def test_a_program_is_not_taken_for_the_page_to_write(run_warm, tmp_path):
     (tmp_path / "train.py").write_text("print('precious')")
-    done = run_command("sanitize", "--html", "train.py", "train.py")
+    done = run_warm("sanitize", "--html", "train.py", "train.py")
     assert (2, "") == (done.returncode, done.stdout)
     assert "train.py is a program: --html findings.html train.py" in done.stderr
     assert "precious" in (tmp_path / "train.py").read_text()

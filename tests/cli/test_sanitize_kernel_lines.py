@@ -30,9 +30,9 @@ driver.cuMemFree(a)
 
 
 @pytest.mark.parametrize("target", ["cubin", "ptx"])
-def test_programs_of_one_name_are_each_quoted(run_command, tmp_path, target):
+def test_programs_of_one_name_are_each_quoted(run_warm, tmp_path, target):
     (tmp_path / "prog.py").write_text(_PROGRAM)
-    done = run_command("sanitize", "--checks", "racecheck", "prog.py", target)
+    done = run_warm("sanitize", "--checks", "racecheck", "prog.py", target)
     assert 1 == done.returncode, done.stderr
     for text in ("at default_program:5", "// of one", "// of other", "part[threadIdx.x] = a[threadIdx.x];"):
         assert text in done.stdout, done.stdout

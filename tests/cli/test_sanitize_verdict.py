@@ -36,21 +36,21 @@ def last_line(done: subprocess.CompletedProcess) -> str:
         ("import os; os._exit(0)", "nothing was checked"),
     ],
 )
-def test_program_that_does_nothing_on_the_device_itself_was_not_checked(run_command, tmp_path, program, verdict):
+def test_program_that_does_nothing_on_the_device_itself_was_not_checked(run_warm, tmp_path, program, verdict):
     (tmp_path / "a.py").write_text(program)
-    done = run_command("sanitize", "--no-children", "--format", "text", "--format", "json=a.json", "a.py")
+    done = run_warm("sanitize", "--no-children", "--format", "text", "--format", "json=a.json", "a.py")
     assert (done.returncode, last_line(done)) == (2, f"cudatool sanitize: {verdict}"), done.stderr
     assert json.loads((tmp_path / "a.json").read_text())["outcome"] == "not-checked"
 
 
 @pytest.mark.parametrize("option", [("--explore", "2"), ("--witness",)])
-def test_empty_program_was_not_checked_however_it_is_searched(run_command, tmp_path, option):
+def test_empty_program_was_not_checked_however_it_is_searched(run_warm, tmp_path, option):
     (tmp_path / "a.py").write_text("")
-    done = run_command("sanitize", *option, "a.py")
+    done = run_warm("sanitize", *option, "a.py")
     assert (done.returncode, last_line(done)) == (2, "cudatool sanitize: nothing was checked"), done.stderr
 
 
-def test_work_in_processes_of_multiprocessing_is_named_where_they_are_not_recorded(run_command, tmp_path):
+def test_work_in_processes_of_multiprocessing_is_named_where_they_are_not_recorded(run_warm, tmp_path):
     program = f"""
 import multiprocessing
 def work(): exec({WORK!r})
@@ -60,39 +60,39 @@ if __name__ == "__main__":
     assert not child.exitcode
 """
     (tmp_path / "a.py").write_text(program)
-    done = run_command("sanitize", "--no-children", "a.py")
+    done = run_warm("sanitize", "--no-children", "a.py")
     verdict = "cudatool sanitize: nothing was checked; not checked: 1 child process (multiprocessing)"
     assert (done.returncode, last_line(done)) == (2, verdict), done.stderr
 
 
-def test_pytorch_on_the_cpu_was_not_checked_and_the_report_says_why(run_command, tmp_path):
+def test_pytorch_on_the_cpu_was_not_checked_and_the_report_says_why(run_warm, tmp_path):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     (tmp_path / "a.py").write_text("import torch\nassert torch.ones(3).sum() == 3")
-    done = run_command("sanitize", "a.py")
+    done = run_warm("sanitize", "a.py")
     assert (done.returncode, last_line(done)) == (2, "cudatool sanitize: nothing was checked"), done.stderr
     assert "PyTorch is recorded on a GPU only" in " ".join(done.stdout.split())
 
 
-def test_trace_recorded_without_accesses_was_not_checked(run_command, tmp_path):
+def test_trace_recorded_without_accesses_was_not_checked(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(WORK)
-    assert run_command("run", "-o", "a.ctrace", "a.py").returncode == 0
-    done = run_command("sanitize", "a.ctrace")
+    assert run_warm("run", "-o", "a.ctrace", "a.py").returncode == 0
+    done = run_warm("sanitize", "a.ctrace")
     verdict = "cudatool sanitize: nothing was checked; not checked: 2 operations, memcheck, synccheck"
     assert (done.returncode, " ".join(done.stdout.split()).endswith(verdict)) == (2, True), done.stdout
 
 
-def test_allow_empty_accepts_a_program_that_does_nothing_on_the_device(run_command, tmp_path):
+def test_allow_empty_accepts_a_program_that_does_nothing_on_the_device(run_warm, tmp_path):
     (tmp_path / "a.py").write_text("pass")
-    done = run_command("sanitize", "--allow-empty", "a.py")
+    done = run_warm("sanitize", "--allow-empty", "a.py")
     assert (done.returncode, last_line(done)) == (0, "cudatool sanitize: nothing was checked")
 
 
-def test_part_that_was_not_checked_is_named_and_strict_fails_for_it(run_command, tmp_path):
+def test_part_that_was_not_checked_is_named_and_strict_fails_for_it(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(WORK + CHILD)
     verdict = "cudatool sanitize: no findings in what was checked; not checked: 1 child process (python -c)"
     for options, status in (((), 0), (("--strict",), 2)):
-        done = run_command("sanitize", "--no-children", *options, "a.py")
+        done = run_warm("sanitize", "--no-children", *options, "a.py")
         text = " ".join(done.stdout.split())
         assert (done.returncode, text.endswith(verdict)) == (status, True), done.stdout
 
@@ -106,9 +106,9 @@ def test_part_that_was_not_checked_is_named_and_strict_fails_for_it(run_command,
         ("os.abort()", 3, "was ended by SIGABRT"),
     ],
 )
-def test_program_that_leaves_abruptly_is_reported_up_to_there(run_command, tmp_path, end, status, said):
+def test_program_that_leaves_abruptly_is_reported_up_to_there(run_warm, tmp_path, end, status, said):
     (tmp_path / "a.py").write_text(f"import os, signal\n{WORK}\n{end}")
-    done = run_command("sanitize", "--json", "a.py")
+    done = run_warm("sanitize", "--json", "a.py")
     report = json.loads(done.stdout)
     outcome = "partly-checked" if said else "clean"
     assert (done.returncode, report["operations"], report["outcome"]) == (status, 2, outcome), done.stderr
@@ -117,7 +117,7 @@ def test_program_that_leaves_abruptly_is_reported_up_to_there(run_command, tmp_p
     assert bool(report["workload_status"]) == bool(said)
 
 
-def test_race_before_the_program_leaves_abruptly_is_found(run_command, tmp_path):
+def test_race_before_the_program_leaves_abruptly_is_found(run_warm, tmp_path):
     racy = """
 import os, numpy as np, cudatool as ct
 a = ct.zeros(1000, np.float32)
@@ -129,18 +129,18 @@ ct.synchronize()
 os._exit(0)
 """
     (tmp_path / "a.py").write_text(racy)
-    done = run_command("sanitize", "a.py")
+    done = run_warm("sanitize", "a.py")
     assert (done.returncode, "race-" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
-def test_forked_child_of_the_program_reports_nothing_and_the_program_does(run_command, tmp_path):
+def test_forked_child_of_the_program_reports_nothing_and_the_program_does(run_warm, tmp_path):
     (tmp_path / "a.py").write_text("import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\n")
-    done = run_command("sanitize", "--no-children", "a.py")
+    done = run_warm("sanitize", "--no-children", "a.py")
     assert done.stdout.count("cudatool sanitize: nothing was checked") == 1
     assert "1 child process (os.fork)" in done.stdout
 
 
-def test_recording_that_the_file_system_has_no_room_for_is_no_clean_report(run_command, tmp_path):
+def test_recording_that_the_file_system_has_no_room_for_is_no_clean_report(run_warm, tmp_path):
     program = """
 import resource, numpy as np, cudatool as ct
 a = ct.asarray(np.arange(100, dtype=np.float32))
@@ -150,28 +150,28 @@ for _ in range(6000):
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 """
     (tmp_path / "a.py").write_text(program)
-    done = run_command("sanitize", "a.py")
+    done = run_warm("sanitize", "a.py")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "cudatool sanitize: no findings in an incomplete recording" in done.stdout
 
 
-def test_recording_that_cannot_be_finished_is_no_clean_report(run_command, tmp_path):
+def test_recording_that_cannot_be_finished_is_no_clean_report(run_warm, tmp_path):
     program = """
 import resource, numpy as np, cudatool as ct
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 ct.asarray(np.arange(100, dtype=np.float32)).get()
 """
     (tmp_path / "a.py").write_text(program)
-    done = run_command("sanitize", "a.py")
+    done = run_warm("sanitize", "a.py")
     assert done.returncode == 2, done.stdout + done.stderr
 
 
-def test_baseline_is_not_emptied_by_a_run_that_checked_nothing(run_command, tmp_path):
+def test_baseline_is_not_emptied_by_a_run_that_checked_nothing(run_warm, tmp_path):
     known = {"schema": "cudatool.baseline/1", "findings": []}
     (tmp_path / "a.py").write_text("pass")
     (tmp_path / "b.json").write_text(json.dumps(known) + "\n")
     before = (tmp_path / "b.json").read_text()
-    run_command("sanitize", "--baseline", "b.json", "--update-baseline", "a.py")
+    run_warm("sanitize", "--baseline", "b.json", "--update-baseline", "a.py")
     assert (tmp_path / "b.json").read_text() == before
 
 
@@ -229,7 +229,7 @@ def test_workload_does_not_outlive_a_killed_command(tmp_path):
     raise AssertionError("the workload still runs")
 
 
-def test_internal_error_has_a_status_of_its_own_and_one_line(run_command, tmp_path):
+def test_internal_error_has_a_status_of_its_own_and_one_line(run_warm, tmp_path):
     broken = "import cudatool.cli.devices as d; d.devices.callback = lambda **options: [][1]; "
     for environment, traces in (({}, 0), ({"CUDATOOL_DEBUG": "1"}, 1)):
         done = subprocess.run(
@@ -251,9 +251,9 @@ def test_internal_error_has_a_status_of_its_own_and_one_line(run_command, tmp_pa
         assert "report it" in done.stderr
 
 
-def test_set_up_that_fails_is_one_error_of_the_command(run_command, tmp_path):
+def test_set_up_that_fails_is_one_error_of_the_command(run_warm, tmp_path):
     (tmp_path / "a.py").write_text("pass")
-    done = run_command("sanitize", "--device", "sim:memory=1GiB,count=99", "a.py")
+    done = run_warm("sanitize", "--device", "sim:memory=1GiB,count=99", "a.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("cudatool: error:") == 1
 
@@ -270,17 +270,17 @@ with ct.stream(two):
 """
 
 
-def test_trace_has_the_race_of_its_program_if_accesses_were_recorded_and_else_was_not_checked(run_command, tmp_path):
+def test_trace_has_the_race_of_its_program_if_accesses_were_recorded_and_else_was_not_checked(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(RACY)
     for options, status, said in ((["--accesses"], 1, "race-"), ([], 2, "nothing was checked")):
-        run_command("run", "-f", "-o", "a.ctrace", *options, "a.py")
-        done = run_command("sanitize", "--checks", "race", "a.ctrace")
+        run_warm("run", "-f", "-o", "a.ctrace", *options, "a.py")
+        done = run_warm("sanitize", "--checks", "race", "a.ctrace")
         assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
 
 
-def test_children_use_the_device_that_the_command_was_given(run_command, tmp_path):
+def test_children_use_the_device_that_the_command_was_given(run_warm, tmp_path):
     child = "import cudatool as ct; print('child:', ct.mem_get_info(0)[1] >> 30)"
     (tmp_path / "a.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
     for command in (["run", "-o", "a.ctrace"], ["sanitize", "--allow-empty"]):
-        done = run_command(*command, "--device", "sim:memory=3GiB", "a.py")
+        done = run_warm(*command, "--device", "sim:memory=3GiB", "a.py")
         assert "child: 3" in done.stdout + done.stderr, done.stderr

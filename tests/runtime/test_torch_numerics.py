@@ -194,13 +194,12 @@ for index in (1, 11):
     assert ["[1]", "CudaError"] == output(program).splitlines()
 
 
+@pytest.mark.usefixtures("second")
 def test_parts_of_two_devices_do_not_make_one_array() -> None:
     """PyTorch joins them on the first one's device; ours says what to do.
 
     Source: test_cuda_multigpu.py::test_cat_autogpu
     """
-    if cudatool.device_count() < 2:
-        pytest.skip("there is one device")
     x, y = cudatool.ones((4, 4), device=1), cudatool.ones((4, 4))
     with pytest.raises(UsageError, match="device"):
         ops.cat([x, y])
