@@ -154,7 +154,7 @@ def test_the_queries_in_the_docstring_run(written: tuple[Trace, Path]) -> None:
 
 def test_streams_and_threads_are_called_as_in_all_reports(tmp_path: Path) -> None:
     records = np.zeros(7, RECORD)
-    records["kind"] = [*[Kind.STREAM_CREATE] * 4, *[Kind.RANGE_PUSH] * 3]
+    records["kind"] = [*[Kind.STREAM_CREATE] * 4, *[Kind.MARK] * 3]
     records["stream"], records["thread"] = [1, 2, 3, 4, 0, 0, 0], [0, 1, 2, 0, 0, 1, 2]
     per_thread = StreamFlag.PER_THREAD_DEFAULT
     records["flags"][:4] = [StreamFlag.LEGACY_DEFAULT, per_thread, per_thread, StreamFlag.NON_BLOCKING]
