@@ -11,25 +11,21 @@ Two orders are kept apart on purpose:
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx.kernel_names import kernel_name
-from cudatool.sim import abi, signals
+from cudatool.sim import _queue, abi, signals
 from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
     from cudatool.sim.graph.capture import CapturedEvent
     from cudatool.sim.ipc import SharedEvent
-    from cudatool.sim.observe.checkers import CheckFinding
-    from cudatool.sim.observe.host_watch import HostWatch
 
 __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
 
@@ -53,7 +49,7 @@ class Schedule(StrEnum):
     """Any, by the seed; the blocks of each kernel, too."""
 
 
-class Operation:
+class Operation(_queue.Operation):
     """One piece of work on a stream.
 
     Attributes
@@ -67,6 +63,14 @@ class Operation:
         kernel's or API's name.
     start, end
         Virtual time in ns on the device's clock.
+    done
+        Whether it has run.
+    predecessors, dependents
+        What it waits for that was not done when it was enqueued, and what waits for it.
+    missing
+        Predecessors that are not done.
+    sequence
+        Its number in the order of enqueuing.
     run
         Does the work; None for pure ordering. An error it raises becomes the context's.
     until
@@ -95,53 +99,7 @@ class Operation:
         executable graph.
     """
 
-    __slots__ = (
-        "correlation",
-        "dependents",
-        "done",
-        "end",
-        "findings",
-        "footprint",
-        "host_memory",
-        "host_source",
-        "host_target",
-        "kind",
-        "launch",
-        "missing",
-        "name",
-        "node",
-        "predecessors",
-        "programmatic",
-        "run",
-        "sequence",
-        "start",
-        "stream",
-        "until",
-        "value",
-    )
-
-    def __init__(self, stream: StreamState, kind: str, name: str, correlation: int) -> None:
-        self.stream = stream
-        self.kind = kind
-        self.name = name
-        self.correlation = correlation
-        self.predecessors: list[Operation] = []  # unfinished when it was enqueued
-        self.dependents: list[Operation] = []
-        self.missing = 0  # predecessors that are not done
-        self.done = False
-        self.sequence = 0
-        self.start = self.end = 0
-        self.run: Callable[[Operation], None] | None = None
-        self.until: Callable[[], bool] | None = None
-        self.value = (0, 0, 0, 0)
-        self.footprint: list[tuple[int, int, int]] = []
-        self.findings: list[CheckFinding] = []
-        self.programmatic = (False, False, False, False)
-        self.host_source = (0, 0)
-        self.host_target: list[tuple[int, int]] = []
-        self.host_memory: list[tuple[int, int]] = []
-        self.launch: Operation | None = None
-        self.node = 0
+    __slots__ = ()
 
 
 class StreamState:
@@ -191,89 +149,33 @@ class EventState:
             self.shared.close()
 
 
-class Scheduler:
+class Scheduler(_queue.Queue):
     """Everything that is enqueued and not yet executed, on all devices of the machine."""
 
     def __init__(self, schedule: Schedule, seed: int) -> None:
+        super().__init__()
         self.schedule = schedule
-        self.host_time = 0
-        """Virtual ns on the host's clock: advances with driver calls and jumps forward when the host waits."""
         self.synchronized: Callable[[], None] = lambda: None
         """Called whenever the host has waited for work."""
-        self.turn: Callable[[Operation], AbstractContextManager[object]] = nullcontext
-        """What an operation runs in. Several host threads may run operations at the same time, unless this forbids."""
-        self.watch: HostWatch | None = None
-        """Notices what the host writes to memory that operations use."""
         self.value_writes: dict[int, Operation] = {}
         """By address, what writes a value there and was enqueued last."""
         self._random = random.Random(seed)
-        self._pending: dict[int, Operation] = {}  # by sequence number, so ordered by enqueuing
-        self._ready: dict[int, Operation] = {}  # those of them that wait for nothing else and do not run yet
-        self._until: dict[int, Operation] = {}  # those of them that wait for a value in memory
-        self._running = 0
-        self._sequence = itertools.count(1)
-        self._engines: dict[tuple[int, str], int] = {}  # when each copy engine is free
-        self._is_shared = False  # other processes see memory of this one
         self._soon: list[Operation] = []
         self._runner: threading.Thread | None = None
 
-    # ---- enqueuing ----
+    @property
+    def schedule(self) -> Schedule:
+        """Which of the operations that may run next is chosen."""
+        return self._schedule
 
-    def enqueue(self, operation: Operation, *, cost: int, engine: str = "", after: Iterable[Operation] = ()) -> None:
-        """Put `operation` at the end of its stream, `cost` ns long, after the operations in `after` too.
+    @schedule.setter
+    def schedule(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._in_order = schedule is Schedule.FIFO
 
-        Operations that name the same `engine` of a device do not overlap in virtual time.
-        """
-        stream = operation.stream
-        self.host_time += 1000
-        self.add(operation, cost=cost, engine=engine, after=[stream.last, *self._default_stream_order(stream), *after])
-        stream.last = operation
-
-    def add(self, operation: Operation, *, cost: int, engine: str = "", after: Iterable[Operation | None] = ()) -> None:
-        """Make `operation` pending, ordered after those in `after` and nothing else: it takes no place in its stream.
-
-        This is how the nodes of a graph are ordered by the graph's edges alone.
-        """
-        dependencies = [d for d in after if d is not None]
-        operation.sequence = next(self._sequence)
-        self._pending[operation.sequence] = operation
-        self._ready[operation.sequence] = operation
-        if operation.until is not None:
-            self._until[operation.sequence] = operation
-        self.order(operation, dependencies)
-        operation.start = max([self.host_time, *(d.end for d in dependencies)])
-        if engine:
-            key = (operation.stream.context.device.ordinal, engine)
-            operation.start = max(operation.start, self._engines.get(key, 0))
-            self._engines[key] = operation.start + cost
-        operation.end = operation.start + cost
-        if self._is_shared:
-            self.run_soon(operation)
-        if self.watch is not None:
-            self.watch.enqueued(operation)
-        for watcher in abi.subscribers:
-            watcher.enqueued(operation)
-
-    def order(self, operation: Operation, after: Iterable[Operation]) -> None:
-        """Let a pending `operation`, which does not run yet, wait for those in `after` too."""
-        for predecessor in after:
-            if not predecessor.done:
-                operation.predecessors.append(predecessor)
-                operation.missing += 1
-                predecessor.dependents.append(operation)
-        if operation.missing:
-            self._ready.pop(operation.sequence, None)
-
-    @staticmethod
-    def _default_stream_order(stream: StreamState) -> list[Operation | None]:
-        """Return what the legacy default stream adds (CUDA driver API, "Stream synchronization behavior").
-
-        Work in the legacy stream waits for all blocking streams of the context, and they wait for it.
-        """
-        legacy = stream.context.legacy_stream
-        if stream is legacy:
-            return [other.last for other in stream.context.streams.values() if other.blocking]
-        return [legacy.last] if stream.blocking else []
+    def _blocking_streams_last(self, context: Any) -> list[Operation | None]:
+        """Return the last operations of the streams that the legacy default stream of a context waits for."""
+        return [stream.last for stream in context.streams.values() if stream.blocking]
 
     # ---- observing ----
 
@@ -312,7 +214,7 @@ class Scheduler:
         needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
         for target in sorted(unfinished, key=lambda o: o.sequence):
             stalled = 0.0  # since when
-            while not target.done:
+            while not self._run_in_order(target):
                 signals.check()
                 chosen = self._choose(target, needed) or self._latecomer(target)
                 if chosen is not None:
@@ -478,46 +380,30 @@ class Scheduler:
                 stack.extend(operation.predecessors)
         return found
 
-    def _run(self, operation: Operation) -> None:
-        context = operation.stream.context
-        del self._ready[operation.sequence]
-        self._until.pop(operation.sequence, None)
-        self._running += 1
-        if self.watch is not None:
-            self.watch.before(operation)
-        lock.release()  # kernels and host functions run without it: other threads may enqueue meanwhile
-        try:
-            if operation.run is not None and context.error is None:
-                with self.turn(operation):
-                    operation.run(operation)
-        except DriverError as error:
-            log_message(f"{kernel_name(operation.name)}: {error.result.c_name}: {error}")
+    def _run_in_turn(self, run: Callable[[Operation], None], operation: Operation) -> None:
+        assert self.turn is not None
+        with self.turn(operation):
+            run(operation)
+
+    def _note_failure(self, operation: Operation, error: BaseException) -> bool:
+        """Let what the work of an operation raised end its context; return whether there is no more to it."""
+        context, name = operation.stream.context, kernel_name(operation.name)
+        if isinstance(error, DriverError):
+            log_message(f"{name}: {error.result.c_name}: {error}")
             if context.error is None:
-                context.error = DriverError(error.result, f"{kernel_name(operation.name)}: {error}")
+                context.error = DriverError(error.result, f"{name}: {error}")
                 context.error.logged = True
-        except signals.Interrupted:
-            if context.error is None:  # what it has done so far must not be taken for its result
-                context.error = DriverError(Result.LAUNCH_FAILED, f"{kernel_name(operation.name)}: ended by Ctrl-C")
-                context.error.logged = True
-            raise
-        finally:
-            lock.acquire()
-            self._running -= 1
-            if self.watch is not None:
-                self.watch.after(operation)
-            operation.done = True
-            operation.predecessors, operation.run, operation.until = [], None, None
-            for dependent in operation.dependents:
-                dependent.missing -= 1
-                if not dependent.missing:
-                    self._ready[dependent.sequence] = dependent
-            operation.dependents = []
-            del self._pending[operation.sequence]
-            lock.notify_all()
-        for watcher in abi.subscribers:
-            watcher.executed(operation)
+            return True
+        if isinstance(error, signals.Interrupted) and context.error is None:
+            # What it has done so far must not be taken for its result.
+            context.error = DriverError(Result.LAUNCH_FAILED, f"{name}: ended by Ctrl-C")
+            context.error.logged = True
+        return False
 
     def check(self, context: Any) -> None:
         """Raise the error that a kernel left in `context`. It stays there: such a context cannot be used again."""
         if context.error is not None:
             raise context.error
+
+
+_queue.install(vars(abi), lock, lock.acquire, lock.release, signals.interruption)

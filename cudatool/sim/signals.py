@@ -48,7 +48,8 @@ class _State:
         self.kept_out_of: set[CodeType] = set()
 
 
-_state = _State()
+interruption = _State()
+"""Of the process: `is_interrupted` says whether Ctrl-C came while the main thread was inside of the driver."""
 
 
 class _Deferred:
@@ -58,15 +59,15 @@ class _Deferred:
         self.handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        assert _state.library is not None
-        if _state.library.cudatool_defer(number):
+        assert interruption.library is not None
+        if interruption.library.cudatool_defer(number):
             if self.handler is signal.default_int_handler:
-                _state.is_interrupted = True
+                interruption.is_interrupted = True
             return None
         if _is_kept_out(frame):
             _thread.start_new_thread(_come_again, (number,))
             return None
-        _state.is_interrupted = False
+        interruption.is_interrupted = False
         return self.handler(number, frame)
 
 
@@ -75,9 +76,9 @@ def install(library: ctypes.CDLL) -> None:
 
     ``signal.signal`` and ``signal.getsignal`` go on to take and return the program's own handlers.
     """
-    if _state.library is not None:
+    if interruption.library is not None:
         return
-    _state.library = library
+    interruption.library = library
     set_handler, get_handler = signal.signal, signal.getsignal
 
     @functools.wraps(set_handler)
@@ -98,12 +99,12 @@ def install(library: ctypes.CDLL) -> None:
 
 def keep_out_of(*functions: Any) -> None:
     """Let no handler run in these functions of Python, nor in what they call."""
-    _state.kept_out_of.update(function.__code__ for function in functions if hasattr(function, "__code__"))
+    interruption.kept_out_of.update(function.__code__ for function in functions if hasattr(function, "__code__"))
 
 
 def _is_kept_out(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code in _state.kept_out_of or frame.f_code.co_name == "__del__":
+        if frame.f_code in interruption.kept_out_of or frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False
@@ -120,7 +121,7 @@ def _own(handler: Any) -> Any:
 
 def shielded(function: Callable[[], None]) -> None:
     """Call `function`, which does what a call of the driver does, as one."""
-    assert _state.library is not None
+    assert interruption.library is not None
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -131,7 +132,7 @@ def shielded(function: Callable[[], None]) -> None:
         except BaseException as error:
             failed.append(error)
 
-    _state.library.cudatool_shielded(_Function(run))
+    interruption.library.cudatool_shielded(_Function(run))
     if failed:
         raise failed[0]
 
@@ -145,7 +146,7 @@ def interrupts() -> bool:
 
 def is_interrupted() -> bool:
     """Return whether Ctrl-C has come while the main thread was inside of the driver."""
-    return _state.is_interrupted and threading.get_ident() == threading.main_thread().ident
+    return interruption.is_interrupted and threading.get_ident() == threading.main_thread().ident
 
 
 def check() -> None:

@@ -168,7 +168,7 @@ class Tape:
         self._flush()
         abi.unsubscribe(self)
         self._machine.tape = None
-        self._machine.scheduler.turn = nullcontext
+        self._machine.scheduler.turn = None
         self._machine.allocations.watchers.remove(self)
         for item in self._machine.objects.values():
             if isinstance(item, Context) and item.error is not None:
