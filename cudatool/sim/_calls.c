@@ -6,6 +6,8 @@
  *
  * It stands in C because it costs more than most handlers: a launch was half a dozen lines of Python, and as many again
  * in ctypes. What is rare (watchers, failures, work that was put off) is a function of abi.py that is called from here.
+ *
+ * Two steps of each launch stand here as well: packing a kernel's arguments, and calling its native code.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -282,10 +284,81 @@ static PyObject *py_invoke(PyObject *module, PyObject *args) {
     return result < 0 ? NULL : PyLong_FromLong(result);
 }
 
+/* Copy each argument of a kernel from where `pointers` says to its offset; False if one of them is NULL. `layout` has the
+ * offset and the size of each. */
+static PyObject *py_pack(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 3 || !PyBytes_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "pack(buffer, pointers, layout)");
+        return NULL;
+    }
+    void *const *pointers = PyLong_AsVoidPtr(args[1]);
+    if (!pointers && PyErr_Occurred()) return NULL;
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(args[0], &buffer, PyBUF_WRITABLE)) return NULL;
+    const uint32_t *field = (const uint32_t *)PyBytes_AS_STRING(args[2]);
+    Py_ssize_t fields = PyBytes_GET_SIZE(args[2]) / (2 * (Py_ssize_t)sizeof *field);
+    int is_whole = 1;
+    for (Py_ssize_t i = 0; is_whole && i < fields; ++i, field += 2) {
+        is_whole = pointers[i] && (Py_ssize_t)field[0] + field[1] <= buffer.len;
+        if (is_whole) memcpy((char *)buffer.buf + field[0], pointers[i], field[1]);
+    }
+    PyBuffer_Release(&buffer);
+    return PyBool_FromLong(is_whole);
+}
+
+/* Return the grid, the block, the bytes of shared memory, the stream and the number of attributes of a CUlaunchConfig. */
+static PyObject *py_launch_config(PyObject *module, PyObject *address) {
+    struct {
+        unsigned grid[3], block[3], shared;
+        unsigned long long stream;
+        void *attributes;
+        unsigned count;
+    } const *config = PyLong_AsVoidPtr(address);
+    (void)module;
+    if (!config) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "there is no launch config at NULL");
+        return NULL;
+    }
+    const unsigned *g = config->grid, *b = config->block;
+    return Py_BuildValue("((III)(III)IKI)", g[0], g[1], g[2], b[0], b[1], b[2], config->shared, config->stream,
+                         config->count);
+}
+
+typedef int (*guarded_call_t)(void (*)(void *), void *, uintptr_t *, int, int64_t);
+static guarded_call_t guarded_call; /* cudatool_guarded_call of _libcuda.c */
+
+static PyObject *py_guarded_call(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 5 || !guarded_call) {
+        PyErr_SetString(PyExc_TypeError, "guarded_call(function, argument, address, interruptible, limit_ns)");
+        return NULL;
+    }
+    void *function = PyLong_AsVoidPtr(args[0]), *argument = PyLong_AsVoidPtr(args[1]), *address = PyLong_AsVoidPtr(args[2]);
+    int is_interruptible = PyObject_IsTrue(args[3]), number;
+    long long limit_ns = PyLong_AsLongLong(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    number = guarded_call((void (*)(void *))function, argument, address, is_interruptible, limit_ns);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(number);
+}
+
+static PyObject *py_set_guard(PyObject *module, PyObject *address) {
+    (void)module;
+    guarded_call = (guarded_call_t)PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"install", (PyCFunction)(void (*)(void))py_install, METH_VARARGS | METH_KEYWORDS, NULL},
     {"bind", py_bind, METH_VARARGS, NULL},
     {"invoke", py_invoke, METH_VARARGS, NULL},
+    {"pack", (PyCFunction)(void (*)(void))py_pack, METH_FASTCALL, NULL},
+    {"launch_config", py_launch_config, METH_O, NULL},
+    {"guarded_call", (PyCFunction)(void (*)(void))py_guarded_call, METH_FASTCALL, NULL},
+    {"set_guard", py_set_guard, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -397,7 +397,7 @@ static void install(void) {
     sigaction(SIGSEGV, &action, &previous_segv);
     sigaction(SIGBUS, &action, &previous_bus);
     sigaction(SIGFPE, &action, &previous_fpe);
-    action.sa_flags = SA_RESTART | SA_ONSTACK;
+    action.sa_flags = SA_RESTART | SA_ONSTACK | SA_NODEFER;
     action.sa_handler = on_stop;
     sigaction(cudatool_stop_signal(), &action, NULL);
 }
@@ -431,12 +431,12 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
     if (interruptible) {
         struct sigaction action = {0};
         action.sa_sigaction = on_interrupt;
-        action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+        action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK | SA_NODEFER;
         sigemptyset(&action.sa_mask);
         sigaction(SIGINT, &action, &previous_int);
     }
     if (limit_ns) is_timed = set_timer(&timer, limit_ns);
-    int number = sigsetjmp(here, 1);
+    int number = sigsetjmp(here, 0); /* no handler that jumps here blocks a signal: SA_NODEFER */
     if (number == 0) {
         landing = &here;
         function(argument);

@@ -6,6 +6,8 @@ import ctypes
 import importlib.util
 from functools import cache
 
+from cudatool.sim import _calls
+
 __all__ = ["library", "path_of"]
 
 
@@ -31,4 +33,5 @@ def library() -> ctypes.CDLL:
     found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     found.cudatool_heap_create.restype = ctypes.c_void_p
     found.cudatool_heap_destroy.argtypes = [ctypes.c_void_p]
+    _calls.set_guard(ctypes.cast(found.cudatool_guarded_call, ctypes.c_void_p).value or 0)
     return found

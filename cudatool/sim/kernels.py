@@ -6,9 +6,9 @@ The driver's entry points for them are in :mod:`cudatool.sim.api.module` and :mo
 from __future__ import annotations
 
 import ctypes
+import math
 import os
-import struct
-from ctypes import c_int, c_size_t, c_uint
+from ctypes import c_char, c_int, c_size_t, c_uint
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from cudatool.ptx import Module, PtxError, orders_others, parse_image
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import machine as state
 from cudatool.sim import profile
+from cudatool.sim._calls import pack
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.arena import Allocation, Variable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COOPERATIVE",
-    "LAUNCH_CONFIG",
     "PROGRAMMATIC_STREAM_SERIALIZATION",
     "Function",
     "Launch",
@@ -146,8 +146,9 @@ class Function:
         self.name = name
         self.handle = handle
         self._max_dynamic_shared: int | None = None
-        self.fitting: dict[tuple[object, ...], JitKernel] = {}
-        """Its translation, by those devices and shapes of launches that were found to be within all limits."""
+        self.fitting: dict[tuple[object, ...], tuple[JitKernel, int]] = {}
+        """Its translation, and virtual ns that it takes, by those devices and shapes of launches that were found to be
+        within all limits."""
 
     @property
     def max_dynamic_shared(self) -> int | None:
@@ -212,13 +213,10 @@ def _instrument() -> Instrument:
 
 def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctypes.c_char]:
     """Return the kernel's arguments in one buffer, laid out as its parameters are declared."""
-    buffer = ctypes.create_string_buffer(max(kernel.param_bytes, 1) + 15)
+    buffer = (c_char * (max(kernel.param_bytes, 1) + 15))()
     if kernelParams:
-        pointers = (c_size_t * len(kernel.params)).from_address(kernelParams)
-        for parameter, pointer in zip(kernel.params, pointers, strict=True):
-            if not pointer:
-                raise DriverError(Result.INVALID_VALUE)
-            ctypes.memmove(ctypes.addressof(buffer) + parameter.offset, pointer, parameter.size)
+        if not pack(buffer, kernelParams, kernel.param_layout):
+            raise DriverError(Result.INVALID_VALUE)
     elif extra:
         fields = {}  # CU_LAUNCH_PARAM_BUFFER_POINTER = 1, CU_LAUNCH_PARAM_BUFFER_SIZE = 2, CU_LAUNCH_PARAM_END = 0
         while key := c_size_t.from_address(extra).value:
@@ -247,7 +245,10 @@ def active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: in
 
 @dataclass(slots=True, eq=False)
 class Launch:
-    """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
+    """A kernel and all that one launch of it needs, checked.
+
+    `params` are its arguments, as they are declared, and `cost` the virtual ns that it takes.
+    """
 
     function: Function
     kernel: JitKernel
@@ -255,18 +256,31 @@ class Launch:
     block: tuple[int, int, int]
     shared: int
     params: ctypes.Array[ctypes.c_char]
+    cost: int
     cooperative: bool = False
-
-    @property
-    def cost(self) -> int:
-        """Virtual ns that it takes."""
-        grid, block = self.grid, self.block
-        threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
-        return profile.kernel_cost(threads, self.function.work)
 
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it."""
-        _execute(self, operation)
+        if self.cooperative or not state.machine.runs_plainly:
+            _execute(self, operation)
+            return
+        context = operation.stream.context
+        try:
+            is_done = self.kernel.launch_alone(
+                self.grid,
+                self.block,
+                self.shared,
+                ctypes.addressof(self.params),
+                _threads() > 1,
+                _heap_of(context),
+                limit_of(context, STACK_SIZE),
+            )
+        except _translator().KernelError as error:
+            raise _failed(error, self) from error
+        except PtxError as error:
+            raise _untranslated(error) from error
+        if not is_done:
+            _execute(self, operation)
 
     def host_memory(self) -> list[tuple[int, int]]:
         """Return the allocations that arguments point into, if the host's memory is watched or there is any."""
@@ -306,14 +320,16 @@ def checked_launch(
     function = machine.get(f, Function)
     shape = context.device.ordinal, grid, block, shared
     observed = machine.measure_accesses or machine.checkers is not None  # which needs other translations
-    kernel = None if observed else function.fitting.get(shape)
-    if kernel is None:
+    found = None if observed else function.fitting.get(shape)
+    if found is None:
         kernel = _within_limits(function, context.device, grid, block, shared)
+        found = kernel, profile.kernel_cost(math.prod(grid) * math.prod(block), function.work)
         if not observed:
             if len(function.fitting) >= _MOST_SHAPES:
                 function.fitting.clear()
-            function.fitting[shape] = kernel
-    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
+            function.fitting[shape] = found
+    kernel, cost = found
+    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra), cost)
     if cooperative:
         launch = launch.cooperating()
     if kernel.system_calls:
@@ -382,6 +398,21 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def _threads() -> int:
+    """Return how many host threads may run the blocks of a kernel."""
+    return state.machine.options.threads or _processors()
+
+
+def _heap_of(context: Context) -> int:
+    """Return what native code knows a context's heap by, 0 if it has none."""
+    return context.heap.handle if context.heap is not None else 0
+
+
+def _untranslated(error: PtxError) -> DriverError:
+    """Return what the driver says of a launch that needs another translation than the kernel was prepared in."""
+    return DriverError(Result.NOT_SUPPORTED, str(error))
+
+
 def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
@@ -403,11 +434,11 @@ def _execute(launch: Launch, operation: Operation) -> None:
             shared_bytes=launch.shared,
             params=ctypes.addressof(launch.params),
             # One thread makes also the order of atomics the same when the tape is replayed.
-            threads=1 if machine.tape is not None else machine.options.threads or _processors(),
+            threads=1 if machine.tape is not None else _threads(),
             footprint=footprint,
             shadow=checkers.shadow if checkers is not None else None,
             host_ranges=checkers.host_ranges() if checkers is not None else (),
-            heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
+            heap=_heap_of(operation.stream.context),
             stack_bytes=limit_of(operation.stream.context, STACK_SIZE),
             cooperative=launch.cooperative,
             seed=_order_of_blocks(operation),
@@ -415,8 +446,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
         )
     except jit.KernelError as error:
         found, failure = error.found, error
-    except PtxError as error:  # this launch needs another translation than the kernel was prepared in
-        raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
+    except PtxError as error:
+        raise _untranslated(error) from error
     if checkers is not None:
         params = bytes(launch.params)
         operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block, params) for one in found]
@@ -425,10 +456,6 @@ def _execute(launch: Launch, operation: Operation) -> None:
     if footprint is not None:
         operation.footprint = [*footprint.take(), *on_host.accesses()]
         machine.footprint = footprint
-
-
-LAUNCH_CONFIG = struct.Struct("@7I4xQQI")
-"""The fields of CUlaunchConfig, to read all of them at once."""
 
 
 class LaunchConfig(ctypes.Structure):

@@ -170,6 +170,17 @@ class Machine:
         self.thread = _Thread()
 
     @property
+    def runs_plainly(self) -> bool:
+        """Whether kernels run unobserved, their blocks in order, for as long as it takes."""
+        return (
+            self.checkers is None
+            and not self.measure_accesses
+            and self.tape is None
+            and self.options.schedule is not Schedule.RANDOM
+            and not self.options.timeout
+        )
+
+    @property
     def null_stream(self) -> int:
         """What stream handle 0 means in the call in progress: one of the two default streams' own handles."""
         return abi.call.null_stream

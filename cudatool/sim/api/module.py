@@ -11,10 +11,10 @@ from ctypes import c_int, c_size_t, c_uint
 from cudatool.ptx import PtxError
 from cudatool.sim import abi
 from cudatool.sim import machine as state
+from cudatool.sim._calls import launch_config
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.kernels import (
     COOPERATIVE,
-    LAUNCH_CONFIG,
     PROGRAMMATIC_STREAM_SERIALIZATION,
     LaunchConfig,
     Library,
@@ -280,22 +280,10 @@ def cuLaunchCooperativeKernel(
 def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
     if not config:
         raise DriverError(Result.INVALID_VALUE)
-    gx, gy, gz, bx, by, bz, shared, stream, _, attributes = LAUNCH_CONFIG.unpack(
-        ctypes.string_at(config, LAUNCH_CONFIG.size)
-    )
+    grid, block, shared, stream, attributes = launch_config(config)
     cooperative = programmatic = False
     if attributes:
         given = launch_attributes(LaunchConfig.from_address(config))
         cooperative = any(given.get(COOPERATIVE, b"")[:4])
         programmatic = any(given.get(PROGRAMMATIC_STREAM_SERIALIZATION, b"")[:4])
-    _launch(
-        f,
-        (gx, gy, gz),
-        (bx, by, bz),
-        shared,
-        stream,
-        kernelParams,
-        extra,
-        cooperative=cooperative,
-        programmatic=programmatic,
-    )
+    _launch(f, grid, block, shared, stream, kernelParams, extra, cooperative=cooperative, programmatic=programmatic)

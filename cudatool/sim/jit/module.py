@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -183,7 +184,7 @@ class JitKernel:
     ----------
     name
         As PTX spells it.
-    params, param_bytes
+    params, param_bytes, param_layout
         Its parameters and the size of the packed buffer that holds them.
     max_threads
         Of a block.
@@ -204,6 +205,7 @@ class JitKernel:
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
         self.param_bytes = layout.param_bytes
+        self.param_layout = b"".join(struct.pack("II", p.offset, p.size) for p in self.params)
         limits = function.directives.get("maxntid") or function.directives.get("reqntid")
         self.max_threads = MAX_THREADS
         if limits:
@@ -442,14 +444,15 @@ class JitKernel:
         KernelFault, KernelTrap, KernelAssert, KernelDeadlock, KernelTimeout
             The kernel did not run to its end; memory holds what it wrote until then, and the error what was found.
         """
-        if footprint is None and shadow is None and seed is None and not timeout_s and not cooperative:
-            key = grid, block, shared_bytes, threads > 1, heap, stack_bytes
-            if key not in self._plans:
-                self._plans[key] = self._plan(*key)
-            if (plan := self._plans[key]) is not None:
-                if (stopped := run_alone(plan, params)) is not None:
-                    raise self._explain(stopped, self._stepping)
-                return []
+        if (
+            footprint is None
+            and shadow is None
+            and seed is None
+            and not timeout_s
+            and not cooperative
+            and self.launch_alone(grid, block, shared_bytes, params, threads > 1, heap, stack_bytes)
+        ):
+            return []
         large = _is_large(grid, block)
         instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
         if shadow is not None:
@@ -494,6 +497,32 @@ class JitKernel:
             error.found = [found for launching in checked for found in launching.found()]
             raise
         return [found for launching in checked for found in launching.found()]
+
+    def launch_alone(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        params: int,
+        shared: bool,
+        heap: int,
+        stack_bytes: int,
+    ) -> bool:
+        """Do as :meth:`launch` in the plainest case, on this thread; return False if the launch is not so plain.
+
+        `shared` is whether several host threads may run blocks. What such launches need is found out once for each
+        shape, so that small ones cost little.
+        """
+        key = grid, block, shared_bytes, shared, heap, stack_bytes
+        try:
+            plan = self._plans[key]
+        except KeyError:
+            plan = self._plans[key] = self._plan(*key)
+        if plan is None:
+            return False
+        if (stopped := run_alone(plan, params)) is not None:
+            raise self._explain(stopped, self._stepping)
+        return True
 
     def _shared_bytes(self, dynamic: int) -> int:
         """Return the shared memory of a block that is launched with so many bytes of dynamic shared memory.

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import llvmlite.binding as llvm
 
 from cudatool import progress
-from cudatool.sim import signals
+from cudatool.sim import _calls, signals
 from cudatool.sim.host_library import library
 from cudatool.sim.jit.races import CALLABLE
 
@@ -171,14 +171,6 @@ def load_object(data: bytes) -> Code:
         return Code(engine, engine.get_function_address("grid"))
 
 
-@cache
-def _guard() -> Any:
-    function = library().cudatool_guarded_call
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
-    function.restype = ctypes.c_int
-    return function
-
-
 STOP_SIGNAL = int(signal.SIGRTMIN) + 12
 """Ends the native code that the thread runs that it is sent to (``cudatool_stop_signal``)."""
 
@@ -189,7 +181,7 @@ def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) 
     On the main thread, Ctrl-C ends it if it will end the program. It is ended by STOP_SIGNAL after `limit_ns`, unless
     that is 0.
     """
-    return int(_guard()(function, argument, address, signals.interrupts(), limit_ns))
+    return _calls.guarded_call(function, argument, address, signals.interrupts(), limit_ns)
 
 
 # What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).
