@@ -28,7 +28,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "check", "install", "interrupts", "is_interrupted", "keep_out_of", "shielded"]
+__all__ = ["Interrupted", "check", "install", "interruption", "interrupts", "is_interrupted", "keep_out_of", "shielded"]
 
 _get_handler = _signal.getsignal  # without the enumerations that signal.getsignal makes: it is asked for each launch
 _Handler = Callable[[int, FrameType | None], Any]
