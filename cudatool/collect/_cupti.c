@@ -1,16 +1,16 @@
-// What any program asks of the CUDA driver, and when its kernels and copies ran, through CUPTI.
+// Records a program's calls of the CUDA driver, and when its kernels and copies ran, through CUPTI.
 //
 //   driver calls    a callback at each of the calls that Python has chosen: arguments, result, thread, Python's stack
 //                   and, where asked, the library that called. Launches are not among them: a callback costs too much.
 //   activity        kernels, copies and fills, with their times on the device, in buffers that CUPTI hands back
-//   use             how much of a card the driver charges to this process, as its management library (NVML) says, after
-//                   what may have taken memory that no call names: contexts, modules, graphs, streams, local memory
+//   use             how much of a device's memory the driver charges to this process, read from NVML after
+//                   calls that may take memory implicitly: contexts, modules, graphs, streams, local memory
 //
-// Everything becomes a row of one size, in a log that Python drains. Here nothing takes the interpreter's lock, since a
+// Everything becomes a fixed-size row in a log that Python drains. No code here takes the interpreter's lock: a
 // library may call the driver while it holds a lock of its own that another thread, with the interpreter's, waits for.
-// So a thread reads its own frames, which stand still while it is in here.
+// So a thread reads its own frames, which do not change while it is in here.
 //
-// CUPTI is found at run time, and its few structures are declared here: the package builds where it is not installed.
+// CUPTI is loaded at run time, and its few structures are declared here, so that the package builds without CUPTI.
 
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
@@ -32,7 +32,7 @@
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
 #else
-#define READS_FRAMES 0  // stacks have the calling library alone
+#define READS_FRAMES 0  // stacks hold only the calling library
 #endif
 
 // ---- CUPTI, as documented in its headers (cupti_callbacks.h, cupti_activity.h) ----
@@ -113,11 +113,11 @@ static struct {
 // ---- the log ----
 
 enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_NATIVE = 32 };
-// What a row tells that is no driver call.
+// Kinds of rows that are not driver calls.
 enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
-// What may take memory of the card that no call names (cudatool.trace.events.UseFlag).
+// What may take device memory implicitly (cudatool.trace.events.UseFlag).
 enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32, USE_POOL = 64 };
-enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // no such thing, but noted by the same calls
+enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but noted by the same calls
 
 typedef struct {
   uint64_t time;
@@ -130,22 +130,22 @@ typedef struct {
 typedef struct {
   char arguments[WORDS + 1];  // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out
   uint8_t at_enter, wants_library, wants_stream_id;
-  uint16_t use;      // the cause that it is, one of the above
-  uint8_t only_use;  // it is no row of its own
+  uint16_t use;      // the cause of use, one of the above
+  uint8_t only_use;  // it gets no row of its own
 } Call;
 
 static Call calls[MOST_CALLS];
 static void* subscriber;
-static volatile int recording;  // not in a forked child, which has no CUDA of its own
+static volatile int recording;  // 0 in a forked child, where CUDA does not work
 static pid_t owner;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of all that follows
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards all that follows
 static Row* rows;
 static size_t row_count, row_capacity, most_rows;
 static uint64_t lost;
-static uint64_t rows_so_far;  // since the use of the cards was looked at
+static uint64_t rows_so_far;  // since the memory use was last read
 
-// An interning table: keys of bytes, numbered from 1 on in the order in which they came.
+// An interning table: byte strings, numbered from 1 in the order in which they were added.
 typedef struct {
   char* bytes;
   size_t used, capacity;
@@ -157,7 +157,7 @@ typedef struct {
 
 static Table names, frames, stacks, places;
 static Table codes;  // addresses of the code objects in `places`
-static int watches_code;  // a code object that is gone is taken out of `places`
+static int watches_code;  // a destroyed code object is removed from `places`
 static uint32_t generation = 1;  // of the numbers of frames: a new one begins then
 static uint32_t* frame_of_place;  // by the number of a place
 static uint32_t place_room;
@@ -199,7 +199,7 @@ static int table_grow(Table* table) {
   return 0;
 }
 
-// The number that a key has, 0 for none; and its slot, or the one that it would get. The table has slots.
+// The number of a key, 0 for none; and its slot, or the one that it would get. The table must have slots.
 static uint32_t look_up(const Table* table, const void* data, size_t length, uint64_t* at) {
   *at = hashed(data, length);
   for (uint32_t found; (found = table->slots[*at & table->mask]); ++*at) {
@@ -209,7 +209,7 @@ static uint32_t look_up(const Table* table, const void* data, size_t length, uin
   return 0;
 }
 
-// The number of a key, which gets one if it has none; 0 where memory is out. The lock is held.
+// The number of a key, which is added if it is new; 0 if out of memory. The lock is held.
 static uint32_t intern(Table* table, const void* data, size_t length) {
   if (table->count * 2 >= table->mask && table_grow(table)) return 0;
   uint64_t at;
@@ -236,7 +236,7 @@ static uint32_t intern(Table* table, const void* data, size_t length) {
   return table->slots[at & table->mask] = ++table->count;
 }
 
-// A row to fill, NULL where there is no room: then it is counted as lost. The lock is held.
+// A row to fill; NULL if the log is full, and then one more row is counted as lost. The lock is held.
 static Row* new_row(void) {
   if (row_count == row_capacity) {
     size_t capacity = row_capacity ? row_capacity * 2 : 4096;
@@ -254,7 +254,7 @@ static Row* new_row(void) {
   return row;
 }
 
-// ---- who calls ----
+// ---- the caller ----
 
 static __thread uint32_t thread_number;
 
@@ -294,11 +294,11 @@ static PyCodeObject* code_of(struct _PyInterpreterFrame* frame) {
 #endif
 }
 
-// The number of the frame at a place of a code object, 0 where memory is out. The lock is held.
+// The number of the frame at an instruction of a code object, 0 if out of memory. The lock is held.
 static uint32_t frame_at(PyCodeObject* code, int offset) {
   uint64_t place[6] = {(uintptr_t)code, (uint64_t)offset};
   size_t size = 2 * sizeof *place;
-  if (!watches_code) {  // then a new code object may have the address of one that is gone, but hardly all its parts
+  if (!watches_code) {  // then a new code object may reuse a destroyed one's address, but hardly all its parts'
     const void* lines = PyBytes_AS_STRING(code->co_linetable);
     place[2] = (uintptr_t)code->co_filename;
     place[3] = (uintptr_t)code->co_qualname;
@@ -328,7 +328,7 @@ static uint32_t frame_at(PyCodeObject* code, int offset) {
   return frame_of_place[at_place];
 }
 
-// The stack that a thread had last. Most of the next one is the same.
+// The last stack of a thread. Most of the next one is the same.
 typedef struct {
   PyCodeObject* code;
   int offset;
@@ -357,7 +357,7 @@ static int python_frames(uint32_t* out, int room) {
     now[count].code = code;
     now[count++].offset = _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT);
   }
-  // What is the same from the outer end on has the same numbers, as long as no code object is gone.
+  // The outer frames that are unchanged keep their numbers, as long as no code object was destroyed.
   int same = 0;
   if (watches_code && last.generation == generation) {
     while (same < count && same < last.count && now[count - 1 - same].code == last.frames[last.count - 1 - same].code &&
@@ -385,7 +385,7 @@ static int on_code(PyCodeEvent event, PyCodeObject* code) {
   uint64_t address = (uintptr_t)code;
   pthread_mutex_lock(&lock);
   uint64_t slot;
-  if (codes.count && look_up(&codes, &address, sizeof address, &slot)) {  // seldom: all are learned anew
+  if (codes.count && look_up(&codes, &address, sizeof address, &slot)) {  // rare: all are interned anew
     table_clear(&codes);
     table_clear(&places);
     generation++;
@@ -399,7 +399,8 @@ static int python_frames(uint32_t* out, int room) { return 0; }
 #endif
 
 // The file of the library that called the driver: the first one outside of the driver, its profiling library and its
-// runtime. The lock must not be held: the dynamic linker has one of its own, under which programs call the driver, too.
+// runtime. The lock must not be held: the dynamic linker has its own, and programs call the driver while they hold that
+// one.
 static const char* calling_library(void) {
   void* addresses[MOST_NATIVE];
   int count = backtrace(addresses, MOST_NATIVE);
@@ -417,7 +418,7 @@ static const char* calling_library(void) {
   return NULL;
 }
 
-// The number of a stack; its first frame is the calling library, 0 where that is not known. The lock is held.
+// The number of a stack; its first frame is the calling library, 0 if unknown. The lock is held.
 static uint32_t this_stack(const char* library) {
   uint32_t found[MOST_FRAMES + 1] = {0};
   if (library) {
@@ -430,7 +431,7 @@ static uint32_t this_stack(const char* library) {
   return intern(&stacks, found, (size_t)(count + 1) * sizeof *found);
 }
 
-// ---- use of the cards ----
+// ---- use of device memory ----
 
 typedef struct {
   uint32_t process;
@@ -449,7 +450,7 @@ static struct {
   int (*DeviceGetComputeRunningProcesses_v3)(void*, unsigned*, ProcessUse*);
   int (*DeviceGetMemoryInfo)(void*, CardUse*);
   int (*bus_of)(char*, int, int);  // cuDeviceGetPCIBusId
-  int is_open;  // 1, or -1 if it cannot be
+  int is_open;  // 1, or -1 if it cannot be initialized
 } nvml;
 static struct {
   void* handle;
@@ -474,8 +475,9 @@ static void open_nvml(void) {
 
 static int captures;  // of streams, in progress
 
-// Notes what the driver charges to this process on a card. The lock must not be held: NVML takes locks and time. The
-// driver itself is not asked, and nothing while a stream is captured: some questions break a capture of another thread.
+// Notes what the driver charges to this process on a device. The lock must not be held: NVML is slow and takes locks.
+// The driver itself is never queried, and nothing is while a stream is captured: some queries break another thread's
+// capture.
 static void sample(uint32_t device) {
   char bus[32];
   CardUse card;
@@ -520,7 +522,7 @@ static void took(uint32_t device, uint32_t cause) {
 
 // ---- callbacks ----
 
-// The device of a context. The lock must not be held: CUPTI has one of its own, under which it hands back buffers.
+// The device of a context. The lock must not be held: CUPTI returns buffers while it holds a lock of its own.
 static uint32_t device_of(void* context) {
   pthread_mutex_lock(&lock);
   for (int i = 0; i < context_count; i++) {
@@ -552,7 +554,7 @@ static uint32_t device_of(void* context) {
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
   (void)unused;
   if (!recording) return;
-  if (domain == DOMAIN_RESOURCE) {  // a module, at its first use perhaps, in the middle of a launch
+  if (domain == DOMAIN_RESOURCE) {  // a module, perhaps loaded at its first use in the middle of a launch
     if (number == MODULE_LOADED) took(device_of(*(void* const*)data), USE_MODULE);
     return;
   }
@@ -577,7 +579,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   }
   int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
   if (call->use == CAPTURE_BEGINS && !result) __atomic_fetch_add(&captures, 1, __ATOMIC_RELAXED);
-  else if (call->use == CAPTURE_ENDS) {  // also of a stream that is not captured
+  else if (call->use == CAPTURE_ENDS) {  // also queried for streams that are not captured
     if (__atomic_sub_fetch(&captures, 1, __ATOMIC_RELAXED) < 0) __atomic_store_n(&captures, 0, __ATOMIC_RELAXED);
   }
   else if (call->use && !result) {
@@ -766,11 +768,11 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
     return NULL;
   }
   void* frame[2];
-  backtrace(frame, 2);  // its first call loads a library, which it must not do in a callback
+  backtrace(frame, 2);  // the first call loads a library, which must not happen in a callback
   owner = getpid();
   pthread_mutex_lock(&lock);
   most_rows = (size_t)most;
-  row_count = lost = 0;  // what the recording before did not read
+  row_count = lost = 0;  // what the previous recording did not read
   captures = 0;
   names.told = frames.told = stacks.told = 0;
   context_count = 0;
@@ -855,14 +857,14 @@ static PyObject* py_flush(PyObject* self, PyObject* arguments) {
   int forced = 0;
   if (!PyArg_ParseTuple(arguments, "|p", &forced)) return NULL;
   if (subscriber && getpid() == owner) {
-    Py_BEGIN_ALLOW_THREADS  // buffer_completed takes our lock, and CUPTI its own
+    Py_BEGIN_ALLOW_THREADS  // buffer_completed takes our lock, and CUPTI takes its own
     cupti.ActivityFlushAll(forced ? 1 : 0);
     Py_END_ALLOW_THREADS
   }
   Py_RETURN_NONE;
 }
 
-// Adds the entries that have not been told yet.
+// Adds the entries that have not been returned yet.
 static int tell(Table* table, PyObject* list) {
   for (; table->told < table->count; table->told++) {
     PyObject* bytes = PyBytes_FromStringAndSize(
@@ -877,10 +879,10 @@ static int tell(Table* table, PyObject* list) {
 static PyObject* py_drain(PyObject* self, PyObject* unused) {
   (void)self, (void)unused;
   // Made before the lock is taken: making a list may run the garbage collector, and that a finalizer, which calls the
-  // driver. Bytes are none of the collector's objects.
+  // driver. The collector does not track bytes.
   PyObject *new_names = PyList_New(0), *new_frames = PyList_New(0), *new_stacks = PyList_New(0), *data = NULL;
   if (!new_names || !new_frames || !new_stacks) goto failed;
-  // A thread that has this lock never waits for the interpreter's, so waiting for it here cannot block.
+  // A thread that has this lock never waits for the interpreter's, so this cannot deadlock.
   pthread_mutex_lock(&lock);
   if (!row_count && !lost) {
     pthread_mutex_unlock(&lock);
@@ -905,12 +907,12 @@ failed:
 
 // ---- from rows to records of a trace ----
 
-// How a kind of row becomes a record by itself; rows of `kind` 0 are Python's. Fields that say which of the words it is
+// How a kind of row becomes a record without Python; rows of `kind` 0 are left to Python. Fields that select a word
 // are -1 for none. The layout is that of HOW in cupti.py.
 typedef struct __attribute__((packed)) {
   uint8_t kind;
   int8_t stream, event, flags;
-  uint8_t asks;        // aux1 says whether the result was yes
+  uint8_t asks;        // aux1: whether the query's answer was yes
   uint8_t per_thread;  // default streams are those of each thread
   uint8_t is_copy;     // words: to, from, bytes
   uint8_t item;        // of a fill, whose words are: to, value, number of such items
@@ -929,10 +931,10 @@ typedef struct __attribute__((packed)) {
 
 enum { BLOCK_ROW = 0xFF10, FREE_COMPLETED = 2, SNAPSHOT = 7, OUT_OF_MEMORY = 8, BLOCK_BYTES = 512 };
 
-// Of a trace, by what PyTorch's allocator did (torch_rows.Action).
+// Kinds of a trace's records, by what PyTorch's allocator did (torch_rows.Action).
 static const uint8_t kinds_of_actions[] = {1, 2, 3, 5, 6, 7, 8, 0, 9};
 
-// What a dictionary of integers says, -1 if it does not say; -2 with an exception set.
+// The value of a key in a dictionary of integers, -1 if it is missing; -2 with an exception set.
 static int64_t found_in(PyObject* dictionary, uint64_t key) {
   PyObject* number = PyLong_FromUnsignedLongLong(key);
   if (!number) return -2;

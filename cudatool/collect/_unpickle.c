@@ -1,4 +1,4 @@
-/* Pickles of plain data, read piece by piece and without trusting them; cudatool/collect/plain_pickle.py says why.
+/* Reads untrusted pickles of plain data, piece by piece; cudatool/collect/plain_pickle.py explains why.
  *
  * A stack machine with the opcodes that plain data needs. None of them imports or calls anything. Nothing is reserved
  * for a number in the file: memory grows with the bytes that were read.
@@ -12,14 +12,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A value: three bits that say what it is, and the rest. */
+/* A value: three bits of type, and the rest. */
 typedef uint64_t word;
 enum kind {
     OBJECT = 0, /* a reference that the holder owns */
     NUMBER = 1, /* an integer of 61 bits */
     ROW = 2, /* number of a row */
     ROWS = 3, /* number of a span: a list of rows */
-    EMPTY_LIST = 4, /* a list or dict that nothing was put into yet */
+    EMPTY_LIST = 4, /* an empty list or dict */
     EMPTY_DICT = 5,
     LIST = 6, /* number of a shared list: one for all lists of the same dicts */
 };
@@ -32,7 +32,7 @@ enum kind {
 static const int64_t MOST_NUMBER = ((int64_t)1 << 60) - 1;
 
 enum { MOST_COLUMNS = 64, MOST_SHARED = 1000, MOST_DIGITS = 48, MOST_LONG = 17 };
-static const int64_t MISSING = INT64_MIN; /* of a row that does not have the key */
+static const int64_t MISSING = INT64_MIN; /* the cell of a row without the key */
 
 /* What is on the stack. Where `memo` names a place of the memo, that holds the value, which may have become another
  * since: an empty list becomes a list of rows. Only the slot that made a list or dict may fill it. */
@@ -233,9 +233,9 @@ static int memoize(Unpickler *self, uint64_t index)
     struct slot *slot = top(self, 1);
     if (!slot)
         return -1;
-    if (index > self->taken) /* there cannot have been so many yet */
+    if (index > self->taken) /* more than can exist so far */
         return fail("names a place of its memo that no file of its size has");
-    if (slot->memo >= 0) { /* a second place: both shall mean one object */
+    if (slot->memo >= 0) { /* a second place: both must be one object */
         PyObject *object = object_of(self, slot);
         if (!object)
             return -1;
@@ -291,7 +291,7 @@ static int cell_of(Unpickler *self, struct slot *slot, int64_t *cell)
         *cell = VALUE(value) * 2 + 1;
         return 0;
     }
-    if (KIND(value) == EMPTY_LIST) { /* one for all rows: what nothing was put into by now stays empty */
+    if (KIND(value) == EMPTY_LIST) { /* one for all rows: what is empty by now stays empty */
         if (!self->empty_list)
             self->empty_list = PyList_New(0);
         if (!self->empty_list || (!self->empty_index && (index = add_object(self, self->empty_list)) < 0))
@@ -430,7 +430,7 @@ static int fill_dict(Unpickler *self, struct slot *container, struct slot *first
     if (!dict)
         return -1;
     int failed = 0;
-    self->made += (uint64_t)count * 64; /* an entry has some 100 bytes, and there may be a number */
+    self->made += (uint64_t)count * 64; /* an entry takes about 100 bytes, and a number may come with it */
     if (!container->is_new || !PyDict_CheckExact(dict))
         failed = fail("puts keys into something that is no new dict");
     for (struct slot *slot = first; slot < first + count && !failed; slot += 2) {
@@ -567,7 +567,7 @@ static int fill_list(Unpickler *self, struct slot *list, struct slot *first, Py_
         return 0;
     }
     PyObject *object = object_of(self, list);
-    if (object && KIND(value) == LIST) { /* more than pickle writes at once: a list of its own, then */
+    if (object && KIND(value) == LIST) { /* more than pickle writes at once: it becomes a list of its own */
         Py_SETREF(object, PyList_GetSlice(object, 0, PyList_GET_SIZE(object)));
         if (object)
             set_value(self, list, FROM_OBJECT(Py_NewRef(object)));
@@ -887,7 +887,7 @@ static Py_ssize_t execute(Unpickler *self, const uint8_t *data, Py_ssize_t size)
 
 /* --- the type --- */
 
-/* Return how many bytes the machine and what it made take, about. */
+/* Return about how many bytes the machine and its objects take. */
 static uint64_t held(Unpickler *self)
 {
     uint64_t bytes = self->made + (uint64_t)self->stack_room * sizeof(struct slot) +
@@ -1022,7 +1022,7 @@ static PyObject *Unpickler_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->objects = PyList_New(0);
     self->object_ids = PyDict_New();
     self->pairs = PyDict_New();
-    /* Room for a slot at once, so that there is a stack to point into. */
+    /* Reserve one slot now, so that there is a stack to point into. */
     int failed = grow((void **)&self->stack, &self->stack_room, 0, sizeof(struct slot)) < 0;
     if (failed || !self->objects || !self->object_ids || !self->pairs)
         Py_CLEAR(self);

@@ -1,4 +1,4 @@
-"""Many runs of bytes as few records: rows at equal distances, and bit masks.
+"""Compression of many runs of bytes into few records: strided rows and bit masks.
 
 A kernel that reads a column, or writes wherever a condition holds, touches thousands of short runs. The records say
 the same set of bytes, exactly.
@@ -21,7 +21,7 @@ MASK_BITS = 128
 ByteSet = tuple[int, int, int, int, int]
 """``(address, size, flags, aux0, aux1)`` as of an ACCESS record."""
 
-_FEW = 16  # runs that are not worth the effort
+_FEW = 16  # so few runs are not compressed
 _ROWS = 8  # from so many equal rows on they are recorded as rows
 _GRAIN = 16  # largest element of a mask, bytes
 
@@ -31,7 +31,7 @@ _Column = npt.NDArray[np.int64]
 def compress(runs: Sequence[tuple[int, int, int]], *, of_boxes: bool = False) -> list[ByteSet]:
     """Return the same bytes as `runs`, ``(address, size, flags)`` in ascending order, in fewer pieces.
 
-    The runs `of_boxes` are the rows of copies and fills: they stay together, even if there are few of them.
+    The runs `of_boxes` are the rows of copies and fills: they are kept as rows, even if there are few.
     """
     if len(runs) <= (2 if of_boxes else _FEW):
         return [(address, size, flags, 0, 0) for address, size, flags in runs]
@@ -49,7 +49,7 @@ def compress(runs: Sequence[tuple[int, int, int]], *, of_boxes: bool = False) ->
 def rows_of(runs: Sequence[tuple[int, int]], flags: int, most: int) -> list[ByteSet]:
     """Return `runs`, address and size in ascending order, as at most `most` rows and single runs; the rest is left out.
 
-    What is left out are single runs.
+    Only single runs are left out.
     """
     if not runs:
         return []
@@ -83,7 +83,7 @@ def _masks(start: _Column, size: _Column, mode: int) -> list[ByteSet]:
     bits = int(np.bitwise_or.reduce(start | size)) | _GRAIN
     grain = bits & -bits
     window = grain * MASK_BITS
-    # A run that is in one window only, beside others, becomes a part of that window's mask.
+    # A run that shares its only window with others becomes a part of that window's mask.
     at, last = start // window, (start + size - 1) // window
     inside = at == last
     windows, place, count = np.unique(at[inside], return_inverse=True, return_counts=True)

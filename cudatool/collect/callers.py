@@ -1,4 +1,4 @@
-"""Through which library a program made the call of the software driver that is in progress.
+"""Finds the library through which the program made the current call of the software driver.
 
 Libraries written in Python are found in the frames of this thread. cuda.core and cuda.bindings are compiled, and both
 call the driver through functions of cuda.bindings: which one the program called is found in the native stack.
@@ -36,7 +36,7 @@ class _Found(ctypes.Structure):
 
 
 def calling_api() -> Api:
-    """Return the library whose function the program called. It takes some 0.2 ms: ask once for a stream."""
+    """Return the library whose function the program called. This takes about 0.2 ms: call it once per stream."""
     if hooks.current_operation():
         return Api.CUDATOOL
     frame: FrameType | None = sys._getframe(1)

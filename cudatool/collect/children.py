@@ -1,4 +1,4 @@
-"""Events for the processes that a program starts, and for the programs that take the place of this one."""
+"""Events for the processes that a program starts, and for the programs that replace this one by exec."""
 
 from __future__ import annotations
 

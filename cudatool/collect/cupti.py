@@ -1,10 +1,10 @@
-"""What any program does on a GPU, as CUPTI tells it: memory, streams, events, copies, and when kernels ran.
+"""Records what any program does on a GPU, through CUPTI: memory, streams, events, copies, and when kernels ran.
 
 CUPTI is NVIDIA's interface for tools (docs.nvidia.com/cupti). :file:`_cupti.c` notes each chosen call of the driver in
 a log, whichever library makes it and on whichever thread, with Python's stack; and the kernels, copies and fills that
 ran, with their times. The log is read here, by a thread of its own and before an event of another source.
 
-What other sources tell is left out: the calls of our own runtime, and all but the memory of other libraries in a
+Calls that other sources report are left out: those of our own runtime, and all but other libraries' memory in a
 program whose PyTorch is watched (:mod:`cudatool.collect.torch_program`).
 """
 
@@ -52,8 +52,8 @@ __all__ = ["HOW", "ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", 
 _log = logging.getLogger("cudatool.collect")
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
-_PERIOD = 0.1  # seconds between two readings of the log
-_MOST_ROWS = 1 << 22  # that wait to be read: 400 MiB
+_PERIOD = 0.1  # seconds between two reads of the log
+_MOST_ROWS = 1 << 22  # rows that wait to be read: 400 MiB
 _LIBRARIES = ("libcupti.so.13", "libcupti.so.12")
 _CALLED_THROUGH = ("/cuda/bindings/", "/_ctypes.", "/libffi", "/cudatool/", "/bin/python", "/libpython")
 """Libraries through which Python code calls the driver: whose call it is, Python's stack says."""
@@ -90,7 +90,7 @@ HOW = np.dtype(
 
 
 class What(IntEnum):
-    """What a row tells that is no call of the driver. The words of each are named in :file:`_cupti.c`."""
+    """Kinds of rows that are not driver calls. The words of each are named in :file:`_cupti.c`."""
 
     KERNEL = 0xFF01
     COPY = 0xFF02
@@ -102,7 +102,7 @@ class What(IntEnum):
 
 
 class Level(StrEnum):
-    """How much a recording on a GPU has of the device's own work: the more, the dearer."""
+    """How much of the device's own work a recording on a GPU contains: more detail costs more time."""
 
     MEMORY = "memory"
     """Memory, streams, events and the calls that enqueue copies and graphs; no kernels, no times on the device."""
@@ -113,7 +113,7 @@ class Level(StrEnum):
 
 
 class CuptiUnavailable(Exception):
-    """CUPTI cannot be used here; the text says why."""
+    """CUPTI cannot be used here; the message says why."""
 
 
 class _Row(NamedTuple):
@@ -137,7 +137,7 @@ class _Stack(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """A call that only orders work, whose event is its arguments: where among them these are, -1 for nowhere."""
+    """A call that only orders work: the positions of the arguments that its event needs, -1 for none."""
 
     kind: Kind
     stream: int = -1
@@ -154,7 +154,7 @@ class _Call(NamedTuple):
     """How a call is recorded: its arguments as :file:`_cupti.c` spells them, what reads them, and what it may take."""
 
     arguments: str
-    read: str | _Order | None  # None: it is no event, but may take memory
+    read: str | _Order | None  # None: the call makes no event, but may take memory
     at_enter: bool = False
     with_library: bool = False
     with_stream_id: bool = False
@@ -233,7 +233,7 @@ _CALLS: dict[str, _Call] = {
 }
 _UNKNOWN = 1 << 56
 """What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
-_streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, as long as the process
+_streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, never removed
 _WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
 """What ran that has no name of its own."""
 _BLOCKING = StreamFlag(0)
@@ -244,7 +244,7 @@ _PER_THREAD = ("_ptsz", "_ptds")
 
 
 def find_library() -> str:
-    """Return the libcupti to use: one that the process has loaded, NVIDIA's wheel, the CUDA toolkit's.
+    """Return the libcupti to use: the one already loaded, else NVIDIA's wheel, else the CUDA toolkit's.
 
     Raises
     ------
@@ -280,11 +280,11 @@ class CuptiCollector:
     Parameters
     ----------
     pytorch_is_watched
-        Returns whether PyTorch's own source tells of the program's work, some time later
-        (:mod:`cudatool.collect.torch_program`). Then only memory of other libraries is told here; likewise once our
-        runtime has told of work.
+        Returns whether PyTorch's own source reports the program's work, some time later
+        (:mod:`cudatool.collect.torch_program`). Then only other libraries' memory is reported here; likewise once our
+        runtime has reported work.
     level
-        How much is recorded of what the device does.
+        How much of the device's work is recorded.
     blocks_are_watched
         Returns whether PyTorch's allocator writes to the log (:mod:`cudatool.collect.torch_blocks`).
 
@@ -307,7 +307,7 @@ class CuptiCollector:
         self._runtime_works = False
         self._lock = threading.RLock()
         self._reading = False
-        self._calls: deque[npt.NDArray[np.void]] = deque()  # that wait to be told, in the order of their times
+        self._calls: deque[npt.NDArray[np.void]] = deque()  # that wait to be passed on, in the order of their times
         self._work_done: list[npt.NDArray[np.void]] = []
         self._told: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
         self._texts = {"": 0}
@@ -318,7 +318,7 @@ class CuptiCollector:
         self._launched = np.empty((0, 3), np.uint32)  # CUPTI's correlation, ours, the stream; sorted
         self._launched_now: list[tuple[int, int, int]] = []
         self._sizes: dict[int, int] = {}
-        self._device_memory: list[int] = []  # addresses of what lives, sorted
+        self._device_memory: list[int] = []  # addresses of live allocations, sorted
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
         self._capturing: set[tuple[int, int]] = set()
         self._captured_events: set[int] = set()
@@ -375,7 +375,7 @@ class CuptiCollector:
         self._read(None)
 
     def stop(self) -> None:
-        """End. Stopping again changes nothing."""
+        """Stop recording. Stopping again changes nothing."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -385,7 +385,7 @@ class CuptiCollector:
         hooks.unsubscribe(self._before_event)
 
     def _forget(self) -> None:
-        """In a forked child, which has no CUDA of its own: another thread of the parent may have held the locks."""
+        """Reset in a forked child, where CUDA does not work: another thread of the parent may have held the locks."""
         self._native.forget()
         self._stopping.set()
         self._lock = threading.RLock()
@@ -395,18 +395,18 @@ class CuptiCollector:
         while not self._stopping.wait(_PERIOD):
             self._native.flush(False)
             self._native.sample_use()
-            # What PyTorch did meanwhile is told later, and with it what was between.
+            # What PyTorch did meanwhile is reported later, and with it the calls in between.
             self._read(0 if self._pytorch_is_watched() else None)
 
     def _before_event(self, event: Event) -> None:
-        """Another source's event: what the log has from before it comes first."""
+        """Pass on the log's calls from before another source's event."""
         self._runtime_works = self._runtime_works or event.kind in WORK
         self._read(event.time)
 
     def _read(self, until: int | None) -> None:
-        """Read the log, and pass on the calls until a time; without one, also the work that was done."""
+        """Read the log, and pass on the calls up to a time; without a time, also the work that was done."""
         with self._lock:
-            if self._reading:  # a finalizer, in the middle of it
+            if self._reading:  # called by a finalizer during a read
                 return
             self._reading = True
             try:
@@ -427,7 +427,7 @@ class CuptiCollector:
                 self._reading = False
 
     def _sort(self, data: bytes, names: list[bytes], frames: list[bytes], found: list[bytes], lost: int) -> None:
-        """Keep what is to be told of a part of the log."""
+        """Sort a part of the log, and drop what is not to be reported."""
         self._names += [kernel_name(name.decode("utf-8", "replace")) for name in names]
         self._frames += map(_frame, frames)
         self._stacks += map(self._stack, found)
@@ -444,7 +444,7 @@ class CuptiCollector:
         if not told and is_work.any():
             self._work_done.append(rows[is_work])
         is_ours = self._columns()[1][rows["stack"]]
-        # A block of PyTorch's is the program's, though a function of ours may have called PyTorch's.
+        # A block of PyTorch is the program's, even if a function of ours called PyTorch.
         is_ours &= what != What.BLOCK
         kept = ~is_work & (what != What.CONTEXT) & ~is_ours & ((rows["result"] == 0) | (self._how["asks"][what] != 0))
         if told:
@@ -453,7 +453,7 @@ class CuptiCollector:
             self._calls.append(rows if kept.all() else rows[kept])
 
     def _how_to_tell(self, name: str) -> tuple[int, ...]:
-        """Return how a call becomes a record by itself, as a row of :data:`HOW`."""
+        """Return how C turns a call into a record, as a row of :data:`HOW`."""
         plain = _plain(name)
         order, per_thread = _CALLS[plain].read, name.endswith(_PER_THREAD)
         if isinstance(order, _Order):
@@ -468,7 +468,7 @@ class CuptiCollector:
         return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0
 
     def _tell_calls(self, calls: npt.NDArray[np.void]) -> None:
-        """Tell of calls: of most in C; of others by their reader, which may change what is known of streams."""
+        """Report calls: most in C, others through their reader, which may change what is known of streams."""
         self._stream_of.clear()
         ids = self._columns()[0]
         works = int(np.count_nonzero(self._is_work[calls["what"]]))
@@ -504,7 +504,7 @@ class CuptiCollector:
         self._called = self._stacks[0]
 
     def _columns(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
-        """Return of all stacks the ids, and whether our runtime makes the call."""
+        """Return the id of each stack, and whether our runtime makes the call."""
         if len(self._stack_ids) != len(self._stacks):
             self._stack_ids = np.array([stack.id for stack in self._stacks], np.uint32)
             self._stack_is_ours = np.array([stack.is_ours for stack in self._stacks])
@@ -541,13 +541,13 @@ class CuptiCollector:
         # fmt: on
 
     def _send(self) -> None:
-        """Put what was told behind what is to be passed on."""
+        """Append the reported records to those that will be passed on."""
         if self._told:
             self._out.append(np.array(self._told, RECORD))
             self._told = []
 
     def _pass_on(self) -> None:
-        """Pass on what was told."""
+        """Pass on the reported records."""
         self._send()
         if self._out:
             out, self._out = self._out, []
@@ -642,7 +642,7 @@ class CuptiCollector:
             self._tell(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
 
     def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
-        """Return whether what the allocator did is to be told: a graph keeps its blocks for itself."""
+        """Return whether to report what the allocator did: blocks of a graph are not reported."""
         if action == Action.ALLOC:
             if captured:
                 self._of_graphs.add(address)
@@ -668,7 +668,7 @@ class CuptiCollector:
 
     def _allocated(self, address: int, size: int, name: str, stream: int | None = None) -> None:
         if stream is not None and (self._row.device, stream) in self._capturing:
-            return  # a node of a graph: no memory yet
+            return  # a node of a graph, which has no memory yet
         if self._is_pytorchs():
             return
         if address not in self._sizes:
@@ -700,7 +700,7 @@ class CuptiCollector:
         if self._is_pytorchs():
             return
         elsewhere = self._mapped.get(handle)
-        if elsewhere is None:  # the memory of cuMemCreate is of use from here on
+        if elsewhere is None:  # the memory of cuMemCreate can be used from here on
             self._mapped[handle] = address
             self._allocated(address, size, name)
         else:
@@ -724,7 +724,7 @@ class CuptiCollector:
         self._tell(Kind.HOST_FREE, address=row.words[0], size=size, name=_plain(name))
 
     def _is_pytorchs(self) -> bool:
-        """Whether PyTorch's caching allocator makes the call: its segments are told by PyTorch's own source."""
+        """Whether PyTorch's caching allocator makes the call: PyTorch's own source reports its segments."""
         return "libc10_cuda" in self._called.library and (self._pytorch_is_watched() or self._blocks_are_watched())
 
     def _is_on_device(self, address: int) -> bool:
@@ -774,7 +774,7 @@ class CuptiCollector:
         return found
 
     def _launches_of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
-        """Return the calls that enqueued what ran, as rows of ``_launched``; of zeros where no call is known."""
+        """Return the calls that enqueued what ran, as rows of ``_launched``; zeros where no call is known."""
         if self._launched_now:
             known = np.concatenate([self._launched[-_MOST_LAUNCHED:], np.array(self._launched_now, np.uint32)])
             self._launched, self._launched_now = known[np.argsort(known[:, 0], kind="stable")], []
@@ -786,7 +786,7 @@ class CuptiCollector:
         return found
 
     def _ran(self, rows: npt.NDArray[np.void]) -> None:
-        """Tell when kernels, copies, fills and graphs ran, and of kernels outside of graphs that they were launched."""
+        """Report when kernels, copies, fills and graphs ran, and the launches of kernels outside of graphs."""
         launches = self._launches_of(rows)
         is_known = launches[:, 0] != 0
         kept = is_known | (rows["what"] == What.KERNEL)
@@ -819,7 +819,7 @@ class CuptiCollector:
         for device, number in ((key >> 32, key & 0xFFFFFFFF) for key in values.tolist()):
             self._row = self._row._replace(device=device, time=monotonic_ns(), thread=0)
             handle = _streams.get((device, number))
-            flags = StreamFlag.NON_BLOCKING if handle is None else _BLOCKING  # no order is invented
+            flags = StreamFlag.NON_BLOCKING if handle is None else _BLOCKING  # do not invent an order
             ids.append(self._stream(_UNKNOWN + number if handle is None else handle, "", flags))
         self._pass_on()
         found: list[int] = np.array(ids, np.int64)[inverse].tolist()
@@ -842,18 +842,18 @@ def _layout(call: _Call) -> tuple[str, bool, bool, bool]:
 
 
 def _plain(name: str) -> str:
-    """Return a call's name without what says that default streams are those of each thread."""
+    """Return a call's name without the suffix for per-thread default streams."""
     return name.removesuffix("_ptsz").removesuffix("_ptds")
 
 
 def _sides(name: str) -> CopyFlag:
-    """Return which sides of a copy are on a device, as far as the call's name says."""
+    """Return which sides of a copy are on a device, if the call's name says so."""
     source = CopyFlag.SOURCE_DEVICE if "DtoH" in name or "DtoD" in name else CopyFlag(0)
     return source | (CopyFlag.DESTINATION_DEVICE if "HtoD" in name or "DtoD" in name else CopyFlag(0))
 
 
 def _item(name: str) -> int:
-    """Return the bytes of what a fill repeats."""
+    """Return the bytes of the value that a fill repeats."""
     return int(name.removeprefix("cuMemsetD").removesuffix("_v2").removesuffix("Async")) // 8
 
 
@@ -865,7 +865,7 @@ def _frame(key: bytes) -> Frame:
 
 
 def _library_name(file: str) -> str:
-    """Return the name of a library, or that of a module of Python that is one: ``cupy.cuda.memory``."""
+    """Return the name of a library; of a Python extension module the module's name, ``cupy.cuda.memory``."""
     name = _EXTENSION.sub("", file)
     if name == file:
         return os.path.basename(file)
@@ -873,7 +873,7 @@ def _library_name(file: str) -> str:
 
 
 def _is_of_our_runtime(frames: list[Frame]) -> bool:
-    """Whether our runtime makes a call, or has a function of the program make it, as an allocator of its own."""
+    """Whether our runtime makes a call, directly or through a function of the program, such as a custom allocator."""
     for frame in frames:
         path = os.path.realpath(frame.file)
         if path.startswith(_OURS) and not path.startswith(_RUN_PROGRAMS):

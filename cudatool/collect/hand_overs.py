@@ -1,10 +1,10 @@
-"""How host threads hand work to each other, where Python's own classes show it.
+"""Hand-overs between host threads through Python's own classes.
 
-While installed, these tell the hooks when a thread lets go of an object and when another one has got it:
+While installed, wrappers report to the hooks when a thread releases an object and when another one receives it:
 ``threading.Thread`` (start and join), ``Event``, ``Condition``, ``Semaphore``, ``Barrier``, ``queue.Queue`` and
-``concurrent.futures.Future``. Locks do not: they are C, and so are simple queues.
+``concurrent.futures.Future``. Locks and simple queues are not covered: they are written in C.
 
-Such a call costs some microseconds more then, and nothing when it is not installed.
+Such a call then costs some microseconds more; it costs nothing extra when not installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ids = itertools.count(1)
 
 
 def _id(item: Any) -> int:
-    """Return a number for an object, which no other object ever gets."""
+    """Return a number for an object that no other object ever gets."""
     number: int = item.__dict__.setdefault("_cudatool_id", next(_ids))
     return number
 
@@ -40,7 +40,7 @@ def _tell(kind: Kind, item: Any) -> None:
 def _is_internal() -> bool:
     """Whether the caller of a wrapper is one of these classes itself, or cudatool.
 
-    They use each other, also where a thread is not yet one, and what matters is told by the outermost.
+    These classes call each other, even before a thread has started; only the outermost call is reported.
     """
     caller: str = sys._getframe(2).f_globals.get("__name__", "")
     return caller in ("threading", "queue") or caller.startswith("cudatool.")
@@ -93,7 +93,7 @@ def _start(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 run()
             finally:
-                self.__dict__.pop("run", None)  # or the thread would keep itself, and all that it has, from now on
+                self.__dict__.pop("run", None)  # or the thread would keep itself and all that it holds alive
                 _tell(Kind.HAND_OVER, self)
 
         self.run = told  # type: ignore[method-assign]
@@ -116,7 +116,7 @@ def _join(method: Callable[..., Any]) -> Callable[..., Any]:
 def _submit(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        task = threading.Event()  # only a name for this hand-over
+        task = threading.Event()  # only identifies this hand-over
 
         def told(*args: Any, **kwargs: Any) -> Any:
             _tell(Kind.TAKE_OVER, task)
@@ -150,19 +150,19 @@ _METHODS: tuple[tuple[type, str, Callable[[Callable[..., Any]], Callable[..., An
 
 
 class HandOvers:
-    """Puts wrappers around the methods, and takes them away again."""
+    """Puts wrappers around the methods, and removes them again."""
 
     def __init__(self) -> None:
         self._before: list[tuple[type, str, Any]] = []
 
     def install(self) -> None:
-        """Begin to tell."""
+        """Put the wrappers around the methods."""
         for owner, name, wrap in _METHODS:
             method = owner.__dict__[name]
             self._before.append((owner, name, method))
             setattr(owner, name, wrap(method))
 
     def remove(self) -> None:
-        """Leave the classes as they were."""
+        """Remove the wrappers."""
         while self._before:
             setattr(*self._before.pop())

@@ -21,14 +21,15 @@ _NO_NAMES = frozenset(
 
 
 def parameter_names(source: str, kernel: str, count: int) -> list[str]:
-    """Return the names of a kernel's parameters, "" for one that has none; empty where the source does not tell.
+    """Return the names of a kernel's parameters, "" for one that has none; empty if the source does not show them.
 
     Parameters
     ----------
     kernel
         As :func:`cudatool.ptx.kernel_names.kernel_name` writes it; namespaces and template arguments do not count.
     count
-        How many parameters it has. If overloads with as many have other names, the source does not tell.
+        How many parameters it has. If overloads with as many parameters name them differently, the source does not show
+        the names.
     """
     wanted = kernel.split("<")[0].rsplit("::", 1)[-1]
     text = _NOISE.sub(" ", source)
@@ -45,7 +46,7 @@ def parameter_names(source: str, kernel: str, count: int) -> list[str]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return where the parenthesis that was opened before `start` is closed."""
+    """Return the position where the parenthesis opened before `start` is closed."""
     depth = 1
     for index in range(start, len(text)):
         depth += (text[index] == "(") - (text[index] == ")")
@@ -55,7 +56,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _split(parameters: str) -> list[str]:
-    """Return what stands between the commas that are in no brackets."""
+    """Return the parts between the commas that are outside of all brackets."""
     parts, depth = [""], 0
     for character in parameters:
         depth += (character in "(<[{") - (character in ")>]}")

@@ -1,4 +1,4 @@
-"""Who uses the memory of this machine's NVIDIA devices now, as the driver's management library (NVML) tells it."""
+"""Reads from NVML which processes use the memory of this machine's NVIDIA devices now."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NvmlDevice:
 
 
 def devices() -> tuple[NvmlDevice, ...]:
-    """Return the memory of each device; nothing where there is no NVIDIA driver, or it does not answer."""
+    """Return the memory of each device; empty if there is no NVIDIA driver, or it does not answer."""
     import pynvml
 
     try:

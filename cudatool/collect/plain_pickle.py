@@ -1,14 +1,14 @@
-"""Pickles of plain data, read without trusting them.
+"""Reads untrusted pickles of plain data.
 
-A pickle is a program for a small stack machine. Three things make a hostile one dangerous, and each is met by the
-machine in :file:`_unpickle.c`, which takes the place of Python's:
+A pickle is a program for a small stack machine. A hostile one can do harm in three ways. The machine in
+:file:`_unpickle.c`, which replaces Python's, prevents each:
 
 - It imports and calls something. The machine has no opcode for that.
 - It names a huge memo slot or a huge length. The machine reserves memory only for bytes that it has read.
-- It builds tuples of tuples of ..., each used twice by the next, and has the last one hashed, which takes forever. The
-  machine makes tuples of numbers only, and dicts whose keys are text and integers.
+- It builds tuples of tuples of ..., each used twice by the next, and makes Python hash the last one, which takes
+  forever. The machine makes tuples of numbers only, and dicts whose keys are text and integers.
 
-It reads a file piece by piece, unpacked as it goes, and keeps millions of like dicts as columns.
+It reads a file piece by piece, unpacked as it goes, and stores millions of dicts with the same keys as columns.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def load_rows(path: str | Path, row_key: str | None) -> tuple[Any, Rows]:
     path = str(path)
     machine = Unpickler(row_key)
     collecting = gc.isenabled()
-    gc.disable()  # a million new objects that all stay: looking for garbage among them doubles the time
+    gc.disable()  # a million new objects, none of them garbage: collecting would double the time
     try:
         size = _feed(machine, path, PICKLE_MEMORY if row_key else OBJECT_MEMORY)
         value = machine.value()
@@ -163,7 +163,7 @@ def _unpacked(file: BinaryIO) -> BinaryIO | lzma.LZMAFile | gzip.GzipFile:
 
 
 def _read(file: BinaryIO | lzma.LZMAFile | gzip.GzipFile, path: str) -> bytes:
-    """Return the next piece of the unpacked file: never all at once, as Python would reserve the most first."""
+    """Return the next piece of the unpacked file: never all at once, since Python would reserve the maximum first."""
     try:
         return file.read(_PIECE)
     except _DAMAGED_PACKING as error:

@@ -1,4 +1,4 @@
-"""Functions of others that are replaced while something is watched, and put back at its end."""
+"""Replaces functions of other libraries during a recording, and restores them at its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Replaced"]
 
 
 class Replaced:
-    """What was replaced, until :meth:`put_back`."""
+    """The replaced attributes, until :meth:`put_back`."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any]] = []
@@ -38,7 +38,7 @@ class Replaced:
                 self.replace(module, "_engine_run_backward", run_backward)
 
     def put_back(self) -> None:
-        """Undo all of it, the last first. Doing so again changes nothing."""
+        """Restore everything, in reverse order. A second call changes nothing."""
         while self._originals:
             owner, name, original = self._originals.pop()
             setattr(owner, name, original)

@@ -8,9 +8,9 @@ call::
     1979932,14:21:32.661875,free,0x30a000000,256,0x2
     1979932,14:21:32.661901,allocate failure,(nil),4096,0x2
 
-The log says nothing of what the resource below took from the driver, so that the trace has no segments; and a free is
-completed at once, as the log has no other time for it. Times of day are all it has: they begin at 0 in the trace, and
-go on over midnight.
+The log does not show what the upstream resource took from the driver, so the trace has no segments; and a free is
+completed at once, since the log has no other time for it. The log has only times of day: the trace begins at 0, and its
+times continue past midnight.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _DEFAULT_STREAMS: Final = {
 _TIME_OF_DAY: Final = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})(?:[.:,]([0-9]{1,9}))?")
 _SECONDS: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,9}))?")
 _DAY: Final = 24 * 3600 * 10**9
-_DEVICE: Final = re.compile(r"\.dev([0-9]{1,2})(?=\.|$)")  # what RMM adds to the name that it is given
-_MAX_SIZE: Final = 1 << 48  # more than any card's address space
+_DEVICE: Final = re.compile(r"\.dev([0-9]{1,2})(?=\.|$)")  # what RMM appends to the file name that it is given
+_MAX_SIZE: Final = 1 << 48  # more than any device's address space
 _MAX_ADDRESS: Final = 1 << 63
 _MAX_THREADS: Final = 1 << 16  # a record's thread is an index of 16 bits
 _PIECE: Final = 1 << 16  # rows
@@ -74,7 +74,7 @@ def read(path: str | Path) -> Trace:
     Raises
     ------
     FileFormatError
-        The file is not RMM's log, or one of its lines makes no sense; the message names the line.
+        The file is not RMM's log, or one of its lines is invalid; the message names the line.
     OSError
         The file cannot be read.
     """
@@ -99,7 +99,7 @@ class _Reader:
         self.device = int(found[-1]) if found else 0
         self.threads = Interned[str]()
         self.streams = Interned[int](first=1)
-        self.day = 0  # ns of the days that are over
+        self.day = 0  # ns of the days that have passed
         self.clock = 0
         self.latest = 0
         self.impossible: list[tuple[int, int]] = []  # line and bytes
@@ -136,7 +136,7 @@ class _Reader:
             text = line.decode("utf-8", "replace").strip()
             if not text or _is_header(line):  # a log that several runs were appended to has several headers
                 continue
-            # RMM writes a line with its end. Without it, also one that can be read may have lost digits.
+            # RMM writes a line with its newline. Without the newline, even a line that parses may have lost digits.
             is_cut = not line.endswith(b"\n") and len(line) < LOG_LINE
             fields = [field.strip() for field in text.split(",")]
             if is_cut or (len(fields) < len(_HEADER) and not file.read(1)):
@@ -155,7 +155,7 @@ class _Reader:
         if kinds is None:
             raise ValueError(f"unknown action {quoted(action)}")
         failed = kinds == (Kind.OOM,)
-        # It may be any number: RMM rounds up what a program asked for, with a mistake in it or not.
+        # It may be any number: RMM rounds up whatever a program asked for, valid or not.
         bytes_ = _integer(size, "a size", 10, 1 << 64)
         address = 0 if failed else _integer(pointer, "a pointer", 16, _MAX_ADDRESS)
         now = self._time(time)
@@ -164,7 +164,7 @@ class _Reader:
         thread_id = self.threads[thread]
         if thread_id >= _MAX_THREADS:
             raise ValueError(f"more than {_MAX_THREADS} threads")
-        if not failed and bytes_ >= _MAX_SIZE:  # a resource that rounds up past 2**64 gives out a few bytes, or none
+        if not failed and bytes_ >= _MAX_SIZE:  # a resource that rounds up past 2**64 returns a few bytes, or none
             self.impossible.append((number, bytes_))
             return []
         requested = 0 if failed else bytes_

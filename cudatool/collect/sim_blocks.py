@@ -1,4 +1,4 @@
-"""The caching allocator's blocks, told to the software device's checkers.
+"""Reports the caching allocator's blocks to the software device's checkers.
 
 The driver knows segments; what a program owns are blocks, to the byte. A block's bytes can be used from its allocation
 until it is free again. Kernels run later than they are enqueued, so a block that becomes free stays usable until the
@@ -23,7 +23,7 @@ _KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, Kind.SEGMENT_ALLOC
 
 
 class BlockWatcher:
-    """Subscribes to the hooks; :meth:`enqueued` and :meth:`executed` hear of the device's operations.
+    """Subscribes to the hooks; :meth:`enqueued` and :meth:`executed` receive the device's operations.
 
     A thread of the device may run operations while others allocate and enqueue.
     """
@@ -39,7 +39,7 @@ class BlockWatcher:
         ] = {}  # operation -> (address, size) of blocks that are new after it
 
     def begin(self, held: Iterable[Event]) -> None:
-        """Receive what lives before the first event: `held` are its segments, then its blocks, which may be written."""
+        """Receive what is live before the first event: `held` lists segments, then blocks (perhaps written)."""
         with self._lock:
             for event in held:
                 if event.kind in _KINDS:
@@ -55,7 +55,7 @@ class BlockWatcher:
                 self._functions[correlation] = []
 
     def executed(self, operation: Operation, stream: int, correlation: int) -> None:
-        """Note what an operation wrote from the host, and take out of use what waited for it."""
+        """Note what an operation wrote from the host, and make unusable the blocks that waited for it."""
         with self._lock:
             if operation.kind == "host":
                 for address, size in self._functions.pop(correlation, ()):
@@ -63,7 +63,7 @@ class BlockWatcher:
             if self._last.get(stream) is operation:
                 del self._last[stream]
             for start, size in self._again.pop(operation.sequence, ()):
-                self._shadow.allocated(start, size)  # what it read has a value; what reads it from now on has none
+                self._shadow.allocated(start, size)  # past reads had a value; reads from now on have none
             for start, stop in self._waiting.pop(operation.sequence, ()):
                 self._shadow.freed(start, stop - start)
 
@@ -92,9 +92,9 @@ class BlockWatcher:
             else:
                 self._waiting.setdefault(last.sequence, []).append(block)
         elif kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP):
-            self._shadow.freed(event.address, event.size)  # nothing of it is handed out yet
+            self._shadow.freed(event.address, event.size)  # none of it is allocated yet
         elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE and not event.flags & AccessFlag.MASK:
-            # What stands in for a library's kernel (a matrix product, say) writes from the host, when it runs.
+            # The replacement of a library's kernel (a matrix product, say) writes from the host when it runs.
             step, rows = (event.aux0, event.aux1) if event.aux1 else (0, 1)
             ranges = [(event.address + row * step, event.size) for row in range(rows)]
             if event.correlation in self._functions:
@@ -104,9 +104,9 @@ class BlockWatcher:
                 self._shadow.written(address, size)
 
     def _use(self, start: int, stop: int) -> list[int]:
-        """A block is handed out again: it must not be taken out of use when the work before has run.
+        """Note that a block is allocated again: it must not become unusable once the earlier work has run.
 
-        Return the operations that this work ends with.
+        Return the last operations of that work.
         """
         pending = []
         for operation, ranges in list(self._waiting.items()):

@@ -1,4 +1,4 @@
-"""Events from the software driver's calls: what any cuda.core or cuda.bindings program does.
+"""Turns the software driver's calls into events: what any cuda.core or cuda.bindings program does.
 
 Calls that our runtime makes are left out (it emits its own events); what the device reports about them, execution times
 and accesses, is tied to the runtime's operation. CUPTI on a GPU is the same shape and fits beside this module.
@@ -38,14 +38,14 @@ __all__ = ["SimDriverCollector"]
 
 _WORK = frozenset(["kernel", "memcpy", "memset", "host"])
 _TOUCHES_MEMORY = _WORK - {"host"}
-# Programs ask these to find out, so a "no" is an answer and not worth a warning.
+# Programs use these as queries: a failure is an answer and needs no warning.
 _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 
 
 # Results of cuStreamEndCapture that end the capture too, without a graph.
 _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
-# Calls that are recorded though they were refused: what is wrong with them is a finding.
+# Calls that are recorded although they failed: their error is a finding.
 _TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
 
 
@@ -154,7 +154,7 @@ class SimDriverCollector:
     # ---- what the driver calls (cudatool.sim.Subscriber) ----
 
     def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
-        """Remember what the call destroys, while it is still there."""
+        """Note what the call is about to destroy, while it still exists."""
         thread = self._thread
         thread.operation, thread.memory, thread.copies, thread.values = None, (), (), ()
         thread.owners.clear()
@@ -420,7 +420,7 @@ class SimDriverCollector:
         hooks.emit(Kind.EVENT_SYNCHRONIZE, device=self._device, aux0=hooks.event_id(values["hEvent"]))
 
     def _event_elapsed_time(self, values: dict[str, Any], name: str) -> None:
-        """Report what is known of two events between which there is a time: a query would say that both are done."""
+        """Report that two events have completed: only completed events have an elapsed time."""
         for event in (values["hStart"], values["hEnd"]):
             hooks.emit(Kind.EVENT_QUERY, device=self._device, aux0=hooks.event_id(event), aux1=1)
 
@@ -458,7 +458,7 @@ class SimDriverCollector:
         hooks.emit(Kind.PHYSICAL_ALLOC, device=device, aux0=physical.handle, size=physical.size, name=name)
 
     def _physical_free(self, values: dict[str, Any], name: str) -> None:
-        """Report memory that the call dropped the last handle or mapping of."""
+        """Report memory whose last handle or mapping the call dropped."""
         for physical in self._machine.virtual.dropped:
             device = physical.device.ordinal
             hooks.emit(Kind.PHYSICAL_FREE, device=device, aux0=physical.handle, size=physical.size, name=name)
@@ -543,7 +543,7 @@ class SimDriverCollector:
         if not correlation:
             return  # captured
         memory = self._thread.memory
-        before = [op for op in memory if op.launch is None]  # what the launch frees because an earlier one did not
+        before = [op for op in memory if op.launch is None]  # what the launch frees because an earlier launch did not
         inside = [op for op in memory if op.launch is not None]
         for operation in [*before, *(op for op in inside if op.kind == "alloc")]:
             self._graph_memory(operation, device, stream, name)
@@ -617,7 +617,7 @@ class SimDriverCollector:
             ):
                 found = self._machine.allocations.holding(ranges[0][0]) if ranges else None
                 on_host = found is not None and found.device < 0
-                # CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL: pinned memory, too, has been read when the call returns.
+                # CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL: when the call returns, even pinned memory has been read.
                 staged = on_host and ranges is read and CopyFlag.ASYNC in flags and not any(operation.host_source)
                 if (ranges and found is None) or staged:
                     flags |= pageable
@@ -675,7 +675,7 @@ class SimDriverCollector:
 
 
 def _as_host_function(run: Callable[[Operation], None], correlation: int) -> Callable[[Operation], None]:
-    """Return `run` such that what it does is known to be work of its operation."""
+    """Wrap `run` so that what it does is attributed to its operation."""
 
     def called(operation: Operation) -> None:
         with hooks.host_function(correlation, operation.node):

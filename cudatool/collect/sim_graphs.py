@@ -1,6 +1,6 @@
-"""What graphs consist of, told to the hooks when the software device makes or changes them.
+"""Reports the nodes and edges of graphs to the hooks when the software device makes or changes them.
 
-A launch then needs one record only: which node touched what is said by number.
+A launch then needs only one record: it names nodes by number.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class GraphWatcher:
             hooks.emit(Kind.GRAPH_EDGE, aux0=executable.id, address=first, aux1=second)
 
     def updated(self, handle: int) -> None:
-        """Tell what the nodes of an executable graph do from now on."""
+        """Report what the nodes of an executable graph do from now on."""
         executable = self._machine.objects[handle]
         hooks.emit(Kind.GRAPH_UPDATE, aux0=executable.id)
         self._nodes(executable)
@@ -86,7 +86,7 @@ class GraphWatcher:
                 hooks.emit(Kind.GRAPH_POINTER, aux0=executable.id, aux1=number, address=address, size=size)
 
     def _pointers(self, node: Any) -> Iterator[tuple[int, int]]:
-        """Yield the device addresses that a node will use, and how many bytes from there if that is known."""
+        """Yield the device addresses that a node will use, and how many bytes from there, if known."""
         work = node.work
         if node.kind == _KERNEL:
             words = bytes(work.launch.params)

@@ -1,7 +1,7 @@
-"""Events for what the host does to pinned, registered and managed memory without saying so.
+"""Events for host accesses to pinned, registered and managed memory that no call declares.
 
 :class:`~cudatool.sim.observe.host_watch.HostWatch` notices such accesses. Here they become ``HOST_ACCESS`` events.
-These stand before the call at which they were noticed: the order of the trace is the order of what happened.
+They come before the call at which they were noticed, so that the trace is in the order of what happened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ: Final = AccessFlag.READ | AccessFlag.NOTICED
 
 @contextmanager
 def watched_host_memory(machine: Machine) -> Iterator[None]:
-    """While open, the subscribers of the hooks receive what the host does to memory that operations use."""
+    """Report, while open, the host's accesses to memory that operations use to the subscribers of the hooks."""
     current: list[Event] = []  # events that a call of our runtime emits before it calls the driver
 
     def report(written: list[tuple[int, int]], read: list[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""What lives of the software driver's memory when a recording begins in the middle of a program, as events."""
+"""Events for the software driver's memory that is live when a recording begins in the middle of a program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHARED_FROM_POOL: Final = "cuMemPoolExportPointer"
 def living(machine: Machine, told: Container[int]) -> list[Event]:
     """Return an allocation event for each live allocation whose address is not in `told`. They have no stacks.
 
-    None names a stream: what was done on it before the recording began is not known, and counts as done.
+    None names a stream: work from before the recording is unknown and counts as done.
     """
     return [
         _event(found, *_CALLS[found.kind], LIVED)

@@ -1,4 +1,4 @@
-"""Which bytes a PyTorch operator reads and writes: from its schema, and from its tensors' addresses, sizes and strides.
+"""Infers which bytes a PyTorch operator reads and writes from its schema and its tensors' addresses, sizes and strides.
 
 Knows nothing of PyTorch: schemas come in as :class:`Argument`, tensors as :class:`TensorView`.
 """
@@ -13,7 +13,7 @@ from cudatool.trace.events import AccessFlag
 
 __all__ = ["INEXACT", "READ", "WRITE", "Argument", "ByteSet", "Plan", "TensorView", "byte_sets", "make_plan"]
 
-_MOST_RUNS = 64  # strided sets that one tensor may become before its hull stands for them
+_MOST_RUNS = 64  # a tensor of more strided sets is recorded as its hull
 
 READ, WRITE, INEXACT = AccessFlag.READ, AccessFlag.WRITE, AccessFlag.INEXACT
 
@@ -49,7 +49,7 @@ class TensorView(NamedTuple):
 
 
 class ByteSet(NamedTuple):
-    """Bytes that are touched: `rows` rows of `size` bytes, `stride` bytes apart. One run has one row."""
+    """Accessed bytes: `rows` rows of `size` bytes, `stride` bytes apart. One run has one row."""
 
     address: int
     size: int
@@ -91,12 +91,12 @@ _IDLE = _words(
     "_unsafe_view _reshape_alias lift lift_fresh is_pinned is_same_size is_set_to _has_same_storage_numel "
     "record_stream _nested_tensor_size sym_size sym_stride sym_numel sym_storage_offset"
 )
-# In-place operators that do not look at the old elements.
+# In-place operators that do not read the old elements.
 _OVERWRITE = _words(
     "copy_ zero_ fill_ uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ "
     "_foreach_zero_ _foreach_copy_ set_data"
 )
-# Operators whose indices or masks choose what is touched of an argument: what the schema tells is the most.
+# Operators whose indices or masks select parts of an argument: the schema gives an upper bound.
 _PARTIAL = {
     "index_select": "self",
     "index": "self",
@@ -119,7 +119,7 @@ _PARTIAL = {
         "self",
     ),
 }
-# Written, although the schema does not say so: running statistics.
+# Running statistics: written, although the schema does not say so.
 _UNDECLARED = {
     name: ("running_mean", "running_var") for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 }
@@ -160,8 +160,8 @@ def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argume
 def byte_sets(tensor: TensorView) -> tuple[list[ByteSet], bool]:
     """Return the bytes of the tensor's elements, and whether these are all and only those.
 
-    Dimensions are brought to ascending strides and those that continue each other are joined. A run, or rows at equal
-    distances, is one set; a further dimension repeats it. Where that would be too many, the hull stands for them.
+    Dimensions are sorted by ascending stride, and contiguous ones are joined. A run, or rows at equal
+    distances, is one set; a further dimension repeats it. If there would be too many sets, their hull replaces them.
     """
     address, item = tensor.address, tensor.item
     dimensions = []

@@ -1,8 +1,8 @@
-// What PyTorch's caching allocator does, in the log of _cupti.c. It is built on the user's machine against the PyTorch
-// that the program imports (cudatool/collect/torch_build.py).
+// Records what PyTorch's caching allocator does in the log of _cupti.c. It is built on the user's machine against the
+// PyTorch that the program imports (cudatool/collect/torch_build.py).
 //
 // A row has the stack of the Python code that allocates. While a node of the backward graph runs, that is the stack of
-// the forward operator for which autograd made the node. No operator's tensors are looked at, and none is observed:
+// the forward operator for which autograd made the node. No operator is observed, and no tensor is inspected:
 // PyTorch's own way (RecordFunction for operators) made steps of small operators take 1.15 times as long.
 #include <Python.h>
 
@@ -60,8 +60,9 @@ uint32_t stack() {
   return found ? found : backward_stack.load(std::memory_order_relaxed);
 }
 
-// autograd gives each node that it makes a number with this function. Libraries call it by the address in a slot of
-// theirs, which the dynamic linker has filled in; while PyTorch is watched, the slots have the address of `numbered`.
+// autograd numbers each node that it makes with this function. Libraries call it through the address in a slot of
+// their own, which the dynamic linker has filled in; while PyTorch is watched, the slots hold the address of
+// `numbered`.
 constexpr const char* NUMBER = "_ZN2at15sequence_number17get_and_incrementEv";
 uint64_t (*const next_number)() = &at::sequence_number::get_and_increment;
 #ifdef __aarch64__
@@ -140,7 +141,7 @@ void watch_nodes() {
   dl_iterate_phdr(fill_slots, reinterpret_cast<void*>(&numbered));
 }
 
-// Whether autograd's nodes are seen: make one.
+// Check whether autograd's nodes are seen by making one.
 bool sees_nodes() {
   uint64_t before = nodes_made;
   try {
@@ -179,7 +180,7 @@ PyObject* py_start(PyObject*, PyObject* capsule) {
 }
 
 #ifdef WITH_CUDA
-// Once CUDA is initialized: before, there are no allocators. Other allocators than the caching one refuse.
+// Call once CUDA is initialized: before, there are no allocators. Allocators other than the caching one refuse.
 PyObject* py_watch_memory(PyObject*, PyObject*) {
   static bool once = false;
   try {

@@ -1,8 +1,8 @@
-"""Memory of PyTorch's caching allocator on a GPU, in a program that knows nothing of it, beside what CUPTI tells.
+"""Records PyTorch's caching allocator on a GPU, in an unmodified program, in addition to what CUPTI reports.
 
 When the program imports ``torch``, a small extension (:file:`torch_blocks.cpp`) is loaded that writes what the
-allocator does to the log of :mod:`cudatool.collect.cupti`, which tells all the rest: kernels, streams, events, copies.
-Operators and their tensors are not looked at; :mod:`cudatool.collect.torch_program` does that, at a higher cost.
+allocator does to the log of :mod:`cudatool.collect.cupti`, which has the rest: kernels, streams, events, copies.
+Operators and their tensors are not recorded; :mod:`cudatool.collect.torch_program` does that, at a higher cost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TorchBlocks:
         return self._extension is not None
 
     def stop(self) -> None:
-        """End. Stopping again changes nothing."""
+        """Stop watching. Stopping again changes nothing."""
         self._finder.stop()
         if self._extension is not None:
             self._extension.stop()
@@ -49,9 +49,9 @@ class TorchBlocks:
 
     def _watch(self, torch: ModuleType) -> None:
         if not torch.version.cuda:
-            return  # this PyTorch knows no CUDA device
+            return  # this PyTorch has no CUDA device
         if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-            return  # it takes all memory from the driver, and CUPTI tells of that
+            return  # it takes all memory from the driver, and CUPTI records that
         try:
             self._extension = load(torch, "torch_blocks")
         except TorchBuildError as error:
@@ -75,7 +75,7 @@ class TorchBlocks:
                 _give_up(str(error).partition("\n")[0])
 
     def _wrap(self, torch: ModuleType) -> None:
-        """Note what only Python sees: where the backward graph is run, and when a graph is captured."""
+        """Wrap what only Python sees: where the backward graph is run, and when a graph is captured."""
         extension = self._extension
         graphs = torch.cuda.CUDAGraph
         begin, end = graphs.capture_begin, graphs.capture_end

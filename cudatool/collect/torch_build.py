@@ -1,4 +1,4 @@
-"""Building :file:`torch_log.cpp` or :file:`torch_blocks.cpp` against the PyTorch that the program imports.
+"""Builds :file:`torch_log.cpp` or :file:`torch_blocks.cpp` against the PyTorch that the program imports.
 
 That is done once for each version of the two.
 """
@@ -38,8 +38,8 @@ def load(torch: ModuleType, name: str = "torch_log") -> ModuleType:
     Raises
     ------
     TorchBuildError
-        There is no C++ compiler (``CXX``, else ``g++`` or ``c++``), or it failed: the first lines that it said. Or the
-        module cannot be loaded.
+        There is no C++ compiler (``CXX``, else ``g++`` or ``c++``), or it failed: the message has its first lines. Or
+        the module cannot be loaded.
     """
     try:
         return _loaded(_built(torch, name), name)
@@ -48,9 +48,9 @@ def load(torch: ModuleType, name: str = "torch_log") -> ModuleType:
 
 
 def _loaded(library: bytes, name: str) -> ModuleType:
-    """Return the module in a shared library, which is loaded from memory: a file could be changed before.
+    """Load the module from memory: a file could be changed before it is loaded.
 
-    The memory stays open: the dynamic loader knows a library by its path, which no other one may get.
+    The memory file stays open: the dynamic loader identifies a library by its path, which must not be reused.
     """
     memory = os.memfd_create(f"{name}.so")
     with open(memory, "wb", closefd=False) as file:

@@ -1,4 +1,4 @@
-"""What one operator of a PyTorch program does on the device and on the host: its plan and its tensors put together."""
+"""Derives what one PyTorch operator does on the device and on the host from its plan and its tensors."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Call:
     Attributes
     ----------
     name
-        Of the operator, and in a backward graph of its node.
+        Of the operator; in a backward graph also of its node.
     device, stream
         Where it runs: ordinal and handle.
     runs
         Whether it is an operation of the device.
     is_known
-        Whether `accesses` are all that it touches.
+        Whether `accesses` is complete.
     accesses
         What it touches as an operation of the device.
     on_host
-        What the host itself touches of pinned memory.
+        The host's own accesses to pinned memory.
     made
         New pinned memory: address, size.
     copy
         Of a copy between memories: flags, destination, source, bytes.
     goes_on
-        Whether it may write memory of the device after it has synchronized the stream, if it does that.
+        Whether it may write device memory after it has synchronized the stream, if it synchronizes.
     used_on
         Of record_stream: the storage, and the handle of the stream.
     """
@@ -108,7 +108,7 @@ def make_call(operator: str, node: str, plan: Plan, tensors: Sequence[TensorView
 
 
 def merged(accesses: Iterable[Access]) -> list[Access]:
-    """Return the same bytes with the same flags in fewer accesses: runs that meet are one, and nothing comes twice."""
+    """Return the same bytes and flags in fewer accesses: adjacent runs are joined, and duplicates are dropped."""
     runs, strided = set(), set()
     for address, size, flags, stride, rows, _ in accesses:
         if stride:
@@ -133,7 +133,7 @@ def _access(found: ByteSet, flags: AccessFlag, argument: str) -> Access:
 
 
 def _flags(plan: Plan, tensor: TensorView, given: set[tuple[int, int]]) -> AccessFlag:
-    """Return what the operator does to the tensor; a result that is one of the arguments is no new one."""
+    """Return what the operator does to the tensor; a result that is also an argument is not a new tensor."""
     if not tensor.is_result:
         return plan.inputs[tensor.position]
     if not plan.results or (tensor.storage, tensor.address) in given:
@@ -142,7 +142,7 @@ def _flags(plan: Plan, tensor: TensorView, given: set[tuple[int, int]]) -> Acces
 
 
 def _make_copy(call: Call, tensors: Sequence[TensorView]) -> None:
-    """Say of a copy what memories it is between. Inside of one device it is a kernel as any other."""
+    """Describe the two memories of a copy. A copy within one device is an ordinary kernel."""
     given = [tensor for tensor in tensors if not tensor.is_result]
     # aten::copy_(self, src), aten::_to_copy(self) -> result
     pair = given[:2] if len(given) > 1 else [tensor for tensor in tensors if tensor.is_result][:1] + given
@@ -151,7 +151,7 @@ def _make_copy(call: Call, tensors: Sequence[TensorView]) -> None:
     to, source = pair
     if to.on_device and source.on_device and to.device == source.device:
         return
-    flags = CopyFlag.ASYNC  # where the host waits, the synchronization is in the log
+    flags = CopyFlag.ASYNC  # if the host waits, the log has the synchronization
     if to.on_device:
         flags |= CopyFlag.DESTINATION_DEVICE
     elif not to.is_pinned:

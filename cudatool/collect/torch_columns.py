@@ -58,7 +58,7 @@ class EventColumns:
         ]
 
     def said(self) -> list[str]:
-        """Return the keys that any event has."""
+        """Return the keys that at least one event has."""
         return [key for key in self._cells if self.has(key)]
 
     def has(self, key: str) -> bool:
@@ -108,7 +108,7 @@ class EventColumns:
         return fill if cells.ndim == 0 else np.where((cells & 1) == 0, fill, result)
 
     def mapped(self, key: str, function: Callable[[Any], int], absent: int) -> npt.NDArray[np.uint64]:
-        """Return a column of what `function` makes of each value; it is called once for each distinct one.
+        """Return a column of `function` applied to each value; it is called once for each distinct one.
 
         The distinct values come in the order in which they appear first; texts and lists in that of the file.
         """
@@ -117,14 +117,14 @@ class EventColumns:
             value = absent if cells is MISSING or not self._count else self._value(int(cells), function, absent)
             return np.full(self._count, value, np.uint64)
         if not np.any(cells & 1):
-            index = cells >> 1  # of what is missing: the last of the table
+            index = cells >> 1  # of what is missing: the table's last object
             used = np.zeros(len(self._objects) + 1, np.bool_)
             used[np.where(cells == MISSING, len(self._objects), index)] = True
             table = np.full(len(used), absent, np.uint64)
             for i in np.flatnonzero(used[:-1]).tolist():
                 table[i] = function(self._objects[i])
             return table[np.where(cells == MISSING, len(self._objects), index)]
-        # Runs of the same value first: of streams, say, there are few.
+        # Find runs of equal values first: columns such as streams have few distinct values.
         heads = np.flatnonzero(np.append(True, cells[1:] != cells[:-1]))
         distinct, first, inverse = np.unique(cells[heads], return_index=True, return_inverse=True)
         values = np.zeros(len(distinct), np.uint64)
@@ -133,7 +133,7 @@ class EventColumns:
         return np.repeat(values[inverse.reshape(-1)], np.diff(np.append(heads, len(cells))))
 
     def only(self, key: str, function: Callable[[Any], int], absent: int) -> int | None:
-        """Return what :meth:`mapped` would have in each row, if the file has one value for all; else None."""
+        """Return the value of :meth:`mapped` in every row if the file has one value for all; else None."""
         cells = self._cells.get(key, MISSING)
         if not isinstance(cells, int):
             return None
@@ -158,7 +158,7 @@ def _bounded(value: Any, what: str, most: int, default: int) -> int:
 
 
 def _rows_of(entries: Sequence[Any]) -> Rows:
-    """Return dicts as a table, as :mod:`cudatool.collect.plain_pickle` would have."""
+    """Return dicts as the table that :mod:`cudatool.collect.plain_pickle` would make."""
     objects: list[Any] = []
     ids: dict[Any, int] = {}
     columns: dict[str, _Ints] = {}

@@ -1,7 +1,7 @@
-"""From the log of a PyTorch program to the events of a trace.
+"""Turns the log of a PyTorch program into the events of a trace.
 
-An operator is logged when it is over. What happened inside it, allocations and synchronizations, comes before it, so
-the order is put right here::
+An operator is logged when it ends, after the allocations and synchronizations inside it. So the order is corrected
+here::
 
     BEGIN .. CALL of one thread:  allocations, and what of these is freed again: where they are
                                   the operator's launch
@@ -40,7 +40,7 @@ _DEFAULT_STREAMS = {0: StreamFlag.LEGACY_DEFAULT, 1: StreamFlag.LEGACY_DEFAULT, 
 
 @dataclass(slots=True)
 class _Open:
-    """An operator that is not over: the rows that wait for its end, its frees, and what it has allocated."""
+    """An operator that has not ended: the rows that wait for its end, its frees, and what it has allocated."""
 
     waiting: list[Row] = field(default_factory=list)
     frees: list[Row] = field(default_factory=list)
@@ -49,10 +49,11 @@ class _Open:
 
 @dataclass(slots=True)
 class _Captured:
-    """What a CUDA graph touches, whether that is all, and the events that it waits for, and may record, when it runs.
+    """The accesses of a CUDA graph, whether they are complete, and the events that it waits for and may record when it
+    runs.
 
-    PyTorch does not say which events are external. But it tells only of calls that succeeded, and others than external
-    ones cannot be waited for across the border of a graph.
+    PyTorch does not say which events are external. But it reports only calls that succeeded, and only external events
+    can be waited for across a graph's border.
     """
 
     accesses: list[Access] = field(default_factory=list)
@@ -104,7 +105,7 @@ class TorchEvents:
             self._read(row)
 
     def finish(self) -> None:
-        """Pass on what still waits for something."""
+        """Pass on what is still held back."""
         for thread in list(self._open):
             unfinished = self._open.pop(thread)
             for row in unfinished.waiting + unfinished.frees:
@@ -139,7 +140,7 @@ class TorchEvents:
         waiting = inside.waiting
         call = self._calls.get(number, _NOTHING)
         if call.is_between_devices:
-            # Between two devices: the source's stream first waits for the destination's.
+            # A copy between two devices: the source's stream first waits for the destination's.
             waits = [index for index, other in enumerate(waiting) if other.words[0] == TraceCall.EVENT_WAIT]
             before = waits[0] + 1 if waits else 0
             for other in waiting[:before]:
@@ -193,7 +194,7 @@ class TorchEvents:
             self._start(call, stack)
 
     def _start(self, call: Call, stack: int) -> None:
-        """An operation of the device; of a graph, while that is captured."""
+        """Record an operation of the device, or of the graph that is being captured."""
         stream = self._stream(call.device, call.stream)
         graph = self._capturing.get(stream)
         if graph is not None:  # it runs when the graph does
@@ -231,12 +232,12 @@ class TorchEvents:
 
     def _stream(self, device: int, handle: int) -> int:
         flags = StreamFlag(0)
-        if handle > _LAST_DEFAULT:  # the handle is of one device; the default streams' are the same on each
+        if handle > _LAST_DEFAULT:  # a handle belongs to one device; the default streams' handles are the same on each
             device, flags = self._created.get(handle, (device, StreamFlag.NON_BLOCKING))
         found = self._streams.get((device, handle))
         if found is None:
             found = self._streams[device, handle] = hooks.stream_id(device, handle, flags=flags, api=lambda: Api.TORCH)
-            if hooks.emitting():  # what hooks emits now is left out
+            if hooks.emitting():  # events that hooks emit now are dropped
                 flags = _DEFAULT_STREAMS.get(handle, flags)
                 fields = {"device": device, "stream": found, "address": handle or 1, "flags": flags}
                 self._event(Kind.STREAM_CREATE, **fields, aux1=Api.TORCH)
@@ -275,7 +276,7 @@ class TorchEvents:
             self._event(Kind.DEVICE_SYNCHRONIZE, device=device, stack=stack)
 
     def _event_id(self, handle: int) -> int:
-        """Return the id of what an event stands for: its latest record, which may be that of a graph's launch."""
+        """Return the id of an event's latest record, which may be that of a graph's launch."""
         of_launch = handle in self._recorded_by and handle not in self._captured_events
         return hooks.event_id(_as_graphs_record_it(handle) if of_launch else handle)
 
@@ -341,7 +342,7 @@ class TorchEvents:
                 if any(
                     free.words[1] < address + size and address < free.words[1] + free.words[2] for free in other.frees
                 ):
-                    frees, other.frees = other.frees, []  # their memory is needed
+                    frees, other.frees = other.frees, []  # their memory is reused
                     for free in frees:
                         self._perform(free)
             if own is not None:
@@ -380,7 +381,7 @@ class TorchEvents:
     def _complete(self, device: int, *, at_once: bool) -> None:
         """Pass on a free. If it does not complete at once, the allocator waits for streams that used the block.
 
-        Which ones is not said where autograd calls record_stream from inside, so that all of the device count.
+        If autograd calls record_stream internally, the log does not name them, so all streams of the device count.
         """
         event = self._freeing.pop(device)
         if not at_once:
@@ -412,7 +413,7 @@ class TorchEvents:
         )
 
     def _pass_on(self, event: Event) -> None:
-        """What waited for the end of its operator has the time of then: time does not run backwards."""
+        """Pass on events. Those that waited for their operator's end get its time: time never runs backwards."""
         self._clock = max(self._clock, event.time)
         self._emit(event if event.time == self._clock else event._replace(time=self._clock))
 
@@ -421,5 +422,5 @@ class TorchEvents:
 
 
 def _as_graphs_record_it(handle: int) -> int:
-    """Return what stands for the handle of an event that launches of graphs record."""
+    """Return the replacement for the handle of an event that graph launches record."""
     return ~handle

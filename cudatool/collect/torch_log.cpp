@@ -1,14 +1,14 @@
-// What a PyTorch program does on the device, as a log of 64-bit words. It is built on the user's machine against the
-// PyTorch that the program imports (cudatool/collect/torch_build.py) and read by cudatool/collect/torch_rows.py, which
-// holds the layout of the rows.
+// Records what a PyTorch program does on the device as a log of 64-bit words. It is built on the user's machine against
+// the PyTorch that the program imports (cudatool/collect/torch_build.py) and read by cudatool/collect/torch_rows.py,
+// which holds the layout of the rows.
 //
 // Three sources, all in order:
 //   operators            a global RecordFunction callback: every thread, autograd's backward threads too
 //   streams and events   PyTorch's GPU trace: the functions that it calls at each event, wait and synchronization
 //   memory               the caching allocator's trace tracker
 //
-// An operator takes about a microsecond. What it touches (its payload) is written once and then named by a number:
-// a training step repeats the same operators on the same memory.
+// Recording an operator takes about a microsecond. Its accesses (the payload) are written once and then referred to by
+// number: a training step repeats the same operators on the same memory.
 #include <Python.h>
 
 #include <ATen/core/Tensor.h>
@@ -56,9 +56,9 @@ struct Hash {
   }
 };
 
-// What is known of an operator.
+// The known properties of an operator.
 struct Op {
-  uint64_t index;         // in the table of names
+  uint64_t index;         // index in the table of names
   bool ignored;           // only makes views, or is made of other operators that are seen themselves
   bool copies;            // between memories: tensors of the host count as well
   int non_blocking = -1;  // position of that argument
@@ -150,7 +150,7 @@ void see_stream([[maybe_unused]] uint64_t handle, [[maybe_unused]] int device) {
   unsigned flags = 0;
   if (handle > 2 && cudaStreamGetFlags(reinterpret_cast<cudaStream_t>(handle), &flags) != cudaSuccess) {
     cudaGetLastError();
-    flags = cudaStreamNonBlocking;  // so PyTorch's own are; and no order is invented
+    flags = cudaStreamNonBlocking;  // as PyTorch's own are; do not invent an order
   }
   append(STREAM, {handle, uint64_t(device), flags});
 #endif
@@ -182,8 +182,8 @@ void enter_thread() {
   PyGILState_Release(gil);
 }
 
-// The id of this thread's Python stack. Known stacks cost a look-up by the places of their frames: a code object lives
-// as long as the process once its stack has an id, and the offset of the instruction lies inside of it.
+// The id of this thread's Python stack. A known stack costs one look-up by the places of its frames: a code object
+// lives as long as the process once its stack has an id, and the offset of the instruction lies inside of it.
 uint64_t python_stack() {
   if (!PyGILState_GetThisThreadState()) return 0;
   PyGILState_STATE gil = PyGILState_Ensure();
@@ -257,7 +257,7 @@ bool is_pinned(const at::Tensor& tensor) {
 constexpr auto SYNTHETIC = {c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
                             c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper};
 
-// Whether the tensor stands for others, on which the operator will be seen again.
+// Whether the tensor wraps others, for which the callback will see the operator again.
 bool is_wrapper(const at::Tensor& tensor) {
   for (auto key : SYNTHETIC) {
     if (tensor.key_set().has(key)) return true;
@@ -265,7 +265,7 @@ bool is_wrapper(const at::Tensor& tensor) {
   return false;
 }
 
-// Adds a tensor to the payload; false if the operator is none that runs.
+// Adds a tensor to the payload; false if the operator does not run.
 bool add_tensor(const at::Tensor& tensor, uint64_t position, const Op& op) {
   if (!tensor.defined()) return true;
   if (is_wrapper(tensor)) return false;
@@ -325,7 +325,7 @@ std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
   if (!enabled) return nullptr;
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return begin_node(fn);
-  // What an operator does inside is its own business. With a Python mode the operator is seen again below it.
+  // Operators inside of an operator are not recorded. Under a Python mode the operator is seen again below the mode.
   if (self.call || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return nullptr;
   const Op* op = find_op(fn);
   if (!op || op->ignored) return nullptr;
@@ -426,8 +426,8 @@ template <Trace what>
 void on_none(const VTable*, c10::DeviceType) { trace(what, 0, 0); }
 void on_nothing(const VTable*, c10::DeviceType, uintptr_t) {}
 
-// Just before the allocator takes its lock: there is no looking at the stack later (on_memory). Inside an operator the
-// free has that one's stack.
+// Called just before the allocator takes its lock: later the stack cannot be read (on_memory). Inside an operator the
+// free has the operator's stack.
 void on_free(const VTable*, c10::DeviceType, uintptr_t) { self.free_stack = enabled && !self.call ? stack() : 0; }
 
 // PyTorch traces the GPU through its interpreter object, in Python: microseconds for each allocation. It gets a copy
@@ -460,8 +460,8 @@ void trace_gpu() {
 // ---- memory ----
 
 #ifdef WITH_CUDA
-// Called with the allocator's lock held: no looking at the stack here, because whoever has the GIL may be waiting for
-// that lock. The operator that allocates has a stack, and a free has left one.
+// Called with the allocator's lock held: the stack must not be read here, because the thread with the GIL may wait for
+// that lock. An allocation uses its operator's stack, and a free has stored one before.
 void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   if (!enabled) return;
   std::lock_guard<std::mutex> guard(lock);
@@ -483,7 +483,7 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   watched = std::strcmp(device, "cpu") ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
   if (names.empty()) name_index("");  // 0 is no name
   {
-    std::lock_guard<std::mutex> guard(lock);  // who reads from now on has seen nothing yet
+    std::lock_guard<std::mutex> guard(lock);  // a new reader has seen nothing yet
     payloads.clear();
     streams.clear();
     rows.clear();
@@ -497,7 +497,7 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-// Once CUDA is initialized: before, there are no allocators. Other allocators than the caching one refuse.
+// Call once CUDA is initialized: before, there are no allocators. Allocators other than the caching one refuse.
 PyObject* py_watch_memory(PyObject*, PyObject*) {
 #ifdef WITH_CUDA
   static bool once = false;

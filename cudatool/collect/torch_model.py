@@ -1,4 +1,4 @@
-"""What is read from PyTorch's memory snapshots: a trace, and what it says beside records."""
+"""What is read from PyTorch's memory snapshots: a trace, and facts that records have no field for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MAX_SIZE: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class EventFact:
-    """What a snapshot's events say under one key that records have no field for, such as ``compile_context``.
+    """The events' values of one key that records have no field for, such as ``compile_context``.
 
     Attributes
     ----------
@@ -74,15 +74,15 @@ class MemorySnapshot(Trace):
     settings
         The allocator's settings as the snapshot states them; empty for old files.
     facts
-        What else events say, by key; under :data:`WHOLE_EVENT` the events that are records of kind MARK.
+        Other facts of events, by key; under :data:`WHOLE_EVENT` the events that are records of kind MARK.
     frame_facts
-        What else frames say, by their index: those of ``torch.compile`` name nodes of a graph (``fx_node_name`` ...).
+        Other facts of frames, by their index: those of ``torch.compile`` name nodes of a graph (``fx_node_name`` ...).
     metadata
-        The ``user_metadata`` that are no text, by the index of the name that stands for them.
+        The ``user_metadata`` that are not text, by the index of the name that represents them.
     more
-        What else the snapshot holds, by key: ``external_annotations``, and what newer versions of PyTorch add.
+        Other parts of the snapshot, by key: ``external_annotations``, and what newer versions of PyTorch add.
     pinned
-        What ``host_segments`` and ``host_traces`` say, None where there are none.
+        The contents of ``host_segments`` and ``host_traces``, None if the file has none.
     """
 
     segments: list[dict[str, Any]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class MemorySnapshot(Trace):
         return name[:_LONGEST] if isinstance(name, str) else ""
 
     def selecting(self, records: npt.NDArray[np.void], source: npt.NDArray[np.int64]) -> Self:
-        """As of any trace. The final state is not that of a part: it is left out."""
+        """As of any trace. The final state is left out: it is not the state at the end of a part."""
         facts = {
             key: fact if isinstance(fact.number, int) else EventFact(fact.values, fact.number[source])
             for key, fact in self.facts.items()

@@ -2,8 +2,8 @@
 
 When the program imports ``torch``, a small extension is loaded (:mod:`cudatool.collect.torch_build`) that logs its
 operators, its streams and events and its caching allocator. What only Python sees is added here: queries, graphs, and
-pinned memory that leaves PyTorch as an array or a list. The log is read when the recording ends, and before an event of
-others', so that the order is right.
+pinned memory that leaves PyTorch as an array or a list. The log is read when the recording ends, and before another
+source's event, so that the order is right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def start() -> None:
 
 
 def flush() -> None:
-    """Let the subscribers of the hooks have what PyTorch did so far, if it is watched."""
+    """Pass what PyTorch did so far to the subscribers of the hooks, if it is watched."""
     if _running is not None:
         _running.flush()
 
@@ -51,7 +51,7 @@ def is_watching() -> bool:
 
 
 def stop() -> None:
-    """Watch PyTorch no more, if it is watched."""
+    """Stop watching PyTorch, if it is watched."""
     global _running
     if _running is not None:
         _running.stop()
@@ -64,7 +64,7 @@ class TorchCollector:
     Parameters
     ----------
     device
-        ``"cuda"``; or ``"cpu"``, which takes the host's tensors for a device's (tests).
+        ``"cuda"``; or ``"cpu"``, which treats the host's tensors as a device's (for tests).
     """
 
     def __init__(self, *, device: str = "cuda") -> None:
@@ -92,7 +92,7 @@ class TorchCollector:
         return self._extension is not None
 
     def stop(self) -> None:
-        """End. What was logged and not passed on is lost. Stopping again changes nothing."""
+        """Stop watching. Rows that were not passed on are lost. Stopping again changes nothing."""
         for finder in self._finders:
             finder.stop()
         if self._extension is not None:
@@ -103,7 +103,7 @@ class TorchCollector:
 
     def _watch(self, torch: ModuleType) -> None:
         if self._device == "cuda" and not torch.version.cuda:
-            return  # this PyTorch knows no CUDA device
+            return  # this PyTorch has no CUDA device
         if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
             self._give_up("it runs without its caching allocator (PYTORCH_NO_CUDA_MEMORY_CACHING)")
             return
@@ -126,7 +126,7 @@ class TorchCollector:
         if self._extension is not None:
             try:
                 self._extension.watch_memory()
-            except RuntimeError as error:  # without its memory nothing right can be said of it
+            except RuntimeError as error:  # without its memory events, no result about it would be correct
                 self._extension.stop()
                 self._give_up(str(error).partition("\n")[0])
 
@@ -136,7 +136,7 @@ class TorchCollector:
         _log.warning("PyTorch is not watched: %s", reason)
 
     def _before_event(self, event: Event) -> None:
-        """Another library's event: what PyTorch did came before it."""
+        """Pass on what PyTorch did before another library's event."""
         if not self._reading:
             self._read()
 
@@ -180,7 +180,7 @@ class TorchCollector:
         self._after(torch.cuda.Event, "query", event_query)
         self._after(torch.cuda.Event, "wait", event_wait)
         self._after(torch.cuda.Stream, "query", stream_query)
-        # An array shares the memory; the program may well read it only later.
+        # An array shares the memory; the program may read it only later.
         self._after(
             torch.Tensor, "numpy", lambda tensor, *_, **__: leaves(tensor, AccessFlag.READ | AccessFlag.INEXACT)
         )
@@ -195,7 +195,7 @@ class TorchCollector:
             torch, lambda: extension.backward_from(stacks.capture()), lambda: extension.backward_from(0)
         )
 
-        # Kernels that are launched past the dispatcher: of PyTorch's compiler, and Triton's own.
+        # Kernels that bypass the dispatcher: those of PyTorch's compiler, and Triton's own.
         for name, then in (
             ("torch._inductor.runtime.triton_heuristics", self._wrap_compiled),
             ("triton.runtime.jit", self._wrap_triton),
@@ -208,7 +208,7 @@ class TorchCollector:
             words = []
             for name, value in zip(tuner.fn.arg_names, args, strict=False):
                 if getattr(value, "is_cuda", False):
-                    # As the compiler names them; it knows what user-written kernels mutate.
+                    # By the compiler's names; it knows which arguments user-written kernels mutate.
                     flags = AccessFlag.INEXACT | (
                         AccessFlag.READ | AccessFlag.WRITE
                         if name in tuner.mutated_arg_names or name.startswith("in_out_ptr")

@@ -41,7 +41,7 @@ class RowKind(IntEnum):
 
 
 class TraceCall(IntEnum):
-    """What a TRACE row tells: handles in brackets."""
+    """What a TRACE row records: its handles in brackets."""
 
     EVENT_DELETION = 1  # (event)
     EVENT_RECORD = 2  # (event, stream)
@@ -52,7 +52,7 @@ class TraceCall(IntEnum):
 
 
 class Note(IntEnum):
-    """What a NOTE row tells: its words in brackets."""
+    """What a NOTE row records: its words in brackets."""
 
     EVENT_QUERY = 1  # (event handle, done)
     STREAM_QUERY = 2  # (stream handle, done, device)

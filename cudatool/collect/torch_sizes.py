@@ -1,4 +1,4 @@
-"""From requests to the sizes of blocks, which PyTorch's memory snapshots leave out."""
+"""Derives the sizes of blocks, which PyTorch's memory snapshots leave out, from the requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["add_unsplit_tails"]
 
 _LARGE_REMAINDER: Final = SMALL_LIMIT  # large blocks are split if more than this remains
 
-# How _sweep.add_tails() calls what a record says.
+# Codes of record kinds in _sweep.add_tails().
 _PARTS_IN_TAILS: Final = np.zeros(256, np.uint8)
 _PARTS_IN_TAILS[[*BLOCK_KINDS, *SEGMENT_KINDS]] = 1, 2, 3, 4, 5
 
 
 def add_unsplit_tails(records: npt.NDArray[np.void], settings: Mapping[str, Any]) -> None:
-    """Correct the sizes of large blocks that were handed out whole because what was left over was too small.
+    """Correct the sizes of large blocks that were not split because the remainder was too small.
 
     A snapshot records only what was requested. But free neighbours are always merged, so the free block that an
     address was taken from reached up to the next live block or the segment's end; PyTorch splits it only if more

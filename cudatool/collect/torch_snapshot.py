@@ -1,9 +1,9 @@
-"""PyTorch's memory snapshots, in; :mod:`cudatool.export.torch_pickle` writes them.
+"""Reads PyTorch's memory snapshots; :mod:`cudatool.export.torch_pickle` writes them.
 
 ``torch.cuda.memory._dump_snapshot(FILE)`` writes a pickle with the allocator's *final state* (segments and their
 blocks) and, where memory history was recorded, a *ring* of its last events for each device. Reading turns the ring
-into the records of an ordinary trace; what was there before the ring began is inferred from the events and the
-final state, and stands at the start of the trace as if it had just been allocated.
+into the records of an ordinary trace; what was there before the ring began is inferred from the events and the final
+state, and comes first in the trace, as if it had just been allocated.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from cudatool.trace.model import Frame, PinnedMemory
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read"]
 
-# Of actions, beside the kinds of records: an old file's free, and none at all.
+# Actions that are no kind of record: an old file's free, and none at all.
 _SINGLE_FREE, _ABSENT = 256, 257
 
-# What records and frames have fields for, and what is read of a whole snapshot; all else is kept beside them.
+# Keys that records and frames have fields for, and keys read of a whole snapshot; all other keys are kept as facts.
 _FIELDS: Final = frozenset(
     ("action", "addr", "size", "stream", "time_us", "frames", "user_metadata", "pool_id", "device_free")
 )
@@ -196,7 +196,7 @@ class _Reader:
     def _of_device(
         self, entries: EventColumns, segments: list[dict[str, Any]], device: int
     ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int], int]:
-        """Return one device's records, what its events say beyond them, and how many of the first are inferred."""
+        """Return one device's records, its events' other facts, and how many of the first records are inferred."""
         events, said = self._events(entries, device)
         del entries
         self._set_pools(events, segments)
@@ -226,7 +226,7 @@ class _Reader:
         order: slice | _Ints,
         streams: int,
     ) -> dict[str, EventFact]:
-        """Return what events say beyond records, in the order of the records."""
+        """Return the other facts of events, in the order of the records."""
         result = {}
         for key, numbers in self.facts.items():
             columns = [said.get(key, 0) for said in of_rings]
@@ -268,7 +268,7 @@ class _Reader:
     def _events(
         self, entries: EventColumns, device: int
     ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
-        """Return one device's ring as records, and what it says beyond them."""
+        """Return one device's ring as records, and its other facts."""
         entries, kind = self._kinds(entries)
         is_mark = kind == Kind.MARK
         if not np.any(is_mark):
@@ -296,9 +296,9 @@ class _Reader:
     def _known_events(
         self, entries: EventColumns, kind: npt.NDArray[np.uint64], device: int
     ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
-        """Return events of known kinds as records, and what they say beyond them.
+        """Return events of known kinds as records, and their other facts.
 
-        Sizes of blocks are what PyTorch's rules make of the request.
+        Block sizes follow from the request by PyTorch's rounding rules.
         """
         settings = self.settings
         records = np.zeros(len(entries), RECORD)
@@ -307,7 +307,7 @@ class _Reader:
         del kind
         records["address"] = entries.numbers("addr", "an address", 1 << 63)
         records["size"] = entries.numbers("size", "a size", 1 << 63, default=None)
-        ooms = records["kind"] == Kind.OOM  # may have asked for more than there is anywhere
+        ooms = records["kind"] == Kind.OOM  # may have requested more than any device has
         if int(records["size"].max(initial=0, where=~ooms)) >= MAX_SIZE:
             raise ValueError(f"an event of {int(records['size'][~ooms].max())} bytes")
         records["stream"] = entries.mapped("stream", lambda handle: self._stream(device, handle or 0), absent=0)
@@ -336,7 +336,7 @@ class _Reader:
         return records, {key: self._fact(entries, key) for key in entries.said() if key not in _OWN}
 
     def _fact(self, entries: EventColumns, key: str) -> npt.NDArray[np.uint32] | int:
-        """Return the numbers of what the events of a ring say under `key`."""
+        """Return the numbers of the values that the events of a ring have under `key`."""
         values = self.facts.setdefault(key, {})
 
         def number(value: Any) -> int:
@@ -361,9 +361,9 @@ class _Reader:
     def _prior_state(
         self, events: npt.NDArray[np.void], segments: list[dict[str, Any]], device: int
     ) -> npt.NDArray[np.void]:
-        """Return records that allocate what was there before the ring began.
+        """Return records that allocate what existed before the ring began.
 
-        That is whatever is freed before it is allocated, and whatever is there at the end without an event.
+        That is what is freed before it is allocated, and what exists at the end without an event.
         """
         whole = {s["address"]: s for s in segments if not s.get("is_expandable")}
         live = {b["address"]: (s, b) for s in segments for b in s["blocks"] if _is_live(b)}
@@ -472,7 +472,7 @@ class _Reader:
         return np.argsort(clock, kind="stable")
 
     def _stream_records(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-        """Return the STREAM_CREATE record of every stream that was met."""
+        """Return the STREAM_CREATE record of every stream that occurs."""
         created = np.zeros(len(self.streams), RECORD)
         for record, ((device, handle), number) in zip(created, self.streams.items(), strict=True):
             record["kind"], record["device"], record["stream"], record["address"] = (
@@ -510,7 +510,7 @@ class _Reader:
 
     def _stack(self, frames: Sequence[Any]) -> int:
         known = self._stack_by_list.get(id(frames))
-        if known is not None:  # one list that all events share: a look at each of its frames would be quadratic
+        if known is not None:  # one list that all events share: visiting its frames for each event would be quadratic
             return known[1]
         ids = tuple(map(id, frames))
         found = self._stack_by_ids.get(ids)
@@ -518,14 +518,14 @@ class _Reader:
             stack = tuple(self._frame(frame) for frame in frames)
             found = self._stack_by_ids[ids] = self.stacks[stack]
         if len(ids) > _DEEP:
-            self._stack_by_list[id(frames)] = frames, found  # kept, so that no other list gets its id
+            self._stack_by_list[id(frames)] = frames, found  # kept alive, so that no other list gets its id
         return found
 
     def _frame(self, frame: Mapping[str, Any]) -> int:
         found = self._frame_by_id.get(id(frame))
         if found is None:
             line = require(frame["line"], int, "a line")
-            line = -1 if line == 2**64 - 1 else line  # what PyTorch writes where it knows none
+            line = -1 if line == 2**64 - 1 else line  # what PyTorch writes if it has none
             if abs(line) >= 1 << 31:
                 raise ValueError(f"a frame at line {line}")
             file, name = (require(frame[key], str, f"a frame's {key}") for key in ("filename", "name"))
@@ -536,7 +536,7 @@ class _Reader:
 
 
 def _ints(values: list[Any], what: str) -> list[int]:
-    """Return `values`, all of which must be integers: NumPy would take apart whatever else a file holds."""
+    """Return `values`, which must all be integers: NumPy would unpack other things that a file may hold."""
     for kind in set(map(type, values)) - {int, bool}:
         raise TypeError(f"{what} is a {kind.__name__}")
     return values
@@ -545,7 +545,7 @@ def _ints(values: list[Any], what: str) -> list[int]:
 def _with_dicts(
     value: Any, rows: Rows, ranges: set[tuple[int, int]], depth: int = 0, known: dict[int, Any] | None = None
 ) -> Any:
-    """Return what a snapshot says beside segments and rings; where it has events, too, as dicts again.
+    """Return the other parts of a snapshot than segments and rings; events in them become dicts again.
 
     The ranges of rows that these were are added to `ranges`.
     """
@@ -565,7 +565,7 @@ def _with_dicts(
 
 
 def _pinned(more: dict[str, Any]) -> PinnedMemory | None:
-    """Return what a snapshot says of pinned memory; its lists are like those of a device's memory."""
+    """Return a snapshot's pinned memory; its lists are like those of a device's memory."""
     segments = [_with_addresses(segment) for segment in _list(more, "host_segments")]
     entries: list[Any] = []
     for item in _list(more, "host_traces"):
@@ -578,7 +578,7 @@ def _pinned(more: dict[str, Any]) -> PinnedMemory | None:
         sign = _PINNED_CHANGE.get(require(require(entry, dict, "an event")["action"], str, "an action"), 0)
         size = require(entry.get("size", 0), int, "a size")
         levels.append(levels[-1] + sign * size)
-    # What was in use before the first event: what is at the end, less what the events changed.
+    # In use before the first event: what is in use at the end, minus the events' changes.
     before = max(active - levels[-1], 0)
     return PinnedMemory(
         segments=len(segments),
@@ -598,7 +598,7 @@ def _is_live(block: Mapping[str, Any]) -> bool:
 
 
 def _with_addresses(segment: Any) -> dict[str, Any]:
-    """Return a segment whose blocks have addresses and frames; old files have them in other places."""
+    """Return a segment whose blocks have addresses and frames; old files store them in other places."""
     require(segment, dict, "a segment")
     address, total = require(segment["address"], int, "an address"), require(segment["total_size"], int, "a size")
     if not (0 <= address < 1 << 63 and 0 <= total < MAX_SIZE):
@@ -626,7 +626,7 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
 def _prior(
     events: npt.NDArray[np.void], born: Kind, died: Sequence[Kind], final: Mapping[int, Any]
 ) -> tuple[_Ints, list[int]]:
-    """Return what existed before `events`: indices of deaths without a birth, and keys of `final` without any event."""
+    """Return what existed before `events`: indices of unmatched frees, and keys of `final` without any event."""
     index, is_birth = _first_events(events, born, died)
     return np.sort(index[~is_birth]), sorted(set(final) - set(events["address"][index].tolist()))
 
@@ -634,7 +634,7 @@ def _prior(
 def _first_events(
     events: npt.NDArray[np.void], born: Kind, died: Sequence[Kind]
 ) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Return the first of `events` at each address, and whether it is a birth."""
+    """Return the first of `events` at each address, and whether it is an allocation."""
     index = np.flatnonzero(np.isin(events["kind"], [born, *died]))
     _, first = np.unique(events["address"][index], return_index=True)
     index = index[first]

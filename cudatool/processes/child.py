@@ -1,7 +1,7 @@
-"""A Python process that a recorded program started: recording begins in it when it comes to use a device.
+"""A Python process that a recorded program started: recording begins in it when it first uses a device.
 
-:func:`start` runs as Python starts, before the program. It notes that the process is there, and waits for the first
-import of a library that uses CUDA, which it lets :mod:`cudatool.recording.children` come before.
+:func:`start` runs as Python starts, before the program. It notes that the process exists, and waits for the first
+import of a library that uses CUDA. Before that import, :mod:`cudatool.recording.children` begins to record.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Leave the recording of this process to a command of cudatool that runs in it."""
+    """Do not record this process: a cudatool command that runs in it does so."""
     if _waits is not None and _waits in sys.meta_path:
         sys.meta_path.remove(_waits)
         if _journal is not None:
@@ -60,14 +60,14 @@ def stop() -> None:
 
 
 def journal() -> Journal | None:
-    """Return where this process leaves its notes, None in one that no recorded process started."""
+    """Return the journal for this process's notes, None if no recorded process started it."""
     return _journal
 
 
 def noticed_in(where: Journal, *, began: bool = True) -> None:
-    """Note from now on in a journal what becomes of this process and which others it starts.
+    """Note in a journal from now on how this process ends and which others it starts.
 
-    Not `began`: it may use a device unseen.
+    Without `began`, it may use a device unrecorded.
     """
     global _journal, _starts
     is_first, _journal = _journal is None, where
@@ -82,7 +82,7 @@ def noticed_in(where: Journal, *, began: bool = True) -> None:
 
 
 def leave_by(function: Callable[[], None] | None) -> None:
-    """Call a function when this process ends of itself."""
+    """Call a function when this process ends normally."""
     global _leave
     _leave = function
 
@@ -93,7 +93,7 @@ def _started(name: str, process: int, replaces: bool) -> None:
 
 
 def _forked() -> None:
-    if _journal is not None and _leave is None:  # else recording has begun, and goes on in the child
+    if _journal is not None and _leave is None:  # else recording has begun, and continues in the child
         _journal.note(BEGAN, os.getpid())
 
 
@@ -106,7 +106,7 @@ def _leaving_by(exit_at_once: Callable[[int], Any]) -> Callable[[int], Any]:
 
 
 def _leaving() -> None:
-    """End the recording; if there is none, note whether NVIDIA's driver was loaded by what nothing here knows."""
+    """End the recording; if there is none, note whether NVIDIA's driver was loaded without an import seen here."""
     global _leave
     leave, _leave = _leave, None
     if leave is not None:
@@ -127,7 +127,7 @@ class _BeforeImport:
     """Begins to record before one of the modules that use CUDA is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find nothing of other modules; of these what the others find, or the module that to begin has imported."""
+        """Find only these modules: what the other finders find, or the module that beginning to record has imported."""
         if name not in _USERS:
             return None
         if "cudatool.cli" in sys.modules:  # `cudatool run`, which records by itself
@@ -140,7 +140,7 @@ class _BeforeImport:
         module = sys.modules.pop(name, None)  # importlib puts it there again; else it would make another one
         if module is not None:
             return ModuleSpec(name, _Imported(module))  # type: ignore[arg-type]
-        return find_spec(name)  # from the start: what records may wait for this import, too
+        return find_spec(name)  # ask all finders again: the recorder may wait for this import, too
 
 
 class _Imported:

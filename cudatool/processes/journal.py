@@ -1,6 +1,7 @@
-"""The notes that the processes of a recorded program leave for the first of them, which lists them in its trace.
+"""The notes that child processes leave for the recorded program, which lists them in its trace.
 
-They are lines in a file of memory that the first process holds, and that ends with it. Each is appended by one write.
+They are lines in an in-memory file that the first process holds open and that ends with it. Each is appended by one
+write.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ class Note(NamedTuple):
 
 
 class Journal:
-    """Where processes note what becomes of them.
+    """Where processes note how they start and end.
 
     Parameters
     ----------
     path, identity
-        The file, and what tells it from any other that may stand there by now.
+        The file, and what distinguishes it from another file that may be at this path by now.
     """
 
     def __init__(self, path: str, identity: str) -> None:
         self.path, self.identity = path, identity
 
     def note(self, what: str, pid: int, text: str = "") -> None:
-        """Append a note; does nothing once the first process has ended."""
+        """Append a note; do nothing once the first process has ended."""
         descriptor = self._open(os.O_WRONLY | os.O_APPEND)
         if descriptor is not None:
             line = f"{what}\t{pid}\t{os.getpid()}\t{' '.join(text.split())[:_MOST_TEXT]}\n"
@@ -96,6 +97,6 @@ def _write(descriptor: int, line: bytes) -> None:
 
 
 def identity_of(descriptor: int) -> str:
-    """Return what tells an open file from all others."""
+    """Return what distinguishes an open file from all others."""
     found = os.fstat(descriptor)
     return f"{found.st_dev}:{found.st_ino}"

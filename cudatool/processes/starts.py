@@ -1,7 +1,7 @@
-"""Noticing that the program starts a process, or lets another program take the place of this one.
+"""Notices when the program starts a process, or replaces itself with another program (exec).
 
-While installed, wrappers stand around the functions of the standard library that do so. What C code starts is not
-seen.
+While installed, wrappers surround the functions of the standard library that do so. Processes that C code starts are
+not seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Local(_thread._local):
 
 class Starts:
     """Calls `started` with the name of each program that is started, its process id (0: not known), and whether it
-    takes the place of this process.
+    replaces this process.
 
     It is called after a start, in the process that made it, and not for one that failed; before an exec, which does
     not return.
@@ -40,17 +40,17 @@ class Starts:
         self._before: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
-        """Begin to notice."""
+        """Put the wrappers around the functions."""
         for owner, name, describe, process_of in _STARTING:
             self._put(owner, name, self._starting(describe, process_of, getattr(owner, name)))
         for name in ("execv", "execve"):
             self._put(os, name, self._replacing(getattr(os, name)))
-        if (module := sys.modules.get("subprocess")) is not None:  # else it will import the wrapper of fork_exec
+        if (module := sys.modules.get("subprocess")) is not None:  # if imported later, it gets the wrapper of fork_exec
             popen = module.Popen
             self._put(popen, "_execute_child", self._starting(_popen, _popen_process, popen._execute_child))
 
     def remove(self) -> None:
-        """Leave the functions as they were, but for those that the program has put its own around."""
+        """Remove the wrappers, except where the program has wrapped them again."""
         while self._before:
             owner, name, function, own = self._before.pop()
             if getattr(owner, name) is own:
@@ -100,7 +100,7 @@ def _named_as(function: Callable[..., Any], own: Callable[..., Any]) -> Callable
 
 
 def _program(arguments: Any, executable: Any = None) -> str:
-    """Return a short name for a command: its program, and the script or module that a Python runs; no more of it."""
+    """Return a short name for a command: its program, and the script or module if it is Python."""
     words = [arguments] if isinstance(arguments, str | bytes | os.PathLike) else list(arguments)
     texts = [os.fsdecode(word) for word in words]
     if len(texts) == 1:
@@ -148,9 +148,9 @@ def _unknown(result: Any, *arguments: Any) -> int:
 
 
 def _is_a_question() -> bool:
-    """Whether it is not the program that starts the process, but the standard library or cudatool, to find out a fact.
+    """Whether the standard library or cudatool, not the program, starts the process, to query something.
 
-    As ctypes.util asks ldconfig for a library's path, and cudatool a compiler for its part that watches PyTorch.
+    For example, ctypes.util runs ldconfig to find a library, and cudatool runs a compiler to watch PyTorch.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in ("subprocess", __name__):

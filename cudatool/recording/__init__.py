@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["drain", "is_observing", "libraries", "narrow", "observing", "record", "release_caches", "sources"]
 
 _LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
-_cupti: CuptiCollector | None = None  # what records other libraries' use of a GPU's driver
+_cupti: CuptiCollector | None = None  # records other libraries' use of a GPU's driver
 _observing: dict[str, Any] | None = None  # what the open block's header says
 
 
@@ -49,8 +49,9 @@ def record(
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
-    A recording that begins in the middle of a program starts with what lives at that moment: what its caching allocator
-    holds and, on the software device, all memory of the driver's. On a GPU, what PyTorch held is said to be missing.
+    A recording that begins in the middle of a program starts with what is live at that moment: what its caching
+    allocator holds and, on the software device, all of the driver's memory. On a GPU, a warning says that PyTorch's
+    earlier memory is missing.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
     cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what any
@@ -62,8 +63,8 @@ def record(
     path
         The ``.ctrace`` file to write.
     device
-        ``"auto"``, ``"cuda"`` or ``"sim[:OPTIONS]"``; default: ``CUDATOOL_DEVICE``, else ``auto``. Like every choice
-        of a device it is made once in a process.
+        ``"auto"``, ``"cuda"`` or ``"sim[:OPTIONS]"``; default: ``CUDATOOL_DEVICE``, else ``auto``. Like every choice of
+        a device, it is made once per process.
     with_stacks
         Record the Python stack of each event.
     measure_accesses
@@ -75,13 +76,13 @@ def record(
     tape
         Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     level
-        How much is recorded of what a GPU does by itself, see :class:`~cudatool.collect.cupti.Level`; the software
-        device tells all.
+        How much of a GPU's own work is recorded, see :class:`~cudatool.collect.cupti.Level`; the software device
+        records all.
     force
         Replace an existing file.
     children
         Also record the Python processes that are started inside of the block, and those that they start: each that uses
-        a device gets a trace beside `path`, with its process id in the name.
+        a device gets a trace next to `path`, with its process id in the name.
 
     Raises
     ------
@@ -118,7 +119,7 @@ def record(
             finally:
                 release_caches()
                 drain()
-                if not recorder.is_closed:  # as it is in a forked child
+                if not recorder.is_closed:  # as it happens in a forked child
                     recorder.add_facts({"libraries": libraries()})
 
 
@@ -134,8 +135,8 @@ def sources(
 ) -> Iterator[dict[str, Any]]:
     """Let everything that happens on the device inside the ``with`` block reach the subscribers of the hooks.
 
-    The parameters are those of :func:`record`; the value is what a trace's header says of the recording. Inside of
-    another such block nothing changes: the first one has chosen.
+    The parameters are those of :func:`record`; the value is what a trace's header says of the recording. A nested block
+    changes nothing: the outermost one decides.
     """
     global _observing
     if _observing is not None:
@@ -192,16 +193,16 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
     }
     if conf := conf_in_environment():
         header["allocator_conf"] = conf[1]
-    if machine is not None:  # asking a GPU would start its driver before the program does
+    if machine is not None:  # querying a GPU would initialize its driver before the program does
         header["total_memory"] = [machine.options.memory] * machine.options.count
     return header
 
 
 @contextmanager
 def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
-    """Let what any library asks of a GPU's driver reach the subscribers of the hooks; what a header says of it.
+    """Pass any library's calls of a GPU's driver to the subscribers of the hooks; yield what the header says of it.
 
-    Where CUPTI does not tell of kernels, PyTorch's operators are told.
+    Where CUPTI does not record kernels, PyTorch's operators are recorded.
     """
     global _cupti
 
@@ -238,15 +239,15 @@ def _allocator() -> ModuleType | None:
 
 
 def _held() -> list[Event]:
-    """Return what the caching allocator holds already; nothing at the start of a program."""
+    """Return what the caching allocator already holds; nothing at the start of a program."""
     allocator = _allocator()
     return [] if allocator is None else list(allocator.living())
 
 
 def _living(segments: Container[int]) -> tuple[list[Event], list[Event]]:
-    """Return what lives already of the software driver's memory, and what of it other processes can use.
+    """Return the software driver's live memory, and which of it other processes can use.
 
-    The first without the caching allocator's `segments`.
+    The caching allocator's `segments` are left out of the former.
     """
     choice = _driver.chosen()
     if choice is None or choice.machine is None:
@@ -257,7 +258,7 @@ def _living(segments: Container[int]) -> tuple[list[Event], list[Event]]:
 
 
 def _unknown_before() -> list[str]:
-    """Return what lives already and cannot be told: on a GPU, what PyTorch holds."""
+    """Return descriptions of live memory that cannot be listed: on a GPU, what PyTorch holds."""
     choice, torch = _driver.chosen(), sys.modules.get("torch")
     if choice is None or choice.machine is not None or torch is None or not torch.cuda.is_initialized():
         return []
@@ -278,7 +279,7 @@ def is_observing() -> bool:
 def narrow(checks: Iterable[str]) -> None:
     """Run kernels only under these of the checks that :func:`sources` turned on, until the next call.
 
-    What is pending runs first, under those that were on. initcheck, once on, stays on.
+    Pending work runs first, under the earlier checks. Once on, initcheck stays on.
     """
     choice = _driver.chosen()
     if choice is not None and choice.machine is not None and choice.machine.checkers is not None:
@@ -287,21 +288,21 @@ def narrow(checks: Iterable[str]) -> None:
 
 
 def release_caches() -> None:
-    """Give back the memory that libraries keep on purpose, and that would look like a leak.
+    """Release the memory that libraries cache on purpose and that would look like a leak.
 
-    That in which cuBLAS works, and what numba has not freed yet though its program has given it back.
+    This is cuBLAS's workspaces, and what the program has released but numba has not freed yet.
     """
 
-    workspaces = sys.modules.get("cudatool.blas._workspace")  # to import it would be to need it
+    workspaces = sys.modules.get("cudatool.blas._workspace")  # the program does not use it
     if workspaces is not None:
         workspaces.clear_workspaces()
     deferred_frees.carry_out()
 
 
 def drain() -> None:
-    """Let the subscribers have all that happened so far.
+    """Pass everything that happened so far to the subscribers.
 
-    What was enqueued on the software device and never waited for is run; what PyTorch did is read from its log.
+    Pending work of the software device is run; PyTorch's log is read.
     """
     torch_program.flush()
     if _cupti is not None:

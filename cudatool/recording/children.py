@@ -1,4 +1,4 @@
-"""Recording the processes that a recorded program starts, one trace each, beside the program's.
+"""Records the processes that a recorded program starts, one trace each, next to the program's.
 
 ::
 
@@ -11,7 +11,7 @@
                                                   first event of a device: makes its trace, notes TRACED
     ends: reads the journal, CHILD_RECORDED       ends: finishes its trace
 
-A forked child goes on with the sources of events that its parent had, and with a trace of its own.
+A forked child keeps its parent's sources of events, and gets a trace of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Settings", "begin", "recorded", "unrecorded"]
 
 _KEPT: Final = (
     *(Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END, Kind.CHILD_PROCESS, Kind.WARNING),
-    Kind.STREAM_CREATE,  # also of streams that the parent of a forked child knew
+    Kind.STREAM_CREATE,  # also for streams that the parent of a forked child had
 )
 """Events that come into the trace of a process that uses a device later."""
 _NO_USE: Final = frozenset(
@@ -65,7 +65,7 @@ class Settings:
     path
         The program's own trace.
     run
-        What its trace and theirs have in common, and no others.
+        An id that only its trace and theirs have in common.
     with_stacks, measure_accesses, checks, level
         See :func:`cudatool.recording.record`.
     """
@@ -85,7 +85,7 @@ _recorder: _ChildRecorder | None = None
 
 @contextmanager
 def recorded(settings: Settings) -> Iterator[None]:
-    """Have the processes recorded that this one starts inside of the ``with`` block, and list them at its end."""
+    """Record the processes that this one starts inside of the ``with`` block, and list them at its end."""
     global _settings, _first
     before = os.environ.get(child.VARIABLE)
     file = KeptDescriptor(os.memfd_create("cudatool journal"))
@@ -106,9 +106,10 @@ def recorded(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Have the processes that this one starts inside of the ``with`` block use its kind of device, unrecorded.
+    """Let the processes that this one starts inside of the ``with`` block use its kind of device without recording
+    them.
 
-    On the software device no library finds a driver by itself.
+    This is needed for the software device, whose driver no library finds by itself.
     """
     before = os.environ.get(child.VARIABLE)
     os.environ[child.VARIABLE] = "\n\n"
@@ -143,7 +144,7 @@ def _tell(journal: Journal) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Return whether a process is there and has not ended, as a zombie has."""
+    """Return whether a process exists and is not a zombie."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
@@ -156,19 +157,19 @@ def _is_running(process: int) -> bool:
 
 
 def begin(settings: str) -> None:
-    """Record this process from now on, until it ends. What fails is said, and the program goes on.
+    """Record this process from now on until it ends. A failure is reported, and the program continues.
 
-    Without settings it only gets its device.
+    Without settings, only choose its device.
     """
     global _settings
     if not settings:
-        with suppress(CudatoolError):  # what the program imports says that there is no such device
+        with suppress(CudatoolError):  # the program's import reports that there is no such device
             _driver.initialize()
         return
     _settings = Settings(**json.loads(settings))
     undo = ExitStack()
     was_quiet = QUIET in os.environ
-    os.environ[QUIET] = "1"  # which device it is, the recorded program has said
+    os.environ[QUIET] = "1"  # the recorded program has already said which device it is
     try:
         header = undo.enter_context(
             recording.sources(
@@ -204,14 +205,14 @@ def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -
             if _driver.started() and not (is_fork and choice is not None and choice.machine is None):
                 recording.release_caches()
                 recording.drain()
-            # Else the driver, or what watches it, belongs to the parent and does not work here.
+            # Otherwise the driver, or its watcher, belongs to the parent and does not work here.
             recorder.close()
 
     child.leave_by(leave)
 
 
 def _forked() -> None:
-    """In a forked child of a process that is recorded: go on with a trace of its own."""
+    """Continue with a new trace in a forked child of a recorded process."""
     if _settings is None:
         return
     global _recorder
@@ -227,7 +228,7 @@ def _forked() -> None:
 
 
 def _sees_all() -> bool:
-    """Return whether nothing escapes the recording of this forked child.
+    """Return whether this forked child is recorded completely.
 
     On a GPU no source of events survives a fork. But where the parent had started the driver, the child cannot use it.
     """
@@ -250,7 +251,7 @@ def _unrecorded(why: str) -> None:
 
 
 class _ChildRecorder:
-    """A subscriber that makes the process's trace at the first use of a device, and so none for most processes."""
+    """A subscriber that makes the process's trace at the first use of a device: most processes get none."""
 
     def __init__(self, settings: Settings, header: dict[str, Any]) -> None:
         self._settings, self._header = settings, header

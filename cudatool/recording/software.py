@@ -1,4 +1,4 @@
-"""What recording the software device needs; imported only where that is the device."""
+"""The parts of recording that only the software device needs; imported only for that device."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = ["drain", "driver", "living", "shared"]
 def driver(
     machine: Machine, measure_accesses: bool, checks: Sequence[str], tape: Tape | None, held: Callable[[], list[Event]]
 ) -> Iterator[None]:
-    """Let what the software driver is asked to do, and what its kernels do, reach the subscribers of the hooks.
+    """Pass the software driver's calls, and what its kernels do, to the subscribers of the hooks.
 
-    `held` returns what the caching allocator holds already.
+    `held` returns what the caching allocator already holds.
     """
     if unknown := sorted(set(checks).difference(CHECKS)):
         raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
     exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
 
     def tell_tape(event: Event) -> None:
-        """What the host says that it writes is an operation that a replay can move."""
+        """Turn the host writes that a program declares into operations that a replay can move."""
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
             tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
 
-    # An allocator must not be called from within its own operations; and finalizers free, whose exceptions are ignored.
+    # An allocator must not be called from within its own operations; finalizers free, and their exceptions are ignored.
     signals.keep_out_of(*vars(CachingAllocator).values(), *vars(UncachedAllocator).values())
     hooks.measures_accesses = machine.measure_accesses = measure_accesses
     with _driver.refused_address_space():
