@@ -100,7 +100,7 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
         text = f"Requests that failed or were retried show that less than {format_bytes(record.limit_bytes + 1)} "
         console.print(f"{text}could be reserved.", markup=False, soft_wrap=True)
     if any(outcome.caveats for outcome in advice.tried):
-        text = "A range covers all that the recording leaves open, which is:"
+        text = "A range covers all that the recording leaves open; ~ marks what may differ:"
         console.print(text, markup=False, soft_wrap=True)
     for caveat in dict.fromkeys(caveat for outcome in advice.tried for caveat in outcome.caveats):
         console.print(f"- {_CAVEATS[caveat]}", markup=False, soft_wrap=True)
@@ -118,15 +118,15 @@ def _in_all(confs: list[str]) -> list[str]:
 
 
 def _cells(outcome: Outcome) -> list[str]:
-    oom = outcome.oom
+    oom, about = outcome.oom, "~" if outcome.caveats else ""
     runs_out = "no" if oom is None else f"request {oom.request:,}: {format_bytes(oom.size)}"
     if oom is None and outcome.survived_ooms:
         runs_out = f"{outcome.survived_ooms:,} failed"
     return [
         format_bytes_range(outcome.reserved_least_bytes, outcome.reserved_most_bytes),
         format_bytes(outcome.active_peak_bytes),
-        f"{100 * outcome.fragmentation:.1f} %",
-        f"{outcome.retries:,}",
+        f"{about}{100 * outcome.fragmentation:.1f} %",
+        f"{about}{outcome.retries:,}",
         runs_out,
     ]
 
@@ -145,8 +145,8 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
             if any(outcome.oom is None for outcome in advice.tried):
                 text = "Whether a setting keeps the program from running out of memory is not sure."
     else:
-        about = "about " if advice.best.caveats else ""
-        gain = f"{about}{format_bytes(advice.gain_bytes)} less are reserved"
+        bound = "at least " if advice.best.caveats else ""
+        gain = f"{bound}{format_bytes(advice.gain_bytes)} less are reserved"
         if not advice.gain_bytes:
             gain = "memory does not run out where it did"
         conf = advice.best.conf

@@ -22,7 +22,7 @@ from cudatool.memory.settings import Settings, setting_texts
 from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from
-from cudatool.units import format_bytes, format_bytes_range
+from cudatool.units import format_bytes
 
 __all__ = ["PARTS_OF_DIAGNOSIS", "Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
 
@@ -264,14 +264,11 @@ def _of_settings(tried: Advice) -> Iterator[Remedy]:
         yield Remedy(Topic.SETTING, 0, f"no other allocator setting is recommended: {tried.why_not()}")
     elif tried.best is not None:
         conf = tried.best.conf
-        about = "about " if tried.best.caveats else ""
-        saved = f"{about}{format_bytes(tried.gain_bytes)} less would be reserved with"
+        bound = "at least " if tried.best.caveats else ""
+        saved = f"{bound}{format_bytes(tried.gain_bytes)} less would be reserved with"
         if not tried.gain_bytes:
             saved = "memory would not run out where it did with"
         text = f"{saved} PYTORCH_CUDA_ALLOC_CONF={conf}, as a replay of this recording shows"
-        if tried.best.caveats and tried.record is not None:
-            span = format_bytes_range(tried.best.reserved_least_bytes, tried.best.reserved_most_bytes)
-            text += f": {span} instead of {format_bytes(tried.record.reserved_peak_bytes)}"
         yield Remedy(Topic.SETTING, tried.gain_bytes or tried.best.reserved_peak_bytes, text, conf)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cudatool.analyze import Advice, Caveat, NoAdvice, Outcome, OutOfMemory, Record
+from cudatool.analyze import Advice, Caveat, NoAdvice, Outcome, OutOfMemory, Record, diagnosis
 from cudatool.cli import _replay_text
 from cudatool.cli.replay import replay
 
@@ -80,6 +81,11 @@ def test_advice_is_given_without_any_option(run_command) -> None:
     assert 0 == done.returncode
     assert "Best: PYTORCH_CUDA_ALLOC_CONF=" in done.stdout
     assert "less are reserved" in done.stdout
+
+
+def test_numbers_that_a_lost_beginning_may_change_are_marked(run_command) -> None:
+    done = run_command("replay", PREFETCH, "--events", "2000:9000")
+    assert re.search(r"^expandable\S+ +[\d.]+ MiB to [\d.]+ GiB .* ~[\d.]+ % +~\d+ ", done.stdout, re.MULTILINE)
 
 
 def test_advice_as_json_marks_the_best(run_command) -> None:
@@ -203,7 +209,24 @@ def test_prediction_that_may_be_off_is_printed_as_a_range(capsys) -> None:
     assert [" 4 GiB ", "4 to 5 GiB ", "at least 3 GiB "] == [
         text for text in (" 4 GiB ", "4 to 5 GiB ", "at least 3 GiB ") if text in said
     ]
+    assert "; ~ marks what may differ:" in said
+    assert (2, 2) == (said.count("~0 "), len(re.findall(r"~\d+\.\d %", said)))
     assert "A range covers all that the recording leaves open" in said
+
+
+@pytest.mark.parametrize(("caveats", "bound"), [((), ""), ((Caveat.BEGINS_LATE,), "at least ")])
+def test_a_gain_is_a_lower_bound_where_the_recording_leaves_something_open(
+    capsys, caveats: tuple[Caveat, ...], bound: str
+) -> None:
+    size = 1 << 30
+    used = Outcome("", 4 * size, size, 0.1, 0, 2, None, 0, 4 * size, 4 * size)
+    best = replace(used, conf="expandable_segments:True", reserved_least_bytes=size, caveats=caveats)
+    advice = Advice(Record(4 * size, 0, 0, None), used, best, size, (used, best))
+    _replay_text.print_advice(Console(width=200), advice, chosen=False)
+    conf = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert f"Best: {conf}: {bound}1 GiB less are reserved.\n" == capsys.readouterr().out
+    (remedy,) = diagnosis._of_settings(advice)
+    assert f"{bound}1 GiB less would be reserved with {conf}, as a replay of this recording shows" == remedy.text
 
 
 def test_a_memory_fraction_that_all_settings_share_is_said_once() -> None:
