@@ -49,6 +49,7 @@ _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 _TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
 
 
+_BLOCKING = StreamFlag(0)
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 # Copies and fills whose arguments are not one address and one size for each side.
@@ -173,7 +174,7 @@ class SimDriverCollector:
         """Tie the operation to the call that enqueued it."""
         stream = operation.stream
         ordinal = stream.context.device.ordinal
-        flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else StreamFlag(0)
+        flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else _BLOCKING
         stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority, api=calling_api)
         correlation = self._launches.get(operation.launch.sequence) if operation.launch is not None else None
         if correlation is None:

@@ -241,6 +241,9 @@ guard: Callable[[Entry, tuple[Any, ...]], None] | None = None
 """Carries out a call in place of its handler, while there is something that changes what calls do (stream capture)."""
 
 
+_RESULTS: Final = {int(result): result for result in Result}
+
+
 def _entered(watchers: tuple[Subscriber, ...], entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
     for watcher in watchers:
         watcher.enter(entry, arguments, correlation)
@@ -250,7 +253,7 @@ def _left(
     watchers: tuple[Subscriber, ...], entry: Entry, arguments: tuple[Any, ...], correlation: int, result: int
 ) -> None:
     for watcher in reversed(watchers):
-        watcher.leave(entry, arguments, correlation, Result(result))
+        watcher.leave(entry, arguments, correlation, _RESULTS[result])
 
 
 def _refused(entry: Entry, error: DriverError) -> int:

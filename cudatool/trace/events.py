@@ -11,6 +11,7 @@ says what the stream is, also for the default streams, which no call creates.
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -337,6 +338,7 @@ class LaunchFlag(IntFlag):
     each other by flags in memory (PTX ISA, Memory Consistency Model, Scope)."""
 
 
+@cache
 def launch_flags(programmatic: bool, waits: bool, triggers: bool, system_scope: bool) -> LaunchFlag:
     """Return the flags of a launch."""
     flags = LaunchFlag.PROGRAMMATIC if programmatic else LaunchFlag(0)
