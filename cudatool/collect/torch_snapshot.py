@@ -39,6 +39,7 @@ from cudatool.text import printable
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.interned import Interned
 from cudatool.trace.model import Frame, PinnedMemory
+from cudatool.units import counted
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read"]
 
@@ -53,6 +54,7 @@ _OWN: Final = _FIELDS | {WHOLE_EVENT}
 _OF_FRAMES: Final = frozenset(("filename", "name", "line"))
 _READ: Final = frozenset(("segments", "device_traces", "allocator_settings"))
 _PINNED_CHANGE: Final = {"alloc": 1, "free_completed": -1, "free": -1}  # of the bytes in use
+_STAGES: Final = {"START": Kind.RANGE_PUSH, "END": Kind.RANGE_POP}
 _SCALARS: Final = (str, int, float, type(None))
 _MOST_NAME, _MOST_ENTRIES, _MOST_DEPTH = 200, 16, 32
 
@@ -450,14 +452,26 @@ class _Reader:
 
     def _annotations(self, annotations: list[Any]) -> npt.NDArray[np.void]:
         """Return ``external_annotations`` (the profiler's ranges) as RANGE_PUSH and RANGE_POP."""
-        records = np.zeros(len(annotations), RECORD)
-        for record, annotation in zip(records, annotations, strict=True):
-            starts = annotation["stage"] == "START"
-            record["kind"] = Kind.RANGE_PUSH if starts else Kind.RANGE_POP
-            record["name"] = self._name(annotation["name"]) if starts else 0
-            record["device"] = require(annotation["device"], int, "a device")
-            record["time"] = require(annotation["time_us"], int, "a time") * 1000
-        return records
+        rows = []
+        for annotation in annotations:
+            try:
+                rows.append(self._annotation(annotation))
+            except (KeyError, TypeError, ValueError):
+                continue  # of a newer schema; what a file says beside its rings is kept as it is
+        if unknown := len(annotations) - len(rows):
+            self.notes.append(f"{counted(unknown, 'annotation')} of an unknown form kept, but not shown")
+        return np.array(rows, RECORD)
+
+    def _annotation(self, annotation: Any) -> tuple[Any, ...]:
+        kind = _STAGES[require(annotation, dict, "an annotation")["stage"]]
+        time = require(annotation["time_us"], int, "a time")
+        device = require(annotation["device"], int, "a device")
+        if not (0 <= time < _MAX_TIME_US and -1 <= device <= _MAX_DEVICE):
+            raise ValueError("an annotation out of bounds")
+        record = np.zeros((), RECORD)
+        record["kind"], record["device"], record["time"] = kind, device, time * 1000
+        record["name"] = self._name(annotation["name"]) if kind == Kind.RANGE_PUSH else 0
+        return tuple(record.item())
 
     def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> slice | _Ints:
         """Merge devices and annotations by time. One device alone keeps its order: that is the allocator's."""

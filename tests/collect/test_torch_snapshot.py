@@ -272,3 +272,18 @@ def test_records_have_no_negative_sizes_or_lost_times() -> None:
     snapshot = torch_snapshot.read(HERE / "streams_default.pickle.xz")
     assert np.all(np.diff(snapshot.records["time"]) >= 0)
     assert int(snapshot.records["size"].max()) < 1 << 40
+
+
+def test_annotations_of_another_form_are_kept_and_said(tmp_path: Path) -> None:
+    good = [{"stage": stage, "name": "step", "device": 0, "time_us": 7} for stage in ("START", "END")]
+    odd = [{**good[0], "stage": "INSTANT"}, {"name": "x"}, ["step"], {**good[0], "time_us": "soon"}]
+    odd.append({**good[0], "stage": []})
+    data = {
+        "segments": [],
+        "device_traces": [[event("alloc", BASE, 512, time_us=8)]],
+        "external_annotations": good + odd,
+    }
+    snapshot = torch_snapshot.read(dump(data, tmp_path / "x"))
+    assert "5 annotations of an unknown form kept, but not shown" == snapshot.notes[0]
+    assert [1, 1] == [len(snapshot.of_kind(kind)) for kind in (Kind.RANGE_PUSH, Kind.RANGE_POP)]
+    assert good + odd == snapshot.more["external_annotations"]
