@@ -126,9 +126,10 @@ class Clocks:
 
     def _joined(self, agent: int, clock: Clock, moment: Moment) -> Clock:
         other, reached = moment.agent, moment.epoch
-        self._effort.spend(self._spent)
+        if self._effort.counts:
+            self._effort.spend(self._spent)
         if not self._logs:
-            joined = [mine if mine > theirs else theirs for mine, theirs in zip(clock, moment.clock, strict=True)]
+            joined = list(map(max, clock, moment.clock))
             if joined[other] < reached:
                 joined[other] = reached
             return tuple(joined)

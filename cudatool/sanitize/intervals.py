@@ -379,9 +379,14 @@ class History:
             earlier = old.operation
             other, epoch = earlier.agent, earlier.epoch
             if other != agent and clock[other] < epoch:
-                if ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and (
-                    found := overlap(old, new, self._effort)
-                ):
+                found = None
+                if (old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC:
+                    if whole and not old.stride and not old.mask:  # both touch all of the segment
+                        start, stop = max(old.start, new.start), min(old.stop, new.stop)
+                        found = (start, stop - start) if start < stop else None
+                    else:
+                        found = overlap(old, new, self._effort)
+                if found is not None:
                     if self._effort is not None:
                         self._effort.spend(_CONFLICT)
                     conflict(old, new, found)

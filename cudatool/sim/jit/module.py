@@ -61,6 +61,7 @@ from cudatool.sim.jit.steps import insert_steps
 from cudatool.sim.jit.system import SYSTEM
 from cudatool.source_text import SourceLine
 
+_MEMORY = Instrument.MEMCHECK | Instrument.INITCHECK
 _MAX_VARIANTS = 4  # of a kernel's code that differ in which checks are left out
 
 MAX_STACK = 256 << 10
@@ -465,7 +466,9 @@ class JitKernel:
             known = self._independent.of_launch(arguments, grid, block, device, self._address_of)
             left_out, written = needless(known, instrument, shadow, self._shared_bytes(shared_bytes)), known.written
             left_out = self._translated_for(instrument, large, left_out)
-            pointers = self._argument_ranges.addresses(arguments)
+            around = self._argument_ranges
+            if any((kind, line) not in left_out for kind in _MEMORY & instrument for line in around.of_line):
+                pointers = around.addresses(arguments)
         translated = self._translate(instrument, large, left_out)
         workspace = (ctypes.c_uint32 * 16)()
         launch = replace(
