@@ -1,6 +1,6 @@
 """Pure functions from a trace to results: columns in, frozen dataclasses out.
 
-:func:`report` is the whole way; the modules hold its parts. Nothing here prints, draws or touches a device.
+:func:`report` runs the whole analysis; the modules hold its parts. Nothing here prints, draws or touches a device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What memory is for: parameters, gradients, optimizer state, activations, workspaces. Always an inference.
 
 Neither the driver nor the allocator knows. What a block is for is read from the frames that allocated it, from the
-ranges it was allocated in or freed in, and from when in a step it came and went. Every block gets the first rule of
-:data:`RULES` that applies; the rule says what decided, and how sure that is.
+ranges it was allocated or freed in, and from when in a step it was allocated and freed. Every block gets the first rule
+of :data:`RULES` that applies; the rule says what decided, and how sure that is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to infer a category: what decided, in words, and how sure it is."""
+    """One way to infer a category: what decides, in words, and how sure the result is."""
 
     category: Category
     confidence: Confidence
@@ -50,7 +50,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class CategoryShare:
-    """What one rule says was live at the peak: bytes and blocks."""
+    """The bytes and blocks that one rule assigns at the peak."""
 
     rule: Rule
     size: int
@@ -66,9 +66,9 @@ class Categories:
     device
         Whose blocks.
     rule
-        For each block of this device, in the order of the lifetimes: an index into :data:`RULES`.
+        For each block of this device, in the order of the lifetimes, an index into :data:`RULES`.
     at_peak
-        What was live at the peak of active bytes, by rule, the largest first.
+        Live bytes at the peak of active bytes, by rule, the largest first.
     """
 
     device: int
@@ -91,7 +91,7 @@ class Categories:
 
 
 class _Seen(IntFlag):
-    """What the frames of a stack show."""
+    """Facts that the frames of a stack show."""
 
     ANY = 1
     OPTIMIZER = 2
@@ -133,7 +133,7 @@ def _stack_flags(trace: Trace) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the rules look at; a row for each block."""
+    """The inputs of the rules; a row for each block."""
 
     seen: Ints
     born_in: dict[str, Mask]
@@ -269,13 +269,13 @@ def _facts(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, devic
     at = blocks.freed[freed]
     zeroed[freed] = by_frame[trace.records["stack"][at]] | by_range[range_at(trace, at)]
 
-    # A step is split at its turn: until then the forward pass gathers activations, from then on they are given back.
+    # A step is split at its turn: until then the forward pass accumulates activations, from then on they are freed.
     by_frames = stack_flags & int(_Seen.OPTIMIZER | _Seen.BACKWARD)
     trains = bool(named["optimizer"] or named["backward"] or by_frames.any())
     bounds = steps.bounds if trains and steps.confidence != Confidence.LOW else np.zeros(0, np.int64)
     step = np.searchsorted(bounds, blocks.start, side="right")  # 0: before the first bound
     turn = np.append(_turns(curve, bounds), -1)[step] if len(bounds) else np.full(len(blocks), -1)
-    # Of what was allocated in the last two steps it is not known yet whether it stays.
+    # Whether blocks of the last two steps stay is not known yet.
     next_bound, third_bound = np.append(bounds, never)[step], np.append(bounds, [never + 1] * 3)[step + 2]
     in_step = np.full(len(blocks), bool(len(bounds)))
     return _Facts(

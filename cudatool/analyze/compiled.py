@@ -1,6 +1,6 @@
-"""What torch.compile has to do with a call site: which compilation ran, and which node of its graph allocated.
+"""How torch.compile is involved in a call site: which compilation ran, and which node of its graph allocated.
 
-PyTorch says so in its snapshots. An event's ``compile_context`` is the id of the compilation in whose context it
+PyTorch's snapshots contain this. An event's ``compile_context`` is the id of the compilation in whose context it
 happened, "N/A" outside of one. Frames of generated code have ``fx_node_name`` where ``augment_with_fx_traces`` was on.
 """
 
@@ -19,7 +19,7 @@ _MOST = 3  # contexts in words
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a PyTorch snapshot says of the compiled code of a call site.
+    """The compiled code of a call site, from a PyTorch snapshot.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Compiled:
     fx_node: str = ""
 
     def described(self, label: str) -> str:
-        """Return a call site's label with this, ``"train.py:12 (step) [compiled 0/0, FX node relu]"``."""
+        """Return a call site's label with these facts added, ``"train.py:12 (step) [compiled 0/0, FX node relu]"``."""
         more = f" and {len(self.contexts) - _MOST} more" if len(self.contexts) > _MOST else ""
         said = [f"compiled {', '.join(self.contexts[:_MOST])}{more}"] if self.contexts else []
         said += [f"FX node {self.fx_node}"] if self.fx_node else []
@@ -41,18 +41,18 @@ class Compiled:
 
 
 def joined(parts: Sequence[Compiled]) -> Compiled:
-    """Return what is known of several call sites that are shown as one; of their nodes the first."""
+    """Return the combined facts of several call sites that are shown as one; only the first of their nodes is kept."""
     contexts = dict.fromkeys(context for part in parts for context in part.contexts)
     return Compiled(tuple(contexts), next((part.fx_node for part in parts if part.fx_node), ""))
 
 
 def compiled_sites(trace: Trace, blocks: Lifetimes, site: Ints, stacks: list[int]) -> list[Compiled]:
-    """Return what is known of each call site, whose stacks are `stacks`.
+    """Return the compiled code of each call site, whose stacks are `stacks`.
 
     Parameters
     ----------
     site
-        For each block the number of its site.
+        The site number of each block.
     """
     names, number = trace.compile_contexts(blocks.start)
     contexts: list[list[str]] = [[] for _ in stacks]

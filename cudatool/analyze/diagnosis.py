@@ -28,7 +28,7 @@ __all__ = ["PARTS_OF_DIAGNOSIS", "Diagnosis", "Remedy", "Topic", "advice", "diag
 
 
 class Topic(StrEnum):
-    """What a :class:`Remedy` is about, if not a :class:`Cause` of reserved bytes that are unused."""
+    """What a :class:`Remedy` is about, if not a :class:`Cause` of unused reserved bytes."""
 
     LEAK = "leak"
     """A call site that grows."""
@@ -49,11 +49,11 @@ class Remedy:
     topic
         What it is about.
     size
-        Bytes that are concerned.
+        The bytes that it concerns.
     text
         One sentence.
     conf
-        The allocator settings that it names, which a replay has tried; empty if it names none.
+        The allocator settings that it recommends and that a replay has tried; empty if there are none.
     """
 
     topic: Cause | Topic
@@ -75,15 +75,15 @@ class Diagnosis:
     categories
         What blocks are for, where it can be inferred.
     by_stream, by_pool
-        Who held how much.
+        How much each stream, or pool, held.
     fragmentation
         At the peak of reserved, then at failed allocations; empty where no segments are known.
     leaks
         What grows step after step.
     outside
-        Memory that the allocator does not know of.
+        Memory outside of the allocator.
     settings
-        Other allocator settings, measured by a replay; None where none would matter.
+        Other allocator settings, measured by a replay; None if none would make a difference.
     advice
         What to do, the most bytes first.
     """
@@ -138,7 +138,7 @@ def diagnose(
     settings
         The allocator's, where known: how requests were rounded.
     total
-        Bytes of the card, where the caller knows.
+        The device's memory in bytes, if the caller knows it.
     """
     row = curve.peak()
     peak = int(curve.index[row]) if row >= 0 else -1
@@ -169,16 +169,16 @@ def diagnose(
         leaks=grows,
         outside=beside,
         settings=tried,
-        # A final state alone is no moment at which most was in use.
+        # A final state alone does not show when most was in use.
         advice=advice(split if has_history else (), categories, grows, beside, held, tried),
     )
 
 
-_LONGEST: Final = 500_000  # events of a recording that is replayed on the way: some 4 s for each setting
+_LONGEST: Final = 500_000  # largest recording replayed here, in events: about 4 s for each setting
 
 
 def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], card: int | None) -> Advice | None:
-    """Return what settings that counter the causes of `split` would have saved, according to a replay."""
+    """Return, from a replay, what settings against the causes of `split` would have saved."""
     try:
         recorded, _ = recorded_settings(trace)
     except FileFormatError:
@@ -203,12 +203,12 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], c
 
 
 def with_setting(conf: str, setting: str) -> str:
-    """Return a settings string with one setting more, in place of another value of it."""
+    """Return a settings string with one setting added or its value replaced."""
     return ",".join((setting_texts(conf) | setting_texts(setting)).values())
 
 
 def _that_count(split: tuple[Fragmentation, ...]) -> tuple[Fragmentation, ...]:
-    """Return the first moment and the last one: the peak, and the failure that may have ended the program."""
+    """Return the first moment and the last: the peak, and the failure that may have ended the program."""
     return (split[0], split[-1]) if len(split) > 1 else split
 
 
@@ -216,7 +216,7 @@ def _is_worth(moment: Fragmentation, *causes: Cause) -> bool:
     return any(moment.size_of(cause) >= _WORTH * moment.reserved for cause in causes)
 
 
-_WORTH: Final = 0.05  # share of the reserved bytes below which a cause is not worth a word
+_WORTH: Final = 0.05  # share of the reserved bytes below which a cause is not reported
 
 
 def advice(
@@ -229,12 +229,12 @@ def advice(
 ) -> tuple[Remedy, ...]:
     """Return what to do, the most bytes first. The first four are parts of one :class:`Diagnosis`.
 
-    A setting is named only with what it saved when the recording was replayed with it.
+    A setting is recommended only with the bytes that it saved in a replay of the recording.
 
     Parameters
     ----------
     held
-        By whom memory was held at the last of `split`, the largest first.
+        Memory by call site at the last of `split`, the largest first.
     settings
         Settings that were tried.
     """
@@ -247,7 +247,7 @@ def advice(
     for moment in _that_count(split):
         for share in moment.causes:
             if share.cause == Cause.NEW_SEGMENT or (share.cause == Cause.HOLE and not moment.releasable):
-                continue  # no program could do without
+                continue  # needed by every program
             if share.size >= _WORTH * moment.reserved:
                 worst[share.cause] = max(worst.get(share.cause, 0), share.size)
     found += [Remedy(cause, size, f"{format_bytes(size)}: {_REMEDIES[cause]}") for cause, size in worst.items()]
@@ -259,7 +259,7 @@ def advice(
 
 
 def _of_settings(tried: Advice) -> Iterator[Remedy]:
-    """Yield the best setting with the bytes that it saved in a replay; or why none is named."""
+    """Yield the best setting with the bytes that it saved in a replay; or why none is recommended."""
     if tried.withheld is not None:
         yield Remedy(Topic.SETTING, 0, f"no other allocator setting is recommended: {tried.why_not()}")
     elif tried.best is not None:
@@ -297,7 +297,7 @@ def _after_failure(
     return found
 
 
-_SEGMENT: Final = 20 << 20  # what the smallest large request is rounded up to when a segment is made for it
+_SEGMENT: Final = 20 << 20  # segment size for the smallest large request
 _NEED: Final = {
     Category.ACTIVATIONS: "a smaller batch or activation checkpointing takes less",
     Category.PARAMETERS: "sharding or a lower precision takes less",

@@ -35,14 +35,14 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """One call site in both traces.
+    """A call site in both traces.
 
     Attributes
     ----------
     label
-        The site in words, as the second trace spells it where it is there.
+        The site in words, as the second trace spells it if it has the site.
     matched_by
-        What the two have in common.
+        What matched the site in both.
     before, after
         Bytes at each one's peak.
     count_before, count_after
@@ -50,7 +50,7 @@ class DiffRow:
     stack_before, stack_after
         Innermost frame first, of the largest of its call sites; empty where there is none.
     compiled
-        What torch.compile has to do with it in either.
+        The compiled code of the site in either trace.
     """
 
     label: str
@@ -80,7 +80,7 @@ class Diff:
     before, after
         Bytes active at each one's peak.
     reserved_before, reserved_after
-        The most bytes that each had reserved; not always at the same moment. None where it does not say.
+        Peak reserved bytes of each, perhaps at another moment than `before` and `after`; None if the trace lacks them.
     rows
         The largest difference first. Those of `before` and `after` add up to the peaks.
     """
@@ -115,8 +115,8 @@ class _Site:
 def diff(before: Trace, after: Trace) -> tuple[Diff, ...]:
     """Return the difference between the peaks of two traces, for each device that either has.
 
-    Call sites are matched by the first of :class:`Match` that finds a partner, so that a changed line number or
-    folder does not make two sites of one.
+    Call sites are matched by the first of :class:`Match` that finds a partner, so that a changed line number or folder
+    does not split a site into two.
     """
     with step("comparing", total=2 * _PHASES) as shown:
         sides = [_peaks(trace, shown, done) for trace, done in ((before, 0), (after, _PHASES))]
@@ -136,7 +136,7 @@ class _Peak:
     sites: list[_Site]
 
 
-_PHASES: Final = 2  # of a side, of about the same length each
+_PHASES: Final = 2  # for each side, of about equal length
 
 
 def _peaks(trace: Trace, shown: Step, done: int) -> dict[int, _Peak]:
@@ -185,7 +185,7 @@ _KEYS: Final[tuple[tuple[Match, Callable[[_Site], Hashable]], ...]] = (
 
 
 def _told_apart(rows: list[DiffRow]) -> list[DiffRow]:
-    """Give rows labels that are unlike each other: sites of both traces stand in one table."""
+    """Give rows distinct labels: the sites of both traces are in one table."""
     labels = call_sites([row.stack_after or row.stack_before for row in rows])
     return [replace(row, label=label or row.label) for row, label in zip(rows, labels, strict=True)]
 
@@ -207,7 +207,7 @@ def _rows(old: list[_Site], new: list[_Site]) -> list[DiffRow]:
 
 
 def _pairs(olds: list[_Site], news: list[_Site]) -> list[tuple[list[_Site], list[_Site]]]:
-    """Tell sites of the same functions apart by the order of their lines; together if there are more of one."""
+    """Pair sites of the same functions by the order of their lines; merge them if one trace has more."""
     if len(olds) != len(news):
         return [(olds, news)]
     by_line = [sorted(sites, key=lambda site: [frame.line for frame in site.stack]) for sites in (olds, news)]

@@ -1,4 +1,4 @@
-"""What ran on which stream, from when to when."""
+"""Which operations ran on which stream, and when."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Operations:
 
 
 def operations(trace: Trace) -> Operations:
-    """Return what the device executed, each tied to the call that enqueued it."""
+    """Return the operations that the device executed, each tied to the call that enqueued it."""
     records = trace.records
     ran = trace.of_kind(Kind.EXECUTION)
     ran = ran[np.argsort(ran["aux0"], kind="stable")]
@@ -69,7 +69,7 @@ def calls(trace: Trace) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class KernelTotal:
-    """All launches of one kernel, cuBLAS routine or collective; `time` is that of all in ns, None if unknown."""
+    """All launches of one kernel, cuBLAS routine or collective; `time` is their total in ns, None if unknown."""
 
     name: str
     launches: int
@@ -88,7 +88,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream: what it is called, how much it ran and for how long in all (ns)."""
+    """One stream: its name, the number of its operations and their total time (ns)."""
 
     device: int
     id: int
@@ -100,7 +100,7 @@ class Stream:
 def kernels(trace: Trace, ran: Operations) -> tuple[KernelTotal, ...]:
     """Return kernels by execution time (by launches where that is unknown), the largest first.
 
-    What a graph launch ran counts as launched: kernels, and the products and collectives that were captured into it.
+    A graph launch counts as a launch of its nodes: kernels, and products and collectives that were captured.
     """
     time, seen = _time_by_call(trace, ran)
     calls = _made(trace, Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.COLLECTIVE)
@@ -153,7 +153,7 @@ def streams(trace: Trace, ran: Operations) -> tuple[Stream, ...]:
 def _replayed(trace: Trace) -> dict[int, tuple[int, int]]:
     """Return how many products and collectives graph launches ran, by name, and how long they took (ns).
 
-    One call may have become several nodes. Which nodes a graph has, its instantiation and updates tell.
+    One call may have become several nodes. The graph's instantiation and updates show which nodes it has.
     """
     made = trace.records[np.isin(trace.records["kind"], (Kind.GEMM, Kind.COLLECTIVE))]
     names = dict(zip(made["correlation"].tolist(), made["name"].tolist(), strict=True))
@@ -162,8 +162,8 @@ def _replayed(trace: Trace) -> dict[int, tuple[int, int]]:
     changes = (Kind.GRAPH_INSTANTIATE, Kind.GRAPH_UPDATE, Kind.GRAPH_NODE, Kind.GRAPH_LAUNCH)
     columns = ("kind", "aux0", "aux1", "correlation")
     rows = trace.records[np.isin(trace.records["kind"], changes)]
-    nodes: dict[int, dict[int, int]] = {}  # executable graph -> node -> correlation of the call that it was
-    launched: dict[int, dict[int, int]] = {}  # launch -> the nodes that its graph had then
+    nodes: dict[int, dict[int, int]] = {}  # executable graph -> node -> correlation of the captured call
+    launched: dict[int, dict[int, int]] = {}  # launch -> the nodes that its graph had at that time
     counts: Counter[int] = Counter()
     for kind, graph, node, correlation in zip(*(rows[name].tolist() for name in columns), strict=True):
         if kind in (Kind.GRAPH_INSTANTIATE, Kind.GRAPH_UPDATE):

@@ -31,14 +31,14 @@ __all__ = [
 
 
 class Occasion(StrEnum):
-    """At which the reserved memory is split up."""
+    """The moments for which the reserved memory is split by cause."""
 
     PEAK = "peak of reserved"
     OOM = "out of memory"
 
 
 class Cause(StrEnum):
-    """Where bytes are that are reserved and that the program did not ask for. Each such byte has one cause."""
+    """Why bytes are reserved that the program did not request. Each such byte has one cause."""
 
     ROUNDING = "rounding"
     """In blocks that the program holds: requests are rounded up."""
@@ -62,7 +62,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseShare:
-    """Bytes of one cause, and in how many blocks or free pieces they lie."""
+    """Bytes of one cause, and the number of blocks or free pieces that contain them."""
 
     cause: Cause
     size: int
@@ -71,20 +71,20 @@ class CauseShare:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A live block that keeps a segment from being given back.
+    """A live block that prevents the release of a segment.
 
     Attributes
     ----------
     address, size
         Of the block, in bytes.
     stack, label
-        Where it was allocated: index into the trace's stacks, and in words.
+        Its allocation site: an index into the trace's stacks, and in words.
     lived
         ns since it was allocated; None where the trace has no clock.
     events
         Number of records since it was allocated.
     compiled
-        What torch.compile has to do with it.
+        The compiled code that allocated it.
     """
 
     address: int
@@ -107,10 +107,9 @@ class Hole:
     segment_address, segment_size, stream, pool
         Of its segment. `pool` as in the records.
     pinned_by
-        How many live blocks the segment has.
+        The number of live blocks in the segment.
     pins
-        Those that have lived longest. Of an expandable segment, which gives back single pages, only the hole's
-        neighbours.
+        The oldest of them. For an expandable segment, which releases single pages, only the hole's neighbours.
     """
 
     address: int
@@ -126,7 +125,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The request that made the allocator ask the driver for memory.
+    """The request that made the allocator request memory from the driver.
 
     Attributes
     ----------
@@ -144,7 +143,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """Reserved memory at one moment, split up.
+    """Reserved memory at one moment, split by cause.
 
     ``reserved == requested + sum(share.size for share in causes)``, exactly.
 
@@ -153,17 +152,17 @@ class Fragmentation:
     device, index, time
         Whose memory, right after which record, at what time (ns).
     moment
-        Which one that is.
+        The kind of moment.
     reserved, active, requested
         Bytes: of all segments; of blocks not yet given back (with rounding); what the program asked for in the
         blocks that it holds.
     wanted
-        The request that had to allocate, None if it was not recorded: then nothing counts as cached elsewhere.
+        The request that needed new memory, None if it was not recorded: then nothing counts as cached elsewhere.
     largest_usable
         The largest free piece that the request could have had, by pool and stream; 0 if none, or not known.
     releasable
-        Bytes of segments with holes that could be given back if the live blocks of each pool and stream lay side by
-        side. 0 if their segments, which have 2 MiB or more, are needed anyway.
+        Bytes of segments with holes that could be released if the live blocks of each pool and stream were contiguous.
+        0 if their segments of at least 2 MiB each are needed anyway.
     causes
         One for each :class:`Cause`, in that order.
     holes
@@ -230,12 +229,13 @@ def fragmentation(
 
 
 def _peak(trace: Trace, curve: Timeline, device: int, asked: Mask) -> int:
-    """Return the record after which most is in use, of those after which most is reserved, from the first request on.
+    """Return the record with the most memory in use among those at peak reserved, from the first request on.
 
-    What a program has cached and does not use at that time is of no use to it at any other time when as much is
-    reserved. What was cached before the recording, and given back before the first request, is left out.
+    Memory that is cached and unused then is unused at every other time with as much reserved. Memory that was cached
+    before the recording and released before the first request is left out.
     """
-    # What a reader put in front of the recording came in no true order: its last record is the first moment.
+    # Records that a reader put in front of the recording have no true order: the first moment is after the last of
+    # them.
     recorded = recorded_from(trace, device)
     first = max(int(np.searchsorted(curve.index, recorded)) - 1, 0)
     if asked[recorded:].any():
@@ -287,14 +287,14 @@ def fragmentation_at(
     live = blocks[layout.block[is_block]]
     held = index < live.freed
     rounded = round_sizes(live.requested, settings)
-    rounded = np.minimum(rounded, live.size)  # never more than the block has, whatever the settings were
+    rounded = np.minimum(rounded, live.size)  # never more than the block's size, whatever the settings were
     free = ~is_block
     size, segment = layout.size[free], layout.segment[free]
     live_blocks = np.bincount(layout.segment[is_block], minlength=len(here))
     free_in_segment = np.zeros(len(here), np.int64)
     np.add.at(free_in_segment, segment, size)
     cause_of_segment = _causes(here, live_blocks, free_in_segment, wanted, blocks)
-    if index == request:  # at another time it is not new any more
+    if index == request:  # at any other time its memory is not new
         made_for = is_block & (layout.address == trace.records["address"][index])
         new = layout.segment[made_for]
         cause_of_segment[new[~here.expandable[new]]] = _FREE.index(Cause.NEW_SEGMENT)
@@ -337,17 +337,17 @@ _FREE: Final = (
 
 
 def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | None, blocks: Lifetimes) -> Ints:
-    """Return for each segment which of `_FREE` its free pieces are.
+    """Return which of `_FREE` applies to the free pieces of each segment.
 
-    Free memory in another pool, of another stream or for other sizes is the cause of what was taken for a request only
-    up to what such requests used at any time: gigabytes are not free for want of a few small blocks.
+    Free memory in another pool, of another stream or for other sizes explains the memory taken for a request only up to
+    the most that such requests used at any time: a few small blocks do not explain gigabytes.
 
     Parameters
     ----------
     free
         Bytes that are free in each segment.
     blocks
-        All that there ever were.
+        All blocks of the recording.
     """
     own = np.where(live_blocks == 0, _FREE.index(Cause.WHOLE_SEGMENT), _FREE.index(Cause.HOLE))
     if wanted is None:
@@ -375,7 +375,7 @@ def _most_in_use(blocks: Lifetimes, wanted: Wanted) -> int:
 
 
 def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:
-    """Return the bytes of segments with holes that the others could take the live blocks of."""
+    """Return the bytes of segments with holes whose live blocks would fit into the other segments."""
     kinds: dict[tuple[int, int, bool, bool], list[tuple[int, int]]] = {}
     columns = (here.stream, here.pool, here.small, here.expandable, here.size, free)
     for *kind, size, room in zip(*(column[has_holes].tolist() for column in columns), strict=True):
@@ -447,7 +447,7 @@ def _holes(
 
 
 def _site_labels(trace: Trace, blocks: Lifetimes, rows: list[int]) -> dict[int, str]:
-    """Return the call site of each of these blocks in words, those of different sites unlike each other."""
+    """Return the label of the call site of each of these blocks; different sites get distinct labels."""
     own = blocks[np.array(rows, np.int64)]
     keys, site = site_keys(own)
     before = np.ones(len(keys), np.bool_)

@@ -10,22 +10,23 @@ window does not raise it, and neither does one block that replaces another. A si
 Two tests of the events after the first one, t_1 ... t_m in a time T that begins with it, decide on the rate. Both are
 those for a process of events that is watched for a fixed time:
 
-- *Silence.* At a steady rate no event falls into the last s of T with probability (1 - s/T)^m. Is that small, the
-  growth slows down; is it very small, it has stopped: a buffer is full, a cache is warm.
-- *Laplace's trend test.* At a steady rate the mean of t_i is T/2 with variance T^2/12m. Is the mean much earlier, the
-  growth slows down: a workspace that grows with each new largest input. The same with the bytes as weights.
+- *Silence.* At a steady rate no event falls into the last s of T with probability (1 - s/T)^m. If that is small, the
+  growth slows down; if it is very small, it has stopped: a buffer is full, a cache is warm.
+- *Laplace's trend test.* At a steady rate the mean of t_i is T/2 with variance T^2/12m. If the mean is much earlier,
+  the growth slows down: a workspace that grows with each new largest input. The test is repeated with the bytes as
+  weights.
 
 A few events pass both tests at any rate. So a third one asks how much more likely they are at a steady rate than at
 one that falls as 1/t does, t since the first rise of all. That is the rate of new maxima among random sizes, and nearly
-that of a cache's misses if some keys are rare. Less than 20 times as likely is too little to tell::
+that of a cache's misses if some keys are rare. Less than 20 times as likely is not enough evidence::
 
     slows:  each event has the density 1/t, divided by the sum of all 1/t
     steady: the same share of events after t_1 as there is; there the same density everywhere, or one distance
 
-A site may give back much at long intervals and still leak less. So the table is judged in its own windows first, then
-in windows twice and four times as long: the floor of a window with such a moment in it is what the moment left. A
-queue that changes by chance rises so at times, too. What grows in longer windows only must grow more than its changes
-would add up to if each had either sign.
+A site may free much at long intervals and still leak a little. So the table is judged in its own windows first, then in
+windows twice and four times as long: the floor of a window that contains such a free is what the free left. A queue of
+random length may rise in the same way. So growth that shows only in longer windows must exceed the sum of its changes
+if each had a random sign.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _BEGINS: Final = (0.0, 0.25, 0.5)  # shares of the windows that are left out as 
 
 
 class Trend(StrEnum):
-    """What the floors of a call site do."""
+    """How the floors of a call site develop."""
 
     GROWS = "grows"
     """At a steady or rising rate, until the end."""
@@ -80,11 +81,11 @@ class Growth:
     Attributes
     ----------
     trend
-        What it does.
+        How it develops.
     begin
-        The window before the first rise that counts.
+        The window before the first significant rise.
     events, windows
-        In how many windows it rose from then on, and how many there are after `begin`.
+        The number of windows in which it rose from then on, and of all windows after `begin`.
     gain
         Bytes by which it rose.
     """
@@ -131,14 +132,14 @@ def floors(site: Ints, size: Ints, start: Ints, freed: Ints, bounds: Ints, sites
 
 
 def may_grow(table: Ints) -> Mask:
-    """Return which rows rise for good in enough windows to be worth :func:`trend`."""
+    """Return which rows rise permanently in enough windows for :func:`trend`."""
     rises = np.diff(_permanent(table), axis=1) > 0
     result: Mask = rises.sum(axis=1) >= _SUSPICIOUS
     return result
 
 
 def trend(row: Ints) -> Growth:
-    """Return what one row of floors does."""
+    """Return how one row of floors develops."""
     found = Growth(Trend.BOUNDED)
     for scale in _SCALES:
         if len(row) // scale < FEWEST_EVENTS:
@@ -153,13 +154,13 @@ def trend(row: Ints) -> Growth:
 
 
 def _floors_of(row: Ints, scale: int) -> Ints:
-    """Return the floors in windows of `scale` of the row's own; the first ones that make no whole window are left."""
+    """Return the floors in windows of `scale` of the row's own; leading ones that make no whole window are dropped."""
     result: Ints = row[len(row) % scale :].reshape(-1, scale).min(axis=1)
     return result
 
 
 def _drift(held: Ints) -> float:
-    """Return the gain, in standard deviations of what changes of either sign would add up to: a queue's length."""
+    """Return the gain in standard deviations of a sum of the changes with random signs, such as a queue's length."""
     change = np.diff(held).astype(np.float64)
     return float(change.sum() / max(math.sqrt((change**2).sum()), 1.0))
 
@@ -170,8 +171,8 @@ def _permanent(table: Ints) -> Ints:
 
 
 def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
-    """Return the trend in windows of `scale` of the row's own, and whether falls are why it is no other."""
-    left = len(row) % scale  # the first ones, which make no whole window
+    """Return the trend in windows of `scale` of the row's own, and whether falls decided it."""
+    left = len(row) % scale  # leading ones, which make no whole window
     held = _floors_of(row, scale)
     rise = np.diff(_permanent(held))
     best, falls, slow = Growth(Trend.BOUNDED), False, _SLOW
@@ -184,7 +185,7 @@ def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
         silence = len(rise) - 1 - int(rises[-1])
         still = (1 - silence / time) ** (len(rises) - 1)
         if still < _STOPPED:
-            # A moment with little in it hides all rises before it: longer windows look past it.
+            # One low floor hides all rises before it: longer windows skip it.
             return Growth(Trend.BOUNDED), bool((np.diff(held[-silence:]) < 0).any())
         judged = _judge(held, rises, rise[rises], time, slow)
         if judged == Trend.GROWS and _evidence(np.flatnonzero(rise), begin, len(rise)) < _CONVINCING:
@@ -195,7 +196,7 @@ def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
         if ends or judged == Trend.GROWS:
             return growth, False
         falls |= judged in (Trend.RETURNS, Trend.BOUNDED)
-        # What slowed down on the whole must not slow down later in the least.
+        # Growth that slowed down overall must not slow down at all later.
         slow = _NOT_AT_ALL if judged == Trend.SLOWS else slow
         best = growth if best.trend == Trend.BOUNDED else best
     return best, falls
@@ -219,7 +220,7 @@ def _judge(held: Ints, rises: Ints, gained: Ints, time: int, slow: float) -> Tre
 
 
 def _lateness(since: Ints, weight: npt.NDArray[np.generic], time: int) -> float:
-    """Return Laplace's statistic, standard normal at a steady rate; below 0 where the weight lies early."""
+    """Return Laplace's statistic, standard normal at a steady rate; below 0 if the weight is early."""
     share = weight / weight.sum()
     return float(((share * since).sum() / time - 0.5) * np.sqrt(12 / (share**2).sum()))
 
@@ -233,7 +234,7 @@ def _evidence(rises: Ints, begin: int, end: int) -> float:
     expected = falling[begin:].sum() / falling.sum()
     steady = -len(late) * math.log(time)
     gaps = np.unique(np.diff(late, prepend=begin))
-    if np.ptp(gaps) <= 1:  # every so many steps; windows differ by one step
+    if np.ptp(gaps) <= 1:  # at regular distances; windows differ by one step
         steady = max(steady, -math.log(time) - len(late) * math.log(len(gaps)))
     result = steady + np.log(late * falling[begin:].sum()).sum()
     if share > expected:

@@ -1,4 +1,4 @@
-"""The bytes that blocks in use need, wherever they lie: under no settings is less reserved."""
+"""The bytes that blocks in use need, wherever they are: a lower bound of reserved bytes under any settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_ONCE = 1 << 16
 
 
 class InUse:
-    """What the blocks of some requests need at a time, under any settings, without a replay."""
+    """The most that the blocks of some requests need at a time, under any settings, without a replay."""
 
     def __init__(self, asked: Requests) -> None:
         self._is_malloc, self._blocks, sizes = asked.calls.in_use()
@@ -35,8 +35,8 @@ class InUse:
     def most(self, settings: Settings) -> int:
         """Return the most bytes at a time, each block as large as the settings make it.
 
-        It may be too few, never too many: a block that was freed while another stream used it counts as free, and one
-        that was there before the recording has the bytes that were asked for, if they are known.
+        The result may be too low, never too high: a block that was freed while another stream used it counts as free,
+        and one that was there before the recording has the bytes that were asked for, if they are known.
         """
         size = np.array([*self._fixed, *(round_size(int(size), settings) for size in self._sizes)], np.int64)
         level = most = self._begins_with

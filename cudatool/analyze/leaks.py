@@ -1,9 +1,9 @@
-"""Call sites that hold more and more: what grows over the windows of a recording until its end.
+"""Finds call sites that hold more and more memory over the windows of a recording until its end.
 
 Windows are the program's steps where ranges name them, else equal numbers of allocations.
-:mod:`cudatool.analyze.growth` says what growth is. What grows is a leak only if nothing else explains it, because a
-recording shows a part of a program's life: a cache that fills until the recording ends looks like a leak. So each
-growth is held against what the rest of the recording says, and each :class:`Doubt` is one such explanation.
+:mod:`cudatool.analyze.growth` says what growth is. Growth is a leak only if nothing else explains it, because a
+recording shows only a part of a program's life: a cache that fills until the recording ends looks like a leak. So each
+growth is compared with the rest of the recording; each :class:`Doubt` is one other explanation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["PARTS_OF_LEAKS", "Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "
 
 
 class LeakVerdict(StrEnum):
-    """What can be said of one device's memory."""
+    """The result for one device's memory."""
 
     LEAKS = "leaks"
     """Call sites grow, and nothing recorded explains it."""
@@ -43,7 +43,7 @@ class LeakVerdict(StrEnum):
 
 
 class Doubt(StrEnum):
-    """Why growth, or its absence, says nothing for certain."""
+    """Why growth, or its absence, is not conclusive."""
 
     NOTHING_REPEATS = "nothing-repeats"
     """No steps are named, and too little work recurs: there is nothing to compare."""
@@ -75,7 +75,7 @@ class Doubt(StrEnum):
 
     @property
     def why(self) -> str:
-        """What to say of it, and what would tell."""
+        """The explanation, and how to find out."""
         return _WHY[self]
 
 
@@ -112,7 +112,7 @@ class Leak:
         The site: index into the trace's stacks (0 where it has several, or none), and the bytes that were asked for
         with what it holds at the end of the last window.
     label
-        The site in words, unlike the others.
+        The site in words, distinct from the others.
     per_step, blocks_per_step
         Median growth in bytes and in blocks of a step in which it grew; 0 where no steps were found.
     growth, live
@@ -120,13 +120,13 @@ class Leak:
     grew, steps
         In how many steps it grew, and how many were looked at; the first is left out: caches fill in it.
     grew_windows, windows
-        The same for the windows that were compared, from the one on in which it began to grow.
+        The same for the compared windows, from the one in which growth began.
     confidence
         High where ranges name the steps and it grew in nearly each; low where none do and it grew in few windows.
     doubt
-        What else may explain it; None for a leak.
+        Another possible explanation; None for a leak.
     compiled
-        What torch.compile has to do with it.
+        The compiled code that allocated it.
     """
 
     stack: int
@@ -147,16 +147,16 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """What grows on one device, the most bytes first, and the steps that it was measured at.
+    """The growth on one device, the most bytes first, and the steps over which it was measured.
 
     Attributes
     ----------
     found
         Leaks.
     unclear
-        Growth that may be something else.
+        Growth that may have another cause.
     verdict, doubt
-        The answer in a word; `doubt` says why it could not be told where `unclear` does not.
+        The overall result; `doubt` says why it is undecided if `unclear` does not.
     """
 
     device: int
@@ -187,12 +187,12 @@ _MOST_CELLS: Final = 1 << 22  # of sites times windows that are in memory at onc
 _MOST_BLOCKS: Final = 1 << 17  # the same of blocks, where sites have about as many each
 _PARTS: Final = 8  # of the time of growth, for what work does meanwhile
 _RECURS: Final = 16  # times that work has to come again where no steps are named
-_WITHOUT_STACKS: Final = 1000  # allocations; sizes alone tell steps and the layers of one step apart only in the mass
+_WITHOUT_STACKS: Final = 1000  # allocations; with fewer, sizes alone do not separate steps from the layers of one step
 _NEW: Final = 1 / 3  # share of the recording before growth that began with other work: the work may be a last phase
 _LARGER: Final = 1.25
 _RISES: Final = 3
 _NEARLY_ALL: Final = 0.9
-_TEARDOWN: Final = 0.05  # share of the memory that may be left when a program has given everything back
+_TEARDOWN: Final = 0.05  # share of the memory that may remain after a program has freed everything
 _QUANTILES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
 _ALL: Final = "all call sites together"
 _USES: Final = (Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
@@ -232,7 +232,7 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
 
 
 def _told_apart(trace: Trace, growing: list[Leak]) -> list[Leak]:
-    """Return the leaks with labels unlike each other."""
+    """Return the leaks with distinct labels."""
     labels = call_sites([trace.stack(leak.stack) for leak in growing])
     return [replace(leak, label=label or leak.label) for leak, label in zip(growing, labels, strict=True)]
 
@@ -253,18 +253,18 @@ def leaks_of(trace: Trace) -> tuple[Leaks, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What else went on while something grew.
+    """Other work during the growth.
 
     Attributes
     ----------
     recurs
-        It came again and again until the end.
+        It recurred until the end.
     grows
-        So did the sizes of some of its memory, and grew.
+        The sizes of some of its memory also recurred, and grew.
     began_before
-        Most of it went on before, too.
+        Most of it also occurred before.
     stacks
-        Where it was done.
+        The stacks of the work.
     """
 
     recurs: bool
@@ -275,7 +275,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The part of a recording that is looked at, cut into windows.
+    """The examined part of a recording, cut into windows.
 
     Attributes
     ----------
@@ -284,7 +284,7 @@ class _Evidence:
     named
         Whether windows are steps that the program names.
     site, key
-        Each call site, and the number of each block's.
+        The call sites, and the site number of each block.
     """
 
     trace: Trace
@@ -298,12 +298,12 @@ class _Evidence:
 
     @classmethod
     def of(cls, trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> _Evidence | None:
-        """Return the evidence; None if it is too short for any answer."""
+        """Return the evidence; None if the recording is too short."""
         begin = recorded_from(trace, device)
         starts = _before_teardown(blocks)
         starts = starts[starts >= begin]
         named = steps.confidence == Confidence.HIGH and len(steps) > FEWEST_EVENTS
-        # Ranges that end early say nothing of what comes after them.
+        # Ranges that end early do not cover what comes after them.
         named = named and int(np.count_nonzero(starts >= steps.bounds[-1])) <= len(starts) // 2
         bounds = steps.bounds
         if not named:
@@ -328,7 +328,7 @@ class _Evidence:
     def growing(self) -> Iterator[Leak]:
         """Yield what grows: call sites, then those of one label together, then all the rest together."""
         blocks = self.blocks
-        # What has grown in the second half holds a block of that time.
+        # A site that grew in the second half holds a block from that half.
         late = (blocks.start >= self.bounds[len(self.bounds) // 2]) & (blocks.start < self.end)
         late &= blocks.freed >= self.end
         rest = np.ones(len(blocks), np.bool_)
@@ -338,7 +338,7 @@ class _Evidence:
             group[~rest] = -1
             for number, growth in _trends(blocks, group, len(names), self.bounds):
                 if growth.trend != Trend.GROWS and level != self._sites:
-                    continue  # several sites together are of interest only if they leak together
+                    continue  # several sites together matter only if they leak together
                 own = group == number
                 rest &= ~own
                 found.append((own, names[number], growth))
@@ -370,7 +370,7 @@ class _Evidence:
         return np.zeros(len(self.blocks), np.int64), [_Name(0, 0, _ALL)] if late.any() else []
 
     def _leak(self, own: Mask, growing: Mask, stack: int, requested: int, label: str, growth: Growth) -> Leak:
-        """Describe the growth of the blocks `own`, among all that are `growing`."""
+        """Describe the growth of the blocks `own`, a part of the `growing` ones."""
         held = count = np.zeros(2, np.int64)
         if len(self.steps) > 1:
             held, count = (_held(self.blocks, own, self.steps.bounds, weight) for weight in ("size", "count"))
@@ -398,7 +398,7 @@ class _Evidence:
         )
 
     def _doubt(self, own: Mask, growing: Mask, growth: Growth) -> Doubt | None:
-        """Return what else may explain that the blocks `own` grow; the first of these that holds."""
+        """Return the first other explanation of the growth of the blocks `own` that applies."""
         if growth.trend in _DOUBTS:
             return _DOUBTS[growth.trend]
         blocks, begin = self.blocks, int(self.bounds[growth.begin])
@@ -429,9 +429,9 @@ class _Evidence:
         return None
 
     def _holds_more_or_larger(self, own: Mask, begin: int) -> bool:
-        """Return whether the blocks `own` become more, or those of after record `begin` ever larger.
+        """Return whether the blocks `own` become more numerous, or those after record `begin` larger and larger.
 
-        Of as many blocks of the same sizes, the bytes wander: they may rise for long, but have a bound.
+        With a constant number of blocks of the same sizes the bytes fluctuate: they may rise for long, but are bounded.
         """
         blocks = self.blocks[own]
         one, ones = np.zeros(len(blocks), np.int64), np.ones(len(blocks), np.int64)
@@ -444,7 +444,7 @@ class _Evidence:
         return math.atanh(correlation) * math.sqrt(len(sizes) - 3) > _NORMAL_999  # Fisher's transformation
 
     def _is_replaced(self, own: Mask, growing: Mask, begin: int, rises: int) -> bool:
-        """Return whether the blocks `own` grow in that larger ones replace them, while others grow, or are as large."""
+        """Return whether the blocks `own` grow because larger ones replace them, while others grow or are as large."""
         blocks = self.blocks
         held = (blocks.start < self.end) & (blocks.freed >= self.end)
         now, then = (
@@ -458,7 +458,7 @@ class _Evidence:
     def work(self, begin: int, own: Mask, growing: Mask) -> _Work:
         """Return what recurred from window `begin` on, other than the blocks `own`: temporaries, and computing.
 
-        The sizes of the blocks `growing` do not count.
+        The sizes of the `growing` blocks are ignored.
         """
         blocks = self.blocks
         windows = np.linspace(begin, len(self.bounds) - 1, min(_PARTS, len(self.bounds) - 1 - begin) + 1)
@@ -475,7 +475,7 @@ class _Evidence:
         others = ~np.isin(site, self.key[growing])
         larger = largest[regular & others & (self.site[site, 0] > 0)]
         unknown = (blocks.stack[now] == 0) & others[key]
-        if unknown.any():  # sites are sizes: how these spread has to do
+        if unknown.any():  # sites are sizes: use the spread of these
             larger = np.concatenate([larger, _spread(blocks.requested[now[unknown]], part[unknown], parts)])
         step = np.diff(larger, axis=1)
         steady = (step >= 0).all(axis=1) & ((step > 0).sum(axis=1) >= _RISES)
@@ -496,7 +496,7 @@ class _Evidence:
         )
 
     def _uses(self) -> Ints:
-        """Return the records that show that the program computes: what is built up is only filled."""
+        """Return the records that show that the program computes: during set-up, memory is only filled."""
         records = self.trace.records
         copies = (records["kind"] == Kind.MEMCPY) & (records["device"] == self.device)
         copies &= records["flags"] & (CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE) == CopyFlag.SOURCE_DEVICE
@@ -507,7 +507,7 @@ class _Evidence:
     def _within_one_call(self, stacks: Ints) -> bool:
         """Return whether all stacks lead through the same line of a function that is called once a step, or once.
 
-        The loop is then in there. In traces with C++ frames the order of frames is not to be relied on.
+        The loop is then in that function. In traces with C++ frames the order of frames is not reliable.
         """
         common = [set(self.trace.stacks[stack]) for stack in stacks.tolist() if stack]
         frames = set.intersection(*common) if common else set()
@@ -538,7 +538,7 @@ def _trends(blocks: Lifetimes, group: Ints, groups: int, bounds: Ints) -> Iterat
 
 
 def _before_teardown(blocks: Lifetimes) -> Ints:
-    """Return the records of the allocations before the program gave back everything, if it did so at its end.
+    """Return the records of the allocations before the program freed everything, if it did so at its end.
 
     What is freed after the last allocation belongs to no window either.
     """

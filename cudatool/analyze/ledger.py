@@ -1,12 +1,12 @@
-"""Whose the memory of a card is that the driver charges to a process: allocators, libraries, the driver itself.
+"""Attributes the device memory that the driver charges to a process: to allocators, libraries, the driver itself.
 
-NVML says how much it is in all (``DEVICE_USE``), again and again. What the recording knows of by name is told apart by
-who took it; and what is beyond that by what had happened when it grew::
+NVML reports the total (``DEVICE_USE``) repeatedly. Memory that recorded calls took by size is attributed to the caller;
+the rest by what had happened when it grew::
 
     for each reading:
-        growth of the process - growth of what is known by name  ->  what happened since the reading before
+        growth of the process - growth of the memory taken by size  ->  what happened since the previous reading
 
-A context, modules, graphs and streams take memory by no call's size, and so does local memory of kernels.
+No call has the size of the memory that contexts, modules, graphs, streams and kernels' local memory take.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Holder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One line: who holds how many bytes, and as what."""
+    """One line: the holder, the bytes, and what they are."""
 
     holder: Holder
     owner: str
@@ -52,7 +52,7 @@ class LedgerLine:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Who holds the bytes, and as what."""
+        """Who holds the bytes, and what they are."""
         if self.holder is Holder.DRIVER:
             return "the driver", self.owner
         return self.owner or "the driver and others", _AS[self.holder]
@@ -60,23 +60,22 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A card's memory at one reading of NVML; all in bytes.
+    """A device's memory at one reading of NVML; all in bytes.
 
     Attributes
     ----------
     index, time
         The record of the reading, and its time in ns.
     process
-        What the driver charges to this process, None if it does not say: then the lines are told against `used`.
+        What the driver charges to this process, None if it does not say: then the lines are compared with `used`.
     used, total
-        Of the card: in use by all, and in all.
+        Of the device: in use by all processes, and the total.
     lines
         The largest first. Together with `unknown` they are `process`.
     unknown
-        What grew while nothing happened that is known to take memory; negative where the recording names more than
-        the driver charges.
+        Growth without a recorded cause; negative if the recording names more than the driver charges.
     beside
-        Charged to none that is known here: other processes, and the driver for itself.
+        Not charged to this process: other processes, and the driver itself.
     """
 
     index: int
@@ -171,7 +170,7 @@ def ledger(trace: Trace, segments: Lifetimes, curve: Timeline, device: int) -> L
 
 
 def _known(trace: Trace, readings: Ints, device: int) -> Ints:
-    """Return the bytes at each reading that calls took by their size."""
+    """Return the bytes that calls had taken by size at each reading."""
     records = trace.records
     sign = np.zeros(256, np.int64)
     for kind, way in _MEMORY.items():
@@ -182,7 +181,7 @@ def _known(trace: Trace, readings: Ints, device: int) -> Ints:
 
 
 def _driver(charged: Ints, known: Ints, causes: list[int], from_before: bool) -> Iterator[LedgerLine]:
-    """Yield what the driver took by no call's size, by what had happened."""
+    """Yield the memory that the driver took implicitly, by its cause."""
     amounts: dict[int, int] = {}
     rest_before = 0
     for number, (rest, cause) in enumerate(zip((charged - known).tolist(), causes, strict=True)):
@@ -192,7 +191,7 @@ def _driver(charged: Ints, known: Ints, causes: list[int], from_before: bool) ->
         if growth > 0:
             amounts[cause] = amounts.pop(cause, 0) + growth
             continue
-        for one in (0, cause, *reversed(list(amounts))):  # given back: what has no cause, then what grew last
+        for one in (0, cause, *reversed(list(amounts))):  # released: first bytes without cause, then the latest growth
             back = min(amounts.get(one, 0), -growth)
             growth += back
             if back:
@@ -229,7 +228,7 @@ def _by_name(trace: Trace, segments: Lifetimes, curve: Timeline, index: int) -> 
 
 
 def _owner(trace: Trace, stack: int) -> str:
-    """Return who took memory from the driver: a library by its name, else its file's; else the program itself."""
+    """Return who took memory from the driver: a library by its name, or its file's name; else the program itself."""
     library = calling_library(trace.stack(stack))
     if not library:
         return "the program itself"

@@ -1,4 +1,4 @@
-"""What is wrong with a file itself: findings that make its other numbers doubtful."""
+"""Finds faults of a file itself that make its other numbers doubtful."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class LintFinding:
     Attributes
     ----------
     rule
-        A name for programs, such as ``"free-without-alloc"``.
+        A machine-readable name, such as ``"free-without-alloc"``.
     severity, confidence
-        What it means, and how sure it is.
+        Its meaning for the report, and how sure it is.
     device
         Whose events, -1 for the whole file.
     count
-        How often.
+        How often it occurs.
     index
-        The first record that shows it, -1 if none does.
+        The first record that shows it, -1 if there is none.
     message
         One sentence with the numbers.
     """
@@ -103,7 +103,7 @@ def lint(
 
 
 def _incomplete(trace: Trace) -> Iterator[LintFinding]:
-    """Yield what the reader had to say: a ring that lost its start, a file cut short, no history."""
+    """Yield what the reader reported: a ring that lost its start, a truncated file, no history."""
     before = [f"{what} is not in the recording" for what in trace.header.get("unknown_before", ())]
     for note in (*trace.notes, *before):
         yield LintFinding("incomplete", Severity.WARNING, Confidence.HIGH, -1, 1, -1, note)
@@ -118,7 +118,7 @@ def _times(trace: Trace) -> Iterator[LintFinding]:
         back = np.flatnonzero(step < 0)
         if len(back):
             most = -int(step.min())
-            # Threads read the clock before they take the allocator's lock: a little is normal.
+            # Threads read the clock before they take the allocator's lock: small differences are normal.
             severity = Severity.INFO if most < 10_000_000 else Severity.WARNING
             message = f"times go backwards {counted(len(back), 'time')}, by up to {format_time(most)}"
             first = int(index[back[0] + 1])
@@ -146,7 +146,7 @@ def _totals(device: int, curve: Timeline, total: int | None) -> Iterator[LintFin
 
 
 def _unmatched_frees(trace: Trace, blocks: Lifetimes, device: int) -> Iterator[LintFinding]:
-    """Find frees that end no block: nothing was allocated there, or it was freed before."""
+    """Find frees without a block: nothing was allocated there, or it was already freed."""
     for kinds, ends, what in (
         ((Kind.BLOCK_FREE_REQUESTED,), blocks.freed, "freed"),
         ((Kind.BLOCK_FREE_COMPLETED, Kind.MEM_FREE), blocks.end, "given back"),
@@ -166,10 +166,10 @@ def _unmatched_frees(trace: Trace, blocks: Lifetimes, device: int) -> Iterator[L
 def _overlaps(
     trace: Trace, rows: Lifetimes, device: int, what: str, done: str, kinds: Sequence[Kind]
 ) -> Iterator[LintFinding]:
-    """Find blocks (or segments) handed out over others that are still there: a free is missing, or it is nonsense."""
+    """Find blocks (or segments) that overlap live ones: a free is missing, or the file is invalid."""
     own = rows[np.isin(trace.records["kind"][rows.start], kinds)]
     count, first = _count_overlaps(own)
-    # Where one was handed out a second time at the same address, the first was taken to end there.
+    # If an address was allocated twice, the first block was assumed to end at the second allocation.
     ends = own.end[own.end < len(trace.records)]
     again = ends[np.isin(trace.records["kind"][ends], kinds)]
     if len(again):
@@ -181,8 +181,8 @@ def _overlaps(
 
 
 def _count_overlaps(rows: Lifetimes) -> tuple[int, int]:
-    """Return how many rows begin where another lives, and the first record where one does."""
-    # Births and deaths by record; at one record, deaths first. What dies when it is born never was.
+    """Return how many rows begin inside of a live one, and the first record where one does."""
+    # Allocations and frees by record; at one record, frees first. Rows that are freed at their allocation do not count.
     rows = rows[rows.end > rows.start]
     death = np.argsort(rows.end, kind="stable")
     birth = np.searchsorted(rows.end[death], rows.start, side="right") + np.arange(len(rows))

@@ -25,7 +25,7 @@ class _Gaps:
         self.looked_at = 0  # ranges that take() has passed
 
     def add(self, address: int, size: int) -> None:
-        """Add a range to what is free; parts of it may be already."""
+        """Add a range to the free ranges; parts of it may be free already."""
         end = address + size
         first = bisect_left(self.ranges, (address, 0))
         if first and sum(self.ranges[first - 1]) >= address:
@@ -38,7 +38,7 @@ class _Gaps:
         self.ranges[first:last] = [(address, end - address)]
 
     def take(self, size: int) -> int | None:
-        """Take `size` bytes from the lowest range that has so many; return their address."""
+        """Take `size` bytes from the lowest range that is large enough; return their address."""
         for index, (address, room) in enumerate(self.ranges):
             if room >= size:
                 self.looked_at += index
@@ -60,7 +60,7 @@ class _Gaps:
         return True
 
     def cut(self, address: int, size: int) -> None:
-        """Take those of certain addresses that are free out of what is free."""
+        """Remove certain addresses from the free ranges; some of them may not be free."""
         end = address + size
         first = bisect_left(self.ranges, (address, 0))
         if first and sum(self.ranges[first - 1]) > address:
@@ -74,10 +74,9 @@ class _Gaps:
 
 
 def _regions(recorded: Requests) -> tuple[_Gaps, int]:
-    """Return what was left of regions from before the first segment, and the lowest address of all of them.
+    """Return the free remainders of regions from before the first segment, and the lowest address of these regions.
 
-    Only those that a recording shows: segments lie there that are neither in a new region nor in what is left of
-    one.
+    A recording shows such regions by segments that are neither in a new region nor in a remainder of one.
     """
     earlier, later = _Gaps(), _Gaps()
     lowest = highest = 0
@@ -100,26 +99,26 @@ def _regions(recorded: Requests) -> tuple[_Gaps, int]:
 class ModeledDevice:
     """A device as a number of bytes and a range of addresses: a segment provider.
 
-    Between free blocks of one size the lowest address decides, so that the order of segments matters a little. This is
-    how the driver was seen to give out addresses (CUDA 13.0 on an H200): in regions of whole 32 MiB, each new one
-    below the last; but first what is left of earlier regions, from the lowest address up.
+    Between free blocks of one size the lowest address decides, so that the order of segments matters a little. This
+    model follows the observed behaviour of the driver (CUDA 13.0 on an H200): it allocates regions of multiples of 32
+    MiB, each new one below the last; but first the remainders of earlier regions, from the lowest address up.
 
     Parameters
     ----------
     total
         Bytes of the device.
     recorded
-        Requests whose segments show which regions there were.
+        Requests whose segments show the regions.
     lowest_first
-        Whether each segment gets the lowest address that is free, as from a driver that is not the one that was seen.
+        Whether each segment gets the lowest free address, as a driver other than the observed one might do.
 
     Attributes
     ----------
     passed
-        The streams whose events have passed; a stream is its own event's token.
+        The streams whose events have completed; a stream is its own event's token.
     recorded_segments
-        Addresses of the segments that the call in progress got when it was recorded, by size. The same are given out
-        again where they are free: then nothing but the settings makes a difference.
+        Addresses of the segments that the current call got in the recording, by size. They are used again if they are
+        free, so that only the settings make a difference.
     """
 
     def __init__(self, total: int, recorded: Requests, *, lowest_first: bool = False) -> None:
@@ -135,7 +134,7 @@ class ModeledDevice:
 
     @property
     def looked_at(self) -> int:
-        """How many gaps between segments were looked at, each as often as it was."""
+        """How many gaps between segments were visited, counting repeats."""
         return self._gaps.looked_at
 
     def allocate(self, size: int, stream: int) -> int:
@@ -201,7 +200,7 @@ class ModeledDevice:
         self.passed.add(token)
 
     def captured_tail(self, stream: int) -> None:
-        return None  # what is captured is not known here
+        return None  # captures are not known here
 
     def nodes_before(self, node: int) -> tuple[int, ...]:
         return ()

@@ -1,4 +1,4 @@
-"""Who held memory at the peak, and how segments and blocks lay at any moment."""
+"""Which call sites held memory at the peak, and the layout of segments and blocks at any moment."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def index_at(trace: Trace, time: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """What one call site holds.
+    """The memory of one call site.
 
     Attributes
     ----------
     stack
         Index into the trace's stacks, 0 where none was recorded.
     requested
-        Bytes that its blocks were asked for with, together.
+        The requested bytes of its blocks, together.
     label
         The frame to look at first, as :func:`cudatool.trace.frames.call_sites` chooses it.
     size, count
@@ -52,7 +52,7 @@ class CallSite:
     missing_stack
         Why it has no stack, None if it has one.
     compiled
-        What torch.compile has to do with it.
+        The compiled code of the site.
     """
 
     stack: int
@@ -70,14 +70,14 @@ def site_keys(blocks: Lifetimes) -> tuple[Ints, Ints]:
 
 
 def site_labels(trace: Trace, sites: Ints, before: Mask) -> list[str]:
-    """Return call sites, a row (stack, requested) each, in words; each unlike the others.
+    """Return call sites, a row (stack, requested) each, in words; each distinct from the others.
 
     Those without a stack say why, and the size of their blocks.
 
     Parameters
     ----------
     before
-        Whether each has only blocks that were there before the recording began.
+        Whether each has only blocks from before the recording.
     """
     labels = call_sites([trace.stack(stack) for stack in sites[:, 0].tolist()])
     return [
@@ -92,7 +92,7 @@ def without_stack(why: MissingStack, requested: int) -> str:
 
 
 def before_recording(trace: Trace, blocks: Lifetimes) -> Mask:
-    """Return for each block whether it was there before the recording of its device began."""
+    """Return whether each block existed before the recording of its device began."""
     begin = {device: recorded_from(trace, device) for device in np.unique(blocks.device).tolist()}
     result: Mask = blocks.start < np.array([begin[device] for device in blocks.device.tolist()], np.int64)
     return result
@@ -143,7 +143,7 @@ class Layout:
 
 
 def layout_at(blocks: Lifetimes, segments: Lifetimes, index: int) -> Layout:
-    """Return how memory lay right after record `index`. Blocks outside of every segment are left out."""
+    """Return the layout of memory right after record `index`. Blocks outside of every segment are left out."""
     here = _joined_runs(segments.at(index))
     live = np.flatnonzero((blocks.start <= index) & (index < blocks.end))
     live = live[np.lexsort((blocks.address[live], blocks.device[live]))]
@@ -175,7 +175,7 @@ def _pieces(blocks: Lifetimes, live: Ints, segments: Lifetimes, own: Ints) -> In
     inside = (owner >= 0) & (blocks.address[live] < end[owner])
     live, owner = live[inside], owner[inside]
     address, size = blocks.address[live], blocks.size[live]
-    covered = np.maximum.accumulate(np.minimum(address + size, end[owner]))  # up to where, block by block
+    covered = np.maximum.accumulate(np.minimum(address + size, end[owner]))  # where each block ends
     before = np.maximum(np.append(0, covered)[:-1], begin[owner])
     # Free pieces: in front of each block, and after the last one of each segment.
     last = np.searchsorted(owner, np.arange(len(own)), side="right")

@@ -1,4 +1,4 @@
-"""The part of a device's memory that the allocator does not know of: contexts, libraries, other processes."""
+"""The part of a device's memory outside of the allocator: contexts, libraries, other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DeviceUse", "FreeReading", "Outside", "device_use", "outside"]
 
 @dataclass(frozen=True, slots=True)
 class FreeReading:
-    """What the driver said was free at one record, beside what the allocator had reserved.
+    """The free memory that the driver reported at one record, and what the allocator had reserved.
 
     Attributes
     ----------
@@ -37,17 +37,17 @@ class FreeReading:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a trace tells about memory beside the allocator.
+    """What a trace shows of memory outside of the allocator.
 
     Attributes
     ----------
     total
-        Bytes of the device, None where neither the trace nor the caller knows.
+        Bytes of the device, None if unknown.
     taken_by_program, taken_peak
-        Bytes that the program took from the driver itself, at the peak of active bytes and at most. They count as
-        reserved.
+        Bytes that the program allocated directly from the driver, at the peak of active bytes and at most. They count
+        as reserved.
     readings
-        One for each failed allocation whose record has it: only then the allocator asks the driver and says so.
+        One for each failed allocation whose record has it: only then does the allocator query the driver.
     """
 
     total: int | None
@@ -59,7 +59,7 @@ class Outside:
 def outside(
     trace: Trace, segments: Lifetimes, curve: Timeline, device: int, index: int, total: int | None = None
 ) -> Outside:
-    """Return what the trace tells about memory beside the allocator.
+    """Return what the trace shows of memory outside of the allocator.
 
     Parameters
     ----------
@@ -97,22 +97,22 @@ def _stated_total(stated: object, device: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """A device's used memory, split up; all in bytes.
+    """A device's used memory, split by holder; all in bytes.
 
     ``used == allocator + beside_allocator + other_processes + unexplained``.
 
     Attributes
     ----------
     used
-        What the driver says is not free.
+        Bytes that the driver does not report as free.
     allocator
         Reserved by the caching allocator of the process in question.
     beside_allocator
-        What the driver charges to that process beyond it: its context, its kernels, libraries.
+        Other bytes that the driver charges to that process: its context, its kernels, libraries.
     other_processes
-        What the driver charges to all others.
+        Bytes that the driver charges to all other processes.
     unexplained
-        Charged to no process that the driver names: its own use, and processes it does not show.
+        Bytes that are charged to no listed process: the driver's own use, and processes that it does not list.
     """
 
     used: int
@@ -132,8 +132,8 @@ def device_use(used: int, by_process: Mapping[int, int], process: int, reserved:
     by_process
         Bytes that the driver charges to each process, by its id.
     process, reserved
-        The process in question, and what its allocator has reserved. Where the driver does not report it, nothing
-        is beside its allocator.
+        The process in question, and what its allocator has reserved. If the driver does not list it, `beside_allocator`
+        is 0.
     """
     others = sum(size for pid, size in by_process.items() if pid != process)
     own = by_process.get(process, reserved)

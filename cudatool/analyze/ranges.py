@@ -1,4 +1,4 @@
-"""Named ranges: what the program, or PyTorch's profiler, called the parts of a run."""
+"""Named ranges: the parts of a run that the program, or PyTorch's profiler, has named."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _MARKS = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END)
 def ranges(trace: Trace, device: int) -> Ranges:
     """Return the ranges of the host and of one device.
 
-    Those that are pushed and popped end in reverse order on the thread (and for the device) that pushed them; others
-    end by their number.
+    Pushed ranges end in reverse order on the thread (and for the device) that pushed them; started ranges end by their
+    id.
     """
     records = trace.records
     marks = np.flatnonzero(np.isin(records["kind"], _MARKS) & np.isin(records["device"], (device, -1)))

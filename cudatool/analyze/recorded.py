@@ -27,7 +27,7 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
     Raises
     ------
     FileFormatError
-        What the file says of them is of another type than PyTorch writes.
+        The file's settings have another type than PyTorch writes.
     """
     settings, where = _stated(trace)
     if (fraction := _set_by_program(trace)) is not None:
@@ -79,7 +79,7 @@ def _with_fraction(settings: Settings, fraction: float) -> Settings:
 def _set_by_program(trace: Trace) -> float | None:
     """Return the memory fraction that the program set last, if it held for all that was recorded on all devices.
 
-    It did not where more than that was reserved at some time: that was before it was set.
+    It did not if more was ever reserved: that was before it was set.
     """
     events = trace.of_kind(Kind.MEMORY_FRACTION)
     fractions = events["aux0"].view(np.float64)

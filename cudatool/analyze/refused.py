@@ -1,4 +1,4 @@
-"""What a recording says about requests that failed: how large they were, and how long their blocks would have lived."""
+"""Failed requests of a recording: how large they were, and how long their blocks would have lived."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["likely_frees", "with_smallest_sizes"]
 
 
 def with_smallest_sizes(asked: Requests, recorded: Settings) -> Requests | None:
-    """Return the requests with the fewest bytes in those that failed, of which the file has the rounded size.
+    """Return the requests with the smallest possible sizes of those that failed: the file has their rounded sizes.
 
     None if it makes no difference.
     """
@@ -30,10 +30,10 @@ def with_smallest_sizes(asked: Requests, recorded: Settings) -> Requests | None:
 
 
 def likely_frees(calls: Calls, recorded: Settings) -> dict[int, int]:
-    """Return when the program would have freed the blocks that it was refused, by the event of the request.
+    """Return when the program would have freed the blocks of its failed requests, by the event of the request.
 
-    It is taken to live as many events as the nearest block of the same size did, to the end if that did. Those without
-    such a block are not in the result.
+    A block is assumed to live for as many events as the nearest block of the same size, or to the end if that one did.
+    Those without such a block are not in the result.
     """
     failed = [calls[index] for index in calls.of_verb(Verb.FAILED_MALLOC).tolist()]
     if not failed:

@@ -1,6 +1,6 @@
-"""Whose releases were these: the allocator's, which made room for a request, or the program's ``empty_cache``.
+"""Tells releases by the allocator, which made room for a request, from those by the program's ``empty_cache``.
 
-Both stand in a recording as segments that were given back right before an allocation. What tells them apart::
+A recording shows both as segments that were released right before an allocation. These facts distinguish them::
 
     stacks     the allocator's have the stack of the request that they made room for
     a fit      a free block fits: the allocator had no reason to release anything
@@ -8,8 +8,8 @@ Both stand in a recording as segments that were given back right before an alloc
                empty_cache releases everything
     demand     it releases because there is no memory for a new segment: not if more was reserved at another time
 
-What fits both is taken to be the allocator's if the new segment would have needed more than half of what may be
-reserved, and is counted as doubtful.
+Releases that fit both are attributed to the allocator if the new segment would have needed more than half of what may
+be reserved, and are counted as doubtful.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from cudatool.memory.settings import Settings
 
 __all__ = ["Share", "leading_releases", "share_of_program"]
 
-_SMALL_CARD: Final = 4 << 30  # a card of unknown size has more
+_SMALL_CARD: Final = 4 << 30  # a device of unknown size has more
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many of a call's first releases are the program's.
+    """The number of a call's first releases that are the program's.
 
     Attributes
     ----------
     by_program
-        That many; the others are the allocator's.
+        The number; the other releases are the allocator's.
     demand
         Bytes that would have been reserved with the new segment, if that was found to be too much; else 0.
     doubtful
-        Whether it could be otherwise.
+        Whether the other explanation is possible too.
     """
 
     by_program: int
@@ -81,12 +81,12 @@ def share_of_program(
     peak_reserved
         The most bytes that were ever reserved.
     total_memory
-        Bytes of the card, if known.
+        The device's memory in bytes, if known.
     """
     released = leading_releases(call)
     gained = sum(change.size for change in call.changes if change.kind not in RELEASES)
     demand = policy.statistics.all.reserved_bytes.current + gained
-    allowed = policy.segments.allowed if total_memory else None  # a part of the card
+    allowed = policy.segments.allowed if total_memory else None  # a part of the device
     places = [(change.address, change.size) for change in released if not change.pool]
     everything = _everything(policy)
     collects_as_known = pool.collects_garbage and allowed is not None
@@ -119,6 +119,6 @@ def _garbage(policy: Policy) -> list[tuple[int, int]]:
 
 
 def _everything(policy: Policy) -> list[tuple[int, int]]:
-    """Return what is released when everything cached is."""
+    """Return what is released when the whole cache is emptied."""
     pools = [policy.pool_for(DEFAULT_POOL, is_small=is_small) for is_small in (False, True)]
     return [place for pool in pools for place in policy.segments.releasable(pool)]

@@ -1,14 +1,14 @@
-"""Recorded requests through our own allocator, and how what it does differs from what was recorded.
+"""Replays recorded requests through our own allocator, and compares its decisions with the recorded ones.
 
-Each decision is compared by itself. Where the allocator decides differently, it is put into the recorded state before
-it goes on (where that is possible), so that one difference does not make everything after it differ. A recording
-is reproduced exactly if there is no difference at all.
+Each decision is compared separately. If the allocator decides differently, it is first put into the recorded state
+(where possible) before it continues, so that one difference does not cause all later ones. A recording is reproduced
+exactly if there is no difference at all.
 
-A recording that begins in mid-program starts from what can be told of the state at that time. Only one thing about it
-is open: whether a large block hides a rest that was too small to be split off. That shows where the next block after
-it is allocated; where none is, it may show in a block that is too small for a request that should have fit. Then the
-rest is assumed to be what is missing, and the replay starts again: as often as that makes no more than three times the
-calls of one pass.
+A recording that begins in mid-program starts from the state that can be inferred for that time. Only one thing about it
+is unknown: whether a large block contains a remainder that was too small to be split off. The address of the next block
+after it shows this; without a next block, a block that is too small for a request that should have fit may show it.
+Then the remainder is assumed to be the missing bytes, and the replay starts again, as long as all passes together make
+at most three times the calls of one pass.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from cudatool.units import counted
 
 __all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
 
-_ADDRESS_SPACE = 1 << 46  # for expandable segments where the size of the card is not known
+_ADDRESS_SPACE = 1 << 46  # for expandable segments if the size of the device is not known
 _MORE_PASSES = 2  # over all calls, after the first pass
 _SHORT = 2500  # calls, which take some milliseconds
 _PREPARED = 100  # calls: what it takes to prepare a pass of none
 
-# Why a decision differs, probably.
+# The probable reasons for a difference.
 _ANOTHER_FITS = "another free block fits best here: other settings applied, or a block hides a rest"
 _CONTRADICTION = "the file contradicts itself"
 _ENOUGH_HERE = "there is memory enough here: a limit applied that the file does not name"
@@ -60,11 +60,11 @@ class Divergence:
     Attributes
     ----------
     what, size
-        What was called, and the bytes that it was called for.
+        The call, and its bytes.
     expected, actual
-        What was recorded, and what happened here.
+        What was recorded, and what the replay did.
     reason
-        What probably lies after it.
+        The probable cause.
     """
 
     event: int
@@ -77,16 +77,17 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How one device's recording compares.
+    """The comparison of one device's recording with its replay.
 
     Attributes
     ----------
     calls
         Calls of the allocator.
     allocs, exact
-        Allocations, and how many were given the recorded address.
+        Allocations, and how many got the recorded address.
     segments, segments_exact
-        Segments allocated or freed and runs of pages mapped or unmapped, and how many so at the same point.
+        Segments allocated or freed and runs of pages mapped or unmapped, and how many of these happened at the same
+        point.
     final_blocks, final_blocks_differ
         Blocks at the end, and how many differ in address, size, requested size or state; where it is recorded.
     reserved_peak_bytes, active_peak_bytes
@@ -95,7 +96,7 @@ class Check:
         None if there is none.
     initial_state
         ``"empty"``, ``"inferred"``, ``"ambiguous"`` if something about it had to be guessed, or ``"unknown"`` if the
-        recording lacks some of it.
+        recording lacks a part of it.
     stats_differ
         Counters with recorded and actual value, where statistics were given to compare with.
     notes
@@ -119,7 +120,7 @@ class Check:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file has nothing to compare: no call of the allocator."""
+        """Whether the file has nothing to compare, because it has no call of the allocator."""
         return self.calls == 0
 
     @property
@@ -132,7 +133,7 @@ class Check:
 
 
 def pool_ids(trace: Trace) -> Callable[[int], PoolId]:
-    """Return what turns the number of a pool in a trace's records into its id."""
+    """Return a function from the number of a pool in a trace's records to its id."""
     pools = [(first, second) for first, second in trace.header.get("pools", ())]
     return lambda number: pools[number] if 0 <= number < len(pools) else unpack_pool(number)
 
@@ -188,15 +189,15 @@ def _initial_state(trace: Trace, asked: Requests, *, is_guessed: bool) -> str:
 
 
 def requests_with_pools(trace: Trace, device: int, settings: Settings, total_memory: int | None = None) -> Requests:
-    """Return what the program asked for, with the private pools and ``empty_cache`` that only a replay can tell."""
+    """Return the program's requests, with the private pools and ``empty_cache`` calls that only a replay can infer."""
     return _best_replay(trace, device, settings, total_memory).separated()
 
 
 @refuses_contradictions
 def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
-    """Replay, and again with what the first difference lets guess, until there is none or nothing left to guess.
+    """Replay repeatedly, each time with a guess from the first difference, until there is no difference or no guess.
 
-    Guessed pools have to explain everything; else there are none. The passes after the first take twice its time at
+    Guessed pools are dropped unless they explain everything. The passes after the first take twice its time at
     most, or some milliseconds.
     """
     asked = requests(trace, device)
@@ -222,10 +223,10 @@ def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: in
 
 
 def _visible_tails(asked: Requests) -> dict[int, int]:
-    """Return what the blocks that were there before hide after their end, where a later allocation shows it.
+    """Return the hidden tails of blocks from before the recording, if a later allocation shows them.
 
-    A block is allocated at the front of a free one. So where the first block after another does not begin at once,
-    although nothing lies between, what lies between belongs to the other. It is no more than was too little to split.
+    A block is allocated at the front of a free one. So if a gap without blocks separates a block from the next one, the
+    gap belongs to the former: it is a remainder that was too small to be split off.
     """
     if not asked.prior_blocks:
         return {}
@@ -249,7 +250,7 @@ def _visible_tails(asked: Requests) -> dict[int, int]:
 
 
 def _compare_stats(actual: Mapping[str, int], recorded: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    # An empty_cache that finds nothing to release leaves no event, so not every call is known.
+    # An empty_cache with nothing to release leaves no event, so not every call is known.
     return {
         name: (value, actual[name])
         for name, value in recorded.items()
@@ -303,12 +304,12 @@ class _Replay:
         self._records = trace.records
         frees = trace.records["kind"] == Kind.BLOCK_FREE_REQUESTED
         self._frees_have_stacks = bool((trace.records["stack"][frees] > 0).any())
-        # Numbers of calls, and how many releases each begins with that are, or may be, the program's.
+        # Numbers of calls, and how many of each call's first releases are, or may be, the program's.
         self._by_program: list[tuple[int, int]] = []
         self._doubtful: list[tuple[int, int]] = []
         self._too_much: list[int] = []  # bytes that could not be reserved
         self._perhaps_too_much: list[int] = []
-        self._available: list[int] = []  # bytes that could be reserved on the card, at each failure
+        self._available: list[int] = []  # bytes that could be reserved on the device, at each failure
         self._recorded_level = sum(change.size for change in asked.prior_memory)  # bytes reserved when it was recorded
         self.allocs = self.exact = self.changes = self.changes_exact = self.calls_made = 0
         self.first: Divergence | None = None
@@ -337,7 +338,7 @@ class _Replay:
         )
 
     def _many(self, part: Part, start: int, stop: int) -> int:
-        """Replay calls in which nothing else happens, up to the first that goes otherwise than recorded."""
+        """Replay calls in which nothing else happens, up to the first that differs from the recording."""
         lists = part.mallocs, part.blocks, part.sizes, part.streams, part.addresses
         stop, _ = self.policy.serve(self._address, *lists, start, stop)
         allocs = part.mallocs[start:stop].count(True)
@@ -370,9 +371,9 @@ class _Replay:
         return not self._stops
 
     def separated(self, *, otherwise: bool = False) -> Requests:
-        """Return what was asked for, with every ``empty_cache`` as a call of its own.
+        """Return the requests, with every ``empty_cache`` as a separate call.
 
-        `otherwise`, those releases are the program's, too, that were doubtful.
+        If `otherwise`, doubtful releases are the program's, too.
         """
         emptied = dict(self._by_program if not otherwise else self._by_program + self._doubtful)
         calls = self.asked.calls.with_emptied(emptied) if emptied else self.asked.calls
@@ -388,9 +389,9 @@ class _Replay:
         )
 
     def _separate(self, number: int, call: Call) -> Call:
-        """Do what the program did before it made this call; return what is left of the call."""
+        """Do what the program did before this call; return the remainder of the call."""
         fitted = self._fits(call)
-        self._begin(call._replace(changes=()))  # what other streams were done with by then is free
+        self._begin(call._replace(changes=()))  # blocks that other streams had finished with by then are free
         id = self._pool(call.pool) if call.pool else DEFAULT_POOL
         size = round_size(call.size, self.settings)
         stack = int(self._records["stack"][call.event])
@@ -417,7 +418,7 @@ class _Replay:
             self._end(first)
         elif share.demand:
             self._had_no_memory(share.demand, share.doubtful)
-            if self._fits(call):  # it waited for other streams after it had looked for a free block
+            if self._fits(call):  # it waited for other streams after it had searched for a free block
                 released = leading_releases(call)
                 self._begin(call._replace(done=(), changes=released))
                 self.policy.release_cached(DEFAULT_POOL)
@@ -427,12 +428,12 @@ class _Replay:
         return rest
 
     def _had_no_memory(self, demand: int, doubtful: bool = False) -> None:
-        """Note that so many bytes could not be reserved."""
+        """Note that this many bytes could not be reserved."""
         if demand > self.asked.peak_reserved:  # else they could at another time: the limit is not always the same
             (self._perhaps_too_much if doubtful else self._too_much).append(demand - 1)
 
     def _set_up(self) -> None:
-        """Bring about the state that the recording began with."""
+        """Put the allocator into the state that the recording began with."""
         self._address, self.misplaced = set_up(
             self.policy, self.asked, self.tails, self._pool, self.script.total_memory * 9 // 8
         )
@@ -458,7 +459,7 @@ class _Replay:
     def _free(self, call: Call) -> None:
         address = self._address.pop(call.block, None)
         if address is None:
-            return  # its block could not be put anywhere
+            return  # its block could not be placed anywhere
         try:
             if call.verb is Verb.FREE_LATER:
                 self.policy.record_stream(address, own_stream(call.block))
@@ -528,7 +529,7 @@ class _Replay:
             reserved = self.policy.statistics.all.reserved_bytes.current
             needed = segment_size(round_size(call.size, self.settings), self.settings)
             self._available.append(self._recorded_level + int(self._records["aux0"][call.event]))
-            # If what was free on the card was enough, the request failed for a memory fraction.
+            # If the device had enough free memory, a memory fraction made the request fail.
             self._had_no_memory(reserved + min(int(self._records["aux0"][call.event]) + 1, needed))
             return
         self._diverge(call, "out of memory", f"{address:#x}", _ENOUGH_HERE)
@@ -536,7 +537,7 @@ class _Replay:
 
     def _empty_cache(self, call: Call) -> None:
         if not call.changes:
-            return  # blocks became free, as they do whenever the allocator looks
+            return  # blocks became free, as they do whenever the allocator checks its events
         pools = list(dict.fromkeys(self.pool_id(change.pool) for change in call.changes))
         for id in pools:
             if id in self._pools:
@@ -557,14 +558,14 @@ class _Replay:
         pools = [self.policy.pool_for(DEFAULT_POOL, is_small=is_small) for is_small in (True, False)]
         return any(pool.whole_segments() for pool in pools)
 
-    # Where it differs.
+    # Differences.
 
     def _diverge(self, call: Call, expected: str, actual: str, reason: str) -> None:
         if self.first is None:
             self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual, reason)
 
     def _can_guess(self, call: Call, actual: int) -> bool:
-        """Explain an allocation after a prior block by a rest that this block hides, or others by a private pool."""
+        """Explain an allocation after a prior block by a remainder in this block, or others by a private pool."""
         prior = self._prior_at.get(actual)
         if prior is None or prior not in self._address or prior in self.tails:
             pools = self.unnamed_pools
@@ -586,7 +587,7 @@ class _Replay:
             self.policy.segments.release(block)
 
     def _enforce(self) -> None:
-        """Do what the recording did and the allocator did not."""
+        """Apply what the recording did and the allocator did not."""
         while self.script.expected:
             change = self.script.expected.popleft()
             pool = self.policy.pool_for(self._pool(change.pool), is_small=change.is_small)
@@ -609,7 +610,7 @@ class _Replay:
         if id != DEFAULT_POOL and id not in self._pools:
             try:
                 self.policy.use_pool(id)
-            except UsageError:  # it is being given back, so it cannot be this one
+            except UsageError:  # it is being released, so it cannot be this one
                 return DEFAULT_POOL
             self._pools.add(id)
         return id
@@ -631,7 +632,7 @@ class _Replay:
             for block in segment["blocks"]
         ]
         if self.asked.prior_memory:
-            # What a free block was last asked for was said before the recording began.
+            # The last requested size of a free block may be from before the recording.
             ours = {(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in ours}
             recorded = [(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in recorded]
         return max(len(ours - set(recorded)), len(set(recorded) - ours)), len(recorded)

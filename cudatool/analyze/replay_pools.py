@@ -1,9 +1,9 @@
-"""Private pools that a recording does not name.
+"""Infers private pools that a recording does not name.
 
-A snapshot names the pool of every segment that is there at the end, but (before PyTorch 2.12) not of those that were
-given back before: what a deleted CUDA graph had looks as if it had been the default pool's. It shows where the default
-pool would have served a request from another place. Then the segment is taken to be a private pool's, together with
-those that the same stream got in the same go.
+A snapshot names the pool of every segment that exists at the end, but (before PyTorch 2.12) not of those that were
+released earlier: segments of a deleted CUDA graph look as if they were the default pool's. The replay notices this when
+the default pool would have served a request from another address. Then the segment is assumed to be a private pool's,
+together with those that the same stream got in the same sequence.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Lifetime(NamedTuple):
 
 
 class UnnamedPools:
-    """The segments of one device whose pool is not known, and which of them are taken to be in private pools.
+    """The segments of one device whose pool is not known, and which of them are assumed to be in private pools.
 
     Attributes
     ----------
     asked
-        The calls, with what is taken to be their pools.
+        The calls, with their assumed pools.
     """
 
     def __init__(self, asked: Requests) -> None:
@@ -45,11 +45,11 @@ class UnnamedPools:
         self._alone: set[_Lifetime] = set()  # those in pools that were made for them
 
     def __len__(self) -> int:
-        """Return how many segments are taken to be in private pools."""
+        """Return how many segments are assumed to be in private pools."""
         return len(self._private)
 
     def explain(self, address: int, call: Call) -> bool:
-        """Take the segment that holds `address` at a call to be in a private pool; return whether that is new."""
+        """Assume that the segment with `address` is in a private pool at a call; return whether that is new."""
         for segment in self._unknown:
             if _holds(segment, address, call_time(call)):
                 if segment in self._alone:
@@ -84,7 +84,7 @@ def _holds(segment: _Lifetime, address: int, time: int) -> bool:
 
 
 def _unknown_segments(asked: Requests) -> list[_Lifetime]:
-    """Return the segments that were given back, and that no event says to be in a private pool."""
+    """Return the segments that were released and that no event assigns to a private pool."""
     born: dict[int, tuple[Change, int]] = {change.address: (change, -1) for change in asked.prior_memory}
     found = []
     for _, call in asked.calls.with_changes():

@@ -1,4 +1,4 @@
-"""What the recording says the driver did, as a source of segments for the replay."""
+"""The driver's recorded actions, as a source of segments for the replay."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FIRST_MADE_UP: Final = 1 << 60  # addresses of segments that the recording does
 
 
 class Script:
-    """Hands out the recorded memory, and lets events pass when the recording says so: a segment provider.
+    """A segment provider that returns the recorded memory and completes events when the recording does.
 
-    A block that was freed late stands in a recording without the streams that used it. Each gets a stream of its own.
+    The recording does not name the streams that used a block with a deferred free. Each gets a stream of its own.
     """
 
     def __init__(self, total_memory: int) -> None:
@@ -71,7 +71,7 @@ class Script:
             self.wrong.append("a block was waited for that the recording kept in use")
 
     def captured_tail(self, stream: int) -> None:
-        return None  # what is captured is not known here
+        return None  # captures are not known here
 
     def nodes_before(self, node: int) -> tuple[int, ...]:
         return ()

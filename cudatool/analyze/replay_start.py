@@ -1,4 +1,4 @@
-"""The state that a recording begins with, brought about in an allocator that goes on from there."""
+"""Puts an allocator into the state that a recording begins with."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _ADDRESS_SPACE: Final = 1 << 47  # more than an expandable segment has
 
 
 def own_stream(block: int) -> int:
-    """Return the stream that a numbered block is taken to be used on: a recording does not name those that did."""
+    """Return the assumed stream of a numbered block's use: a recording does not name the streams that used it."""
     return -1 - block
 
 
 def with_start_in(asked: Requests, settings: Settings) -> Requests:
-    """Return the same requests, which begin with as much memory of the kind that some settings lead to.
+    """Return the same requests, starting with the same amount of memory, in the kind that the given settings use.
 
-    What lies in segments lies in the same order in the pages of an expandable segment, and the other way round.
+    The contents of segments keep their order in the pages of an expandable segment, and vice versa.
     """
     alike: dict[tuple[int, int, bool], list[Change]] = {}
     for change in sorted(asked.prior_memory, key=lambda change: change.address):
         alike.setdefault((change.stream, change.pool, change.is_small), []).append(change)
     memory: list[Change] = []
-    moved = {0: 0}  # by how much what lies from an address on is moved
+    moved = {0: 0}  # by how much everything from an address on is moved
     for number, (key, changes) in enumerate(alike.items()):
         if settings.expandable_segments:
             page = SMALL_PAGE if key[2] else settings.large_segment_size
@@ -67,7 +67,7 @@ def set_up(
     Parameters
     ----------
     tails
-        Bytes that blocks hide after their end, by number.
+        Bytes of hidden tails after blocks, by number.
     pool_of
         Returns the id of a recorded pool, which is in use from then on.
     address_space
@@ -76,8 +76,8 @@ def set_up(
     Returns
     -------
     tuple
-        The address of each block in use by its number, and how many blocks lie in no segment or in each other: they
-        are left out.
+        The address of each block in use by its number, and how many blocks are in no segment or overlap: these are left
+        out.
     """
     pages: dict[tuple[PoolId, bool, int], list[Change]] = {}
     free: list[Block] = []
@@ -112,7 +112,7 @@ def set_up(
 def _live(
     asked: Requests, tails: Mapping[int, int], free: list[Block]
 ) -> tuple[dict[int, list[tuple[int, int, int]]], dict[int, int], int]:
-    """Return the blocks in use by the free block that they lie in, their addresses, and how many lie in none."""
+    """Return the blocks in use by the free block that contains them, their addresses, and how many are in none."""
     starts = [block.address for block in free]
     live: dict[int, list[tuple[int, int, int]]] = {}
     addresses: dict[int, int] = {}
@@ -129,7 +129,7 @@ def _live(
 
 
 def _apart(blocks: list[tuple[int, int, int]], home: Block) -> list[tuple[int, int, int]]:
-    """Return blocks, given by address, without those that reach into the one before or beyond their segment."""
+    """Return blocks, given by address, without those that overlap the previous one or extend beyond their segment."""
     apart: list[tuple[int, int, int]] = []
     end = home.address
     for address, size, asked in blocks:

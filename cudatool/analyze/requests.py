@@ -1,4 +1,4 @@
-"""What a program asked of its allocator, told apart from what the allocator did about it.
+"""Separates a program's requests to its allocator from what the allocator did for them.
 
 A recording holds both in one sequence. A call's own events follow each other, because they are recorded under the
 allocator's lock::
@@ -7,9 +7,9 @@ allocator's lock::
     free         free_requested, and free_completed at once if no other stream uses the block
     empty_cache  free_completed*, releases*
 
-Gains are segments allocated and pages mapped, releases are segments freed and pages unmapped. Where releases stand
-before an ``alloc`` without any gain, the program emptied the cache before. Where there are gains, the allocator may
-have made room for them: :mod:`cudatool.analyze.releases` tells, from the state that a replay has then.
+Gains are segments allocated and pages mapped, releases are segments freed and pages unmapped. If releases precede an
+``alloc`` without any gain, the program emptied the cache before. If there are gains, the allocator may have made room
+for them: :mod:`cudatool.analyze.releases` decides from the replay's state at that point.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Call(NamedTuple):
     done
         Numbers of the pending blocks that became free at its beginning.
     changes
-        What the allocator did in it, in order.
+        The allocator's changes in it, in order.
     event
         Index of the event that names the call, in the trace's records.
     """
@@ -120,10 +120,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Calls that follow each other, as a list for each column; `first` is the index of the first one."""
+    """Consecutive calls, as a list for each column; `first` is the index of the first one."""
 
     first: int
-    mallocs: list[bool]  # FREE otherwise, unless the call is a special one
+    mallocs: list[bool]  # else FREE, unless the call is special
     blocks: list[int]
     sizes: list[int]
     streams: list[int]
@@ -145,15 +145,15 @@ def call_time(call: Call) -> int:
 
 
 def change_time(change: Change, call: Call) -> int:
-    """Return the time of a change: what is released before an allocation is gone by then."""
+    """Return the time of a change: releases before an allocation have happened by the time of the allocation."""
     return 2 * call.event if change.kind in RELEASES else call_time(call)
 
 
 class Calls(Sequence[Call]):
     """Calls in order. They are kept as columns, which take a quarter of the memory of as many tuples.
 
-    Nearly all calls are mallocs and frees of the default pool that a cached block serves: nothing else happens in them.
-    The others are :meth:`special`.
+    Nearly all calls are mallocs and frees in the default pool that are served from the cache: nothing else happens in
+    them. The other calls are :meth:`special`.
     """
 
     def __init__(self, calls: Iterable[Call] = ()) -> None:
@@ -170,7 +170,8 @@ class Calls(Sequence[Call]):
 
     @classmethod
     def of_columns(cls, columns: Sequence[_Column], did: dict[int, _Did]) -> Calls:
-        """Return calls whose attributes stand in columns, from verb to event, and in `did` what happened in them.
+        """Return calls from the columns of their attributes, from verb to event, and from what happened in them
+        (`did`).
 
         Parameters
         ----------
@@ -223,18 +224,18 @@ class Calls(Sequence[Call]):
         return result
 
     def in_use(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
-        """Return of each malloc and free, in order, whether it is a malloc, and its block; and the mallocs' sizes."""
+        """Return whether each malloc or free, in order, is a malloc, and its block; and the mallocs' sizes."""
         verb, block, size, *_ = self._columns
         kept = np.isin(verb, (Verb.MALLOC, Verb.FREE, Verb.FREE_LATER))
         is_malloc = verb == Verb.MALLOC
         return is_malloc[kept], block[kept], size[is_malloc]
 
     def number_of(self, *verbs: Verb, before: int | None = None) -> int:
-        """Return how many calls are of some kinds, of those before an index."""
+        """Return how many calls before an index are of some kinds."""
         return int(np.count_nonzero(np.isin(self._columns[_VERB][:before], verbs)))
 
     def last(self, *verbs: Verb) -> int:
-        """Return the index of the last call that is of one of some kinds, or -1."""
+        """Return the index of the last call of some kinds, or -1."""
         found = self.of_verb(*verbs)
         return int(found[-1]) if len(found) else -1
 
@@ -254,7 +255,7 @@ class Calls(Sequence[Call]):
         return [int(index) for index in found if index < len(self)]
 
     def special(self, also: Iterable[int] = ()) -> list[int]:
-        """Return the indices of the calls in which more happens than in nearly all, and those of `also`; sorted."""
+        """Return the sorted indices of the special calls and of those in `also`."""
         is_special = self._columns[_POOL] != 0
         is_special |= ~np.isin(self._columns[_VERB], (Verb.MALLOC, Verb.FREE))
         for indices in (self._did, also):
@@ -275,7 +276,7 @@ class Calls(Sequence[Call]):
         one: Callable[[int, Call], bool],
         what: str,
     ) -> bool:
-        """Take all calls in order, and return whether none was the last one.
+        """Process all calls in order, and return whether none of them stopped the run.
 
         Parameters
         ----------
@@ -308,7 +309,7 @@ class Calls(Sequence[Call]):
         return True
 
     def with_sizes(self, index: npt.NDArray[np.int64], sizes: Sequence[int]) -> Calls:
-        """Return the same calls, of which some have other sizes."""
+        """Return the same calls, some of them with other sizes."""
         columns = list(self._columns)
         columns[_SIZE] = columns[_SIZE].copy()
         columns[_SIZE][index] = sizes
@@ -321,7 +322,7 @@ class Calls(Sequence[Call]):
         return event[own].tolist(), address[own].tolist(), pool[own].tolist()
 
     def with_pool(self, pool: int, place: range, first: int, last: int) -> Calls:
-        """Return the same calls, of which those are of another pool that allocate, or change segments, at a place.
+        """Return the same calls, with another pool for those that allocate, or change segments, at a place.
 
         Parameters
         ----------
@@ -349,7 +350,7 @@ class Calls(Sequence[Call]):
         return Calls.of_columns(columns, did)
 
     def with_emptied(self, emptied: Mapping[int, int]) -> Calls:
-        """Return the same calls, of which some begin with so many releases of the program: those become calls."""
+        """Return the same calls, with the program's releases at the beginning of some turned into separate calls."""
         before = sorted(emptied)
         did: dict[int, _Did] = {}
         for index, (done, changes) in self._did.items():
@@ -371,7 +372,7 @@ def _with_emptied(columns: list[_Column], places: list[int], events: Any) -> lis
 
 
 def _once(column: _Column) -> _Column:
-    """Return a column that holds its value once where all rows have the same, as most recordings have one stream."""
+    """Return a column that stores one value if all rows are equal: most recordings have one stream."""
     if len(column) and column.min() == column.max():
         return np.broadcast_to(column[0], len(column))
     return column
@@ -390,24 +391,24 @@ class Requests:
     prior_sizes
         Their sizes in bytes, of the whole block.
     tails
-        Bytes that some of them hide after their end, by number: too few to be split off. Only a replay finds them.
+        Bytes of hidden tails after some of them, by number: remainders too small to be split off. Only a replay finds
+        them.
     prior_pending
-        Numbers of those of them that had been freed, but were still in use by another stream.
+        Numbers of those that had been freed, but were still in use by another stream.
     peak_reserved
         The most bytes that were reserved at a time, according to the events.
     unmatched
-        Frees of blocks that were never allocated; they are left out.
+        The number of frees of blocks that were never allocated; they are left out.
     retries
         How often the allocator released all that was cached to make room. A replay finds this and what follows.
     ceiling
         A number of bytes that could not be reserved, according to requests that failed or made the allocator release
         memory; None if there were none.
     available
-        Bytes that could be reserved on the card: those that were, and those that the driver said were free, when a
-        request failed; the least of several. A memory fraction may allow less. None if no request failed.
+        Bytes that could be reserved on the device: the reserved ones plus those that the driver reported as free when a
+        request failed; the least of several such sums. A memory fraction may allow less. None if no request failed.
     otherwise
-        The same if all releases that may have been the allocator's or the program's were the program's; None if there
-        are no such releases.
+        The same requests if all doubtful releases were the program's; None if there are none.
     """
 
     device: int
@@ -427,7 +428,7 @@ class Requests:
 
 
 def requests(trace: Trace, device: int) -> Requests:
-    """Return what the program asked of the allocator of one device.
+    """Return the program's requests to the allocator of one device.
 
     Raises
     ------
@@ -466,7 +467,7 @@ def requests(trace: Trace, device: int) -> Requests:
 def _columns(
     trace: Trace, verb: npt.NDArray[np.uint8], block: npt.NDArray[np.int64], event: npt.NDArray[np.int64]
 ) -> list[_Column]:
-    """Return the columns of calls, of which these are known."""
+    """Return the columns of calls, given these columns."""
     records = trace.records
     failed = verb == Verb.FAILED_MALLOC
     size, address = records["aux0"][event], records["address"][event]
@@ -501,7 +502,7 @@ def _numbers_of_blocks(kind: npt.NDArray[np.uint8], address: npt.NDArray[np.uint
 
 
 def _stream_handles(trace: Trace) -> Callable[[npt.NDArray[np.uint32]], npt.NDArray[np.uint64]]:
-    """Return what turns streams into their handles: in their order the allocator goes through what it releases."""
+    """Return a function from streams to their handles: the allocator releases in the order of handles."""
     created = trace.of_kind(Kind.STREAM_CREATE)
     handles = dict(zip(created["stream"].tolist(), created["address"].tolist(), strict=True))
 
@@ -515,7 +516,7 @@ def _stream_handles(trace: Trace) -> Callable[[npt.NDArray[np.uint32]], npt.NDAr
 
 
 class _Apart:
-    """What happens beside the calls that the program makes: it belongs to the next one, or the cache is emptied."""
+    """Events outside of the program's calls: they belong to the next call, or the cache is emptied."""
 
     def __init__(
         self,
@@ -533,7 +534,7 @@ class _Apart:
         self._did: list[tuple[int, bool, _Did]] = []  # at the event of a call, whether before it, and what
 
     def gather(self, pending: dict[int, int]) -> None:
-        """Find it; `pending` has the number of the block at each address that waits for a stream at the beginning."""
+        """Collect them; `pending` maps the addresses of blocks that wait for a stream at the start to their numbers."""
         kind, address = self._kind, self._address
         later = self._verb == Verb.FREE_LATER
         waited = np.union1d(address[later], np.fromiter(pending, np.uint64))
@@ -571,7 +572,7 @@ class _Apart:
         finish()
 
     def _add(self, call: int, did: _Did) -> None:
-        """Note what was done before an event that is a call, or before the end."""
+        """Note what happened before an event that is a call, or before the end."""
         kind = int(self._kind[call]) if call < len(self._kind) else _FREE_REQUESTED
         releases = bool(did[1]) and all(change.kind in RELEASES for change in did[1])
         self._did.append((call, kind == _FREE_REQUESTED or (kind == _ALLOC and releases), did))
@@ -595,7 +596,7 @@ class _Apart:
 def _take_prior(
     found: Requests, trace: Trace, index: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]
 ) -> dict[int, int]:
-    """Take over what was there before the recording began, which stands in front of it as events.
+    """Take over the state from before the recording, which precedes it as events.
 
     Return the number of the block at each address that waits for a stream.
     """
@@ -629,10 +630,10 @@ def _changes(trace: Trace, index: npt.NDArray[np.int64]) -> Iterator[Change]:
 def refuses_contradictions(
     function: Callable[Concatenate[Trace, _P], _R],
 ) -> Callable[Concatenate[Trace, _P], _R]:
-    """Let a function that gives the requests of a trace to the policy raise FileFormatError where they contradict it.
+    """Make a function that passes a trace's requests to the policy raise FileFormatError if they contradict it.
 
-    Not every contradiction is looked for beforehand. What the policy takes for granted, such as a record of each
-    segment that has blocks, a file of events may lack.
+    Not every contradiction is checked beforehand. A file may lack what the policy assumes, such as a record of each
+    segment that has blocks.
     """
 
     @functools.wraps(function)

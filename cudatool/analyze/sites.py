@@ -31,24 +31,24 @@ class Grouping(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiteTree:
-    """What was live at one moment, by where it was allocated. Columns, one row for each node.
+    """Live bytes at one moment, by allocation site. Columns, one row for each node.
 
-    Row 0 is the root. A parent stands before its children, and the largest child first.
+    Row 0 is the root. A parent precedes its children, and the largest child comes first.
 
     Attributes
     ----------
     device, index
         Whose memory, right after which record.
     grouping
-        What the nodes are.
+        The kind of the nodes.
     parent
         Row of the parent, -1 for the root.
     name, file, line
         Of the frame: its function, file and line. Otherwise `name` is the range or size, and the others "" and 0.
     self_size, total_size
-        Bytes allocated right here, and here or further down.
+        Bytes allocated in the node itself, and in it or its descendants.
     count
-        Blocks allocated here or further down.
+        Blocks allocated in the node or its descendants.
     """
 
     device: int
@@ -92,7 +92,7 @@ class _Node:
 
 
 def site_tree(trace: Trace, blocks: Lifetimes, device: int, index: int) -> SiteTree:
-    """Return the tree of what `blocks` occupy right after record `index`."""
+    """Return the tree of the memory of `blocks` right after record `index`."""
     live = blocks.of_device(device).at(index)
     has_stacks = any(trace.stacks[stack] for stack in np.unique(blocks.stack).tolist())
     grouping, open_range = Grouping.STACK, np.zeros(0, np.int64)
@@ -133,7 +133,7 @@ def range_at(trace: Trace, index: Ints) -> Ints:
                 open_names.pop()
             innermost.append(open_names[-1])
         here = asked["thread"] == thread
-        if device >= 0:  # the profiler of PyTorch says of which device it speaks; our own ranges are the host's
+        if device >= 0:  # PyTorch's profiler names the device of a range; our own ranges are the host's
             here &= asked["device"] == device
         before = np.searchsorted(marks[own], index[here], side="right")
         result[here] = np.array([0, *innermost], np.int64)[before]

@@ -35,11 +35,11 @@ class Steps:
     bounds
         Records: step ``i`` goes from ``bounds[i]`` to ``bounds[i + 1]``. Empty if no steps were found.
     source
-        What says so, in words; why there are none otherwise.
+        The source of the steps, in words; if there are none, the reason.
     confidence
-        High for ranges of PyTorch's profiler and for ranges named as steps; low for any other range that returns.
+        High for ranges of PyTorch's profiler and for ranges named as steps; low for any other range that repeats.
     ranges
-        Name of the ranges that are the steps, with N for numbers; empty if other things say so.
+        Name of the ranges that are the steps, with N for numbers; empty if the steps have another source.
     """
 
     bounds: Ints
@@ -121,26 +121,26 @@ _ALIKE: Final = 0.8  # share of allocations that are those of one period earlier
 
 
 def _from_period(trace: Trace, blocks: Lifetimes, key: Ints) -> Steps | None:
-    """Return the steps of a sequence of allocations that repeats with a constant number of them.
+    """Return the steps of a sequence of allocations that repeats with a constant period.
 
-    Allocations of one `key` are alike. What repeats inside of a module's forward are its layers: no steps.
+    Allocations of one `key` are alike. A repetition inside of a module's forward is its layers, not steps.
     """
     count = len(blocks)
     if count < 2 * _FEWEST:
         return None
     order = np.argsort(key, kind="stable")
-    gap = np.diff(order)[key[order[1:]] == key[order[:-1]]]  # from one allocation to the next that is like it
+    gap = np.diff(order)[key[order[1:]] == key[order[:-1]]]  # from one allocation to the next that matches it
     often = np.bincount(gap[gap <= count // _FEWEST])
     candidates = np.argsort(-often, kind="stable")[:_CANDIDATES]
     candidates = np.sort(candidates[often[candidates] > 0])
     if not len(candidates):
         return None
-    begin = count // 4  # the first steps differ, and before them is what comes once
+    begin = count // 4  # the first steps differ, and set-up comes before them
     alike = np.array([np.mean(key[begin + p :] == key[begin:-p]) for p in candidates.tolist()])
     if alike.max() < _ALIKE:
         return None
     period = int(candidates[np.argmax(alike >= 0.95 * alike.max())])
-    # The repeating part: where a whole period is like the one before it.
+    # The repeating part: where a whole period equals the previous one.
     matches = np.append(0, np.cumsum(key[period:] == key[:-period]))
     repeats = np.flatnonzero(matches[period:] - matches[:-period] >= _ALIKE * period)
     if not len(repeats):
@@ -155,9 +155,9 @@ def _from_period(trace: Trace, blocks: Lifetimes, key: Ints) -> Steps | None:
 
 
 def _within_forward(trace: Trace, stacks: Ints, steps: int) -> bool:
-    """Return whether the stacks that return with the steps all go through one line of a module's forward.
+    """Return whether the stacks that repeat with the steps all go through one line of a module's forward.
 
-    That line is then where the loop is. In traces with C++ frames the order of frames is not to be relied on.
+    Then the loop is on that line. In traces with C++ frames the order of frames is not reliable.
     """
     stack, count = np.unique(stacks[stacks > 0], return_counts=True)
     returning = stack[2 * count > steps].tolist()

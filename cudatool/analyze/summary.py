@@ -34,9 +34,9 @@ class Moment:
     index, time
         The record, and its time in ns.
     allocated, active, reserved, requested
-        Bytes; `requested` is what the program asked for in the blocks it holds.
+        Bytes; `requested` is the requested size of the live blocks.
     largest_free
-        The largest hole inside a segment, in bytes: more than this needs a new segment.
+        The largest hole inside a segment, in bytes: a larger request needs a new segment.
     """
 
     index: int
@@ -62,18 +62,18 @@ class DeviceMemory:
     device
         Its ordinal.
     allocations
-        How many blocks were handed out, those before the recording's start included.
+        The number of allocated blocks, including those from before the recording.
     peak, now
         At the first moment with the most bytes active, and after the last record.
     peak_allocated, peak_active, peak_reserved
-        The most bytes there ever were of these; not always at the same moment.
+        The peak of each; not always at the same moment.
     reserved_known
         Whether the recording says what was reserved. RMM's log does not: then `peak_reserved` and what the moments
         say of it are 0, and None in :meth:`Summary.as_dict`.
     ooms
         How often an allocation failed, even after cached blocks were given back.
     at_peak, still_live
-        By call site, the largest first: what was active at the peak, and what was never freed.
+        By call site, the largest first: the memory active at the peak, and the memory never freed.
     """
 
     device: int
@@ -93,7 +93,7 @@ class DeviceMemory:
 class Summary:
     """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown).
 
-    `pinned` is what a snapshot says of pinned host memory, always of the whole recording.
+    `pinned` is a snapshot's pinned host memory, always of the whole recording.
     Of a part of a recording, `window` has its first event, the one after its last, and how many the recording has.
     `simulated` says whether times on the device come from the software device's cost model.
     """
@@ -128,8 +128,8 @@ class Summary:
 class Report:
     """Everything that the page draws: the summary and the columns that it was made from.
 
-    `timelines`, `diagnoses` and `ledgers` have an entry for each of the summary's devices. `findings` is what is wrong
-    with the file itself.
+    `timelines`, `diagnoses` and `ledgers` have an entry for each of the summary's devices. `findings` are faults of the
+    file itself.
     """
 
     trace: Trace
@@ -158,7 +158,7 @@ def report(trace: Trace, *, total: Mapping[int, int | None] | None = None) -> Re
     Parameters
     ----------
     total
-        Bytes of each device's card, for those that the caller knows.
+        The memory of each device in bytes, for the devices that the caller knows.
     """
     with step("analyzing", total=1 + _PARTS) as shown:
         return _report(trace, total or {}, shown)
@@ -209,7 +209,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
 
 
 def _settings(trace: Trace) -> Settings:
-    """Return the allocator's settings as a snapshot states them, the defaults where it says nothing readable."""
+    """Return the allocator's settings from a snapshot; defaults for those that it lacks or that cannot be read."""
     stated = getattr(trace, "settings", {}).get("PYTORCH_CUDA_ALLOC_CONF")
     try:
         return Settings.parse(stated) if isinstance(stated, str) else Settings()
@@ -230,7 +230,7 @@ def _device(
         peak_allocated=int(curve.allocated.max(initial=0)),
         peak_active=int(curve.active.max(initial=0)),
         peak_reserved=int(curve.reserved.max(initial=0)),
-        # A block lies in a segment: where none is known, that is not for there being none.
+        # Every block is in a segment: if none is known, segments were not recorded.
         reserved_known=curve.knows_reserved,
         ooms=ooms,
         at_peak=moments.by_call_site(trace, blocks.at(peak.index)),

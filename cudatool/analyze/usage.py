@@ -1,4 +1,4 @@
-"""Who holds the memory by stream and by pool."""
+"""Memory by stream and by pool."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Usage:
     id, label
         As in the records, and in words.
     at_peak, reserved_at_peak
-        Bytes active and reserved when the whole device had the most bytes active; reserved is None where the recording
-        does not say.
+        Bytes active and reserved when the whole device had the most bytes active; reserved is None if the recording
+        does not have it.
     peak, reserved_peak
-        The most bytes that this stream or pool ever had; not at the same moment as others.
+        The peaks of this stream or pool; others peak at other moments.
     """
 
     id: int
@@ -40,17 +40,17 @@ class Usage:
 
 
 def usage_by_stream(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Usage, ...]:
-    """Return the memory of each stream, that with the most at record `index` first."""
+    """Return the memory of each stream, the one with the most at record `index` first."""
     return _usage(blocks, segments, blocks.stream, segments.stream, index, stream_names(trace).__getitem__)
 
 
 def usage_by_pool(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Usage, ...]:
-    """Return the memory of each pool, that with the most at record `index` first."""
+    """Return the memory of each pool, the one with the most at record `index` first."""
     return _usage(blocks, segments, blocks.pool, segments.pool, index, lambda number: pool_label(trace, number))
 
 
 def pool_label(trace: Trace, pool: int) -> str:
-    """Return what a pool is called: ``"default pool"``, or the two parts of its id.
+    """Return the name of a pool: ``"default pool"``, or the two parts of its id.
 
     In a snapshot the records hold an index into the header's table of pools; in a trace of our runtime, the packed id.
     """
@@ -59,7 +59,7 @@ def pool_label(trace: Trace, pool: int) -> str:
 
 
 def is_private_pool(trace: Trace, pool: int) -> bool:
-    """Return whether a pool of the records is another than the default one."""
+    """Return whether a pool of the records is not the default one."""
     return any(_pool_id(trace, pool))
 
 

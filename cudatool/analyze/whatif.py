@@ -1,19 +1,19 @@
-"""What the same requests would have cost under other allocator settings, or on another card.
+"""Predicts what the same requests would have cost under other allocator settings, or on another device.
 
-The recorded calls go through the allocator's policy over a model of a card: memory is a number of bytes, and addresses
-are counted up. What the program asked for stays as it was, down to the point at which other streams are done with a
-block that was freed. What is not known is what a program would have done had it not run out of memory: a recording
-that ends so has only the requests until then.
+The recorded calls go through the allocator's policy over a model of a device: memory is a number of bytes, and
+addresses are counted up. The program's requests stay the same, and so does the point at which other streams have
+finished with a freed block. What a program would have done if it had not run out of memory is unknown: such a recording
+has only the requests until then.
 
-The recorded settings are replayed first. Where that does not cost what was recorded, every other prediction is in
-doubt, and there is no advice. What a setting gains is counted from what was recorded, and is the least that it gains
-over everything that the recording leaves open: both settings are replayed from each start that may have been, and with
-each course that the program may have taken. A setting that gains nothing in one of these is not recommended.
+The recorded settings are replayed first. If that does not cost what was recorded, every other prediction is in doubt,
+and there is no advice. The gain of a setting is counted from the recorded cost. It is the minimum over everything that
+the recording leaves open: both settings are replayed from each possible start and with each possible course of the
+program. A setting that gains nothing in one of these is not recommended.
 
-A prediction that may be off has a range. It spans the replays of everything that may have been; and since a recording
-that begins late may have begun in more ways than can be replayed, it then reaches from the bytes in use, below which no
-allocator reserves, to a beginning with as much cached as was seen and none of it of use. Where the recording does not
-bound what was cached, or a request may fail, only the memory of the card bounds it.
+A prediction that may be off has a range, which spans the replays of all possible cases. A recording that begins late
+may have more possible starts than can be replayed. Then the range reaches from the bytes in use, below which no
+allocator reserves, to a start with as much cached memory as was seen, none of it usable. If the recording does not
+bound the cached memory, or a request may fail, only the memory of the device bounds the range.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ __all__ = [
 ]
 
 _MIB = 1024 * 1024
-_WORTH_NAMING = 0.01  # of what is reserved: less is no gain, and no error either
-_WORTH_IF_UNSURE = 0.05  # by which a prediction with a caveat is often off
+_WORTH_NAMING = 0.01  # share of the reserved bytes: less is neither a gain nor an error
+_WORTH_IF_UNSURE = 0.05  # a prediction with a caveat is often off by this much
 _ABOUT_FAILURES = (Caveat.CALLS_UNSEEN, Caveat.CALLS_UNCLEAR, Caveat.LIMIT_UNCLEAR)  # which change where memory ends
 _ABOUT_CHECK = {Caveat.PEAK_DIFFERS, Caveat.RETRIES_DIFFER, Caveat.FAILURES_DIFFER}
 _PLAIN = Course()  # as it was recorded
-_TOO_WRONG = 0.02  # by which the replay of the recorded settings may be off before there is no advice
+_TOO_WRONG = 0.02  # if the replay of the recorded settings is off by more, there is no advice
 
 
 class NoAdvice(StrEnum):
@@ -81,14 +81,14 @@ class Record:
     Attributes
     ----------
     reserved_peak_bytes
-        The most at a time from the first request on. What was cached before and given back until then is left out.
+        The most at a time from the first request on. Memory that was cached before and released by then is left out.
     retries
         How often the allocator released all that was cached to make room.
     failures
         Requests that failed.
     limit_bytes
-        How many bytes could be reserved, according to requests that failed or needed a retry: at most so many. None
-        if there were none.
+        An upper bound of the bytes that could be reserved, from requests that failed or needed a retry. None if there
+        were none.
     """
 
     reserved_peak_bytes: int
@@ -99,7 +99,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Settings under which at least so many bytes are reserved, which is too much to be the best."""
+    """Settings under which at least this many bytes are reserved, which is too much to be the best."""
 
     conf: str
     reserved_least_bytes: int
@@ -112,20 +112,20 @@ class Advice:
     Attributes
     ----------
     record
-        What was recorded; None if it was not looked at.
+        What was recorded; None if it was not analyzed.
     recorded
         What a replay of the recorded settings costs.
     best
-        None if nothing is better than what was used, or if `withheld` says why there is no advice.
+        None if nothing is better than the recorded settings, or if `withheld` says why there is no advice.
     gain_bytes
-        By how much less is reserved than was recorded, at the least over all that the recording leaves open; 0 if the
-        gain is that memory does not run out.
+        The reduction of reserved bytes against the recording, the minimum over all that the recording leaves open; 0 if
+        the gain is that memory does not run out.
     tried
-        All settings that were tried; of those that were asked for, or that matter for these requests.
+        All settings that were tried, out of those given, or those that matter for these requests.
     withheld
-        Why there is no advice; None if nothing stands in its way.
+        Why there is no advice; None if there may be advice.
     left_out
-        Settings that were not tried to the end, because others are sure to gain as much as these can.
+        Settings whose replay was skipped or stopped, because others are sure to gain as much as these can.
     """
 
     record: Record | None
@@ -174,10 +174,10 @@ def what_if(
     confs
         Settings strings in PyTorch's syntax.
     recorded, recorded_memory
-        The settings that were in force, and bytes of the card they were recorded on, if known. They tell the program's
-        requests from what the allocator did by itself.
+        The settings that were in force, and the memory of the recorded device in bytes, if known. They separate the
+        program's requests from the allocator's own actions.
     memory
-        Bytes of the card to model; default: what the recorded one had, where that is known or shows.
+        The memory of the modeled device in bytes; default: that of the recorded one, if it is known or can be inferred.
     progress
         Called with the number of settings done.
 
@@ -201,10 +201,10 @@ def advise(
 ) -> Advice:
     """Try some settings, and name the best. The parameters are those of :func:`what_if`.
 
-    Without `confs`, those are tried that can matter: first each by itself, then the best with another one. Better is
-    what does not run out of memory, then what reserves less; of about equal ones the one named first, which is the
-    simpler one. Each costs one to four replays, so those are left out, before their replay or in it, that reserve so
-    much that they cannot gain more than others are sure to gain, by as much as is worth naming.
+    Without `confs`, the settings that can matter are tried: first each by itself, then the best with another one. A
+    setting is better if it does not run out of memory, then if it reserves less; of about equal ones the first, simpler
+    one wins. Each costs one to four replays. So a setting is skipped, before or during its replay, as soon as it
+    reserves so much that it cannot gain noticeably more than others are sure to gain.
     """
     model = _Experiment(trace, device, recorded, recorded_memory, memory, progress)
     record = model.record
@@ -234,9 +234,9 @@ def advise(
 
 
 class _Search:
-    """Tries one setting after the other, and leaves out those that cannot be better than what was tried before them.
+    """Tries one setting after the other, and skips those that cannot be better than the earlier ones.
 
-    What is reserved at the peak only grows in a replay, and is never less than what the blocks in use need.
+    The peak of reserved bytes only grows during a replay, and is never below the need of the blocks in use.
     """
 
     def __init__(self, model: _Experiment, used: Outcome, *, can_leave_out: bool) -> None:
@@ -245,10 +245,10 @@ class _Search:
         self._in_use: InUse | None = None
         if can_leave_out and used.oom is None and not used.failures:  # else it matters which of them run out
             self._in_use = InUse(model.asked)
-        self._sure = 0  # bytes that one of those that were tried gains
+        self._sure = 0  # the gain of one of the tried settings, in bytes
 
     def outcome(self, conf: str) -> Outcome | None:
-        """Return what some settings cost; None if they are left out."""
+        """Return the cost of some settings; None if they are skipped."""
         if any(conf == left_out.conf for left_out in self.left_out):
             return None
         if self._in_use is not None and conf not in self._model.done:
@@ -269,14 +269,15 @@ class _Search:
 def _best(model: _Experiment, used: Outcome, tried: Sequence[Outcome]) -> tuple[Outcome | None, int]:
     """Return the outcome to recommend, if any, and its gain.
 
-    Of those that let as few requests fail it is the one that gains most, or a simpler one that gains about as much.
+    Of those with the fewest failed requests, this is the one with the largest gain, or a simpler one with about the
+    same.
     """
     before = model.reserved_before(used)
     good: list[tuple[Outcome, int, int]] = []  # with the gain, and bytes to compare it by
-    enough = 0  # bytes that are about as much as the best one's
+    enough = 0  # gains within this many bytes of the best are equal
     for found in sorted(tried, key=_badness):
         if found.oom is not None or found.failures > (good[0][0].failures if good else used.failures):
-            break  # so are the others
+            break  # and so do the others
         most = before - found.reserved_peak_bytes
         if good and most < enough:
             break  # no replay gains more than this one
@@ -298,7 +299,7 @@ def _withheld(record: Record, check: Outcome) -> NoAdvice | None:
 
 @dataclass(frozen=True, slots=True)
 class _Scenario:
-    """What may have been: the requests and what they begin with, the bytes of the card and the limit, the course."""
+    """A possible case: the requests and their initial state, the device's memory and the limit, the course."""
 
     asked: Requests
     total: int | None
@@ -307,7 +308,7 @@ class _Scenario:
 
 
 class _Experiment:
-    """Recorded requests, and what they were found to cost."""
+    """Recorded requests, and their costs so far."""
 
     def __init__(
         self,
@@ -325,7 +326,7 @@ class _Experiment:
         self.asked = requests_with_pools(trace, device, recorded, recorded_memory)
         shown = self.asked.available
         if recorded_memory is None and shown is not None and recorded.per_process_memory_fraction is not None:
-            # How much may be reserved tells the allocator's garbage collection from the program's empty_cache.
+            # The limit separates the allocator's garbage collection from the program's empty_cache.
             self.asked = requests_with_pools(trace, device, recorded, shown)
         self.record = _record(self.asked)
         last = self.asked.calls.last(Verb.MALLOC, Verb.FAILED_MALLOC)
@@ -349,7 +350,7 @@ class _Experiment:
             self._frees = likely_frees(self.asked.calls, recorded)
 
     def outcome(self, conf: str) -> Outcome:
-        """Return what the requests cost under some settings."""
+        """Return the cost of the requests under some settings."""
         if conf not in self.done:
             settings = Settings.parse(conf)
             if settings.backend != "native":
@@ -362,7 +363,7 @@ class _Experiment:
         return self.done[conf]
 
     def reserves_beyond(self, conf: str, most: int) -> int:
-        """Return how many bytes are reserved as soon as it is more than so many; 0 if it never is."""
+        """Return the reserved bytes as soon as they exceed a bound; 0 if they never do."""
         settings = Settings.parse(conf)
         scenario = self._first_scenario(conf)
         if (conf, scenario) in self._runs:
@@ -377,7 +378,7 @@ class _Experiment:
         return 0
 
     def _first_scenario(self, conf: str) -> _Scenario:
-        """Return what is replayed first: where it matters, with the calls of empty_cache that left no event."""
+        """Return the case to replay first: if it matters, with the calls of empty_cache that left no event."""
         plain = self._plain()
         is_other = conf != self._recorded.text
         return replace(plain, course=Course(empties=self._quiet)) if is_other and self._quiet else plain
@@ -387,13 +388,13 @@ class _Experiment:
         if (first := self._first_scenario(conf)) != plain:
             emptied = self._run(settings, conf, first)
             if Caveat.CALLS_UNSEEN not in emptied.caveats:
-                self._runs[conf, plain] = emptied  # it found nothing to give back, so it is the same
+                self._runs[conf, plain] = emptied  # it found nothing to release, so it is the same
         found = self._run(settings, conf, plain)
         caveats = [*self._caveats]
         if conf != self._recorded.text and (self.asked.prior_blocks or self.asked.prior_memory):
             caveats.append(Caveat.BEGINS_LATE)
         ends = found.oom is not None and found.oom.event == self._last_request
-        for caveat in found.caveats if not ends else ():  # of the model: what the program does next is not known
+        for caveat in found.caveats if not ends else ():  # out of the model's memory: what follows is not known
             # It may reserve anything up to the limit.
             most_possible = _lowest_limit(settings, plain.total, plain.limit)
             if most_possible is None or most_possible > (1 + _WORTH_NAMING) * found.reserved_peak_bytes:
@@ -414,20 +415,20 @@ class _Experiment:
     def _range(
         self, conf: str, settings: Settings, runs: list[Outcome], caveats: list[Caveat]
     ) -> tuple[int, int | None]:
-        """Return between which the peak lies over all that the recording leaves open; see ``docs/what-if.md``.
+        """Return the bounds of the peak over all that the recording leaves open; see ``docs/what-if.md``.
 
         Parameters
         ----------
         runs
-            What the requests cost under these settings in each way that may have been.
+            The cost of the requests under these settings in each possible case.
         """
         begins_late, differs = Caveat.BEGINS_LATE in caveats, not _ABOUT_CHECK.isdisjoint(caveats)
-        needed = min(run.active_peak_bytes for run in runs)  # an allocator that reserves less there is not
+        needed = min(run.active_peak_bytes for run in runs)  # no allocator reserves less
         most = 0
         if begins_late:
             starts = [self._run(settings, conf, here) for here, _ in self._other_starts(conf, settings)]
             runs = runs + starts
-            # A bad beginning: as much is cached as the recording, or these settings, keep, and nothing fits.
+            # A bad start: as much is cached as the recording, or these settings, keep, and none of it fits.
             cached = sum(change.size for change in self.asked.prior_memory) - sum(self.asked.prior_sizes)
             bare = starts[0] if starts else runs[0]
             most = bare.reserved_peak_bytes + max(int(cached * _most_growth(settings)), bare.unused_bytes)
@@ -447,7 +448,7 @@ class _Experiment:
         return least, most
 
     def _starts_with_any(self, settings: Settings) -> bool:
-        """Return whether more may have been cached when the recording began than it had then.
+        """Return whether these settings may have had more cached at the start of the recording than the recorded ones.
 
         So it is if the recorded allocator gave memory back by itself, if it split larger blocks than these do, and if
         it could give back pages around a block in use, where these keep the whole segment.
@@ -457,36 +458,37 @@ class _Experiment:
         return self._gave_back or keeps_segments or settings.max_split_size < recorded.max_split_size
 
     def _largest_segment(self, settings: Settings) -> int:
-        """Return the bytes that the largest request needs from the driver."""
+        """Return how many bytes the largest request needs from the driver."""
         largest = int(self.asked.calls.sizes(Verb.MALLOC, Verb.FAILED_MALLOC).max())
         return segment_size(round_size(largest, settings), settings)
 
     def _sure_limit(self, settings: Settings) -> int | None:
-        """Return how many bytes can be reserved at most, if that is known."""
+        """Return the maximum of reserved bytes, if it is known."""
         plain = self._plain()
         if self._memory is not None:
             return _lowest_limit(settings, plain.total, plain.limit)
-        # What requests that failed or were retried show depends on the replay of the recorded settings being right.
+        # A limit from failed or retried requests is valid only if the replay of the recorded settings is right.
         shows = self.asked.otherwise is None and not self._caveats
         limit = plain.limit if shows and (self._limit_is_clear or self._card_is_known) else None
         return _lowest_limit(settings, plain.total if self._card_is_known or limit is not None else None, limit)
 
     def reserved_before(self, used: Outcome) -> int:
-        """Return the bytes that a gain is counted from: those recorded, or on another card those of a replay."""
+        """Return the bytes that a gain is counted from: the recorded ones, or on another device those of a replay."""
         replayed = used.reserved_peak_bytes
         return min(replayed, self.record.reserved_peak_bytes) if self._memory is None else replayed
 
     def least_gain(self, found: Outcome, used: Outcome) -> int | None:
-        """Return by how much less is reserved than under the settings that were `used`, in every scenario.
+        """Return the least reduction of reserved bytes against the settings that were `used`, over every scenario.
 
-        It is 0 if requests failed and none does in any scenario, and None if one is worse or not worth naming.
+        It is 0 if requests failed and none fails in any scenario, and None if a scenario is worse or the gain too
+        small.
         """
         settings = Settings.parse(found.conf)
         before = self.reserved_before(used)
         plain = self._plain()
         pairs = [(plain, plain), *self._other_starts(found.conf, settings)]
         for caveat, scenario in self._alternatives(found, settings):
-            # Under the recorded settings and on the recorded card the program did what was recorded.
+            # Under the recorded settings and on the recorded device the program did what was recorded.
             is_open = self._memory is not None and caveat in (Caveat.CALLS_UNSEEN, Caveat.CALLS_UNCLEAR)
             pairs.append((scenario, scenario if is_open else plain))
         least = before
@@ -496,7 +498,7 @@ class _Experiment:
         for here, there in pairs:
             one = self._run(settings, found.conf, here)
             other = self._run(self._recorded, self._recorded.text, there)
-            # How often a program fails that goes on with what it was refused does not show: only that it never would.
+            # The number of failures is unknown if the program continues after one: only their absence is certain.
             if one.oom is not None or one.failures > (0 if avoids else other.failures):
                 return None
             least = min(least, min(before, other.reserved_peak_bytes) - one.reserved_peak_bytes)
@@ -505,7 +507,7 @@ class _Experiment:
         # Calls that left no event only make the true gain larger; everything else may make it smaller.
         unsure = set(found.caveats) - {Caveat.CALLS_UNSEEN}
         if Caveat.BEGINS_LATE in unsure:
-            # Where the blocks lie that were there before is not known, either: no start that is replayed shows that.
+            # The addresses of earlier blocks are not known either: no replayed start shows them.
             least -= int(before * _WORTH_IF_UNSURE)
             return least if least > before * _WORTH_NAMING else None
         return least if least > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else None
@@ -522,11 +524,11 @@ class _Experiment:
 
     @property
     def _gave_back(self) -> bool:
-        """Whether the recorded allocator gave memory back by itself, or may have before the recording began."""
+        """Whether the recorded allocator released memory by itself, or may have done so before the recording began."""
         record, recorded = self.record, self._recorded
         if recorded.garbage_collection_threshold or record.retries or record.failures:
             return True
-        # While there is room for the largest request, none makes the allocator give back what is cached.
+        # While there is room for the largest request, no request makes the allocator release cached memory.
         limit = _lowest_limit(recorded, self._total, self._limit) if self._card_is_known else None
         return limit is not None and record.reserved_peak_bytes + self._largest_segment(recorded) > limit
 
@@ -536,9 +538,9 @@ class _Experiment:
         return _Scenario(self.asked, self._total, self._limit)
 
     def _other_starts(self, conf: str, settings: Settings) -> Iterator[tuple[_Scenario, _Scenario]]:
-        """Yield what else a recording may have begun with, under some settings and under the recorded ones.
+        """Yield the other possible starts of a recording, under some settings and under the recorded ones.
 
-        Either with nothing cached, or with as much in the same places, in the kind of memory that the settings lead to.
+        Either nothing is cached, or the same amount at the same places, in the kind of memory that the settings use.
         """
         plain = self._plain()
         if conf != self._recorded.text and self.asked.prior_memory:
@@ -548,7 +550,7 @@ class _Experiment:
             yield replace(plain, asked=with_start_in(self.asked, settings)), plain
 
     def _alternatives(self, found: Outcome, settings: Settings) -> Iterator[tuple[Caveat, _Scenario]]:
-        """Yield what may have been otherwise and may change an outcome."""
+        """Yield the other possible cases that may change an outcome."""
         plain = self._plain()
         total, limit = plain.total, plain.limit
         is_other = found.conf != self._recorded.text
@@ -571,7 +573,7 @@ class _Experiment:
             return
         most = self.record.reserved_peak_bytes
         if settings.per_process_memory_fraction is not None and not self._card_is_known:
-            # The card may have more than could be had of it; or nothing shows how much.
+            # The device may have more memory than was available; or nothing shows how much.
             smallest = None if total else most
             yield Caveat.LIMIT_UNCLEAR, replace(plain, total=smallest, limit=smallest or limit)
         lowest = _lowest_limit(settings, total, limit)
@@ -619,10 +621,10 @@ def _record(asked: Requests) -> Record:
 
 
 def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int | None, int | None, bool]:
-    """Return the bytes of the recorded card, how many could be reserved on it, and whether that is sure.
+    """Return the memory of the recorded device, how much of it could be reserved, and whether that is sure.
 
-    A request that failed or needed a retry shows the limit: it lies between the most that was ever reserved and what
-    could not be. It may be that of a memory fraction.
+    A request that failed or needed a retry shows the limit: it lies between the peak of reserved bytes and the amount
+    that could not be reserved. A memory fraction may have caused it.
     """
     fraction, ceiling = recorded.per_process_memory_fraction, asked.ceiling
     if asked.available is not None:
@@ -636,12 +638,12 @@ def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int 
 
 
 def _most_growth(settings: Settings) -> float:
-    """Return by what factor rounding lets a request grow at most: from just above a power of two to the next step."""
+    """Return the maximum factor of rounding up a request: from just above a power of two to the next step."""
     return max((1 + 1 / divisions for divisions in settings.roundup_power2_divisions if divisions > 1), default=1.0)
 
 
 def _lowest_limit(settings: Settings, total: int | None, limit: int | None) -> int | None:
-    """Return how many bytes can be reserved, given the bytes of the card and what can be had of it."""
+    """Return how many bytes can be reserved, given the device's memory and the available part of it."""
     fraction = settings.per_process_memory_fraction or 1.0
     limits = [int(fraction * total)] if total else []
     return min(limits + ([limit] if limit is not None else []), default=None)
@@ -652,9 +654,9 @@ def recorded_limit(
 ) -> int | None:
     """Return how many bytes a program could reserve at most, according to its failed requests and retries.
 
-    When a request fails, everything cached has been given back: what is reserved then and what is free on the device
-    is all there is. If that should have been enough, a memory fraction stood in the way, and all that is known is that
-    the request was too much for it. None if nothing failed.
+    When a request fails, everything cached has been released: the reserved bytes and the device's free bytes are all
+    there is. If that should have been enough, a memory fraction was the limit, and all that is known is that the
+    request exceeded it. None if nothing failed.
     """
     return requests_with_pools(trace, device, recorded or Settings(), recorded_memory).ceiling
 
@@ -670,13 +672,13 @@ def _joined(*confs: str) -> str:
 
 
 def _limit_of(settings: Settings) -> str:
-    """Return the part of settings that is not a choice but a limit."""
+    """Return the part of the settings that is a limit, not a choice."""
     fraction = settings.per_process_memory_fraction
     return "" if fraction is None else f"per_process_memory_fraction:{fraction}"
 
 
 def _candidates(asked: Requests, recorded: Settings) -> list[str]:
-    """Return the settings worth trying: the defaults, and those that this program's sizes make a difference to."""
+    """Return the settings to try: the defaults, and those that can make a difference for this program's sizes."""
     found = ["", "expandable_segments:True"]
     largest = int(asked.calls.sizes(Verb.MALLOC).max(initial=0))
     if largest >= 20 * _MIB:

@@ -1,4 +1,4 @@
-"""One run of recorded requests through the allocator's policy over a model of a card."""
+"""One run of recorded requests through the allocator's policy over a model of a device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cudatool.trace.model import Trace
 
 __all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model", "run_model_up_to"]
 
-_UNKNOWN_CARD = 1 << 44  # more memory than any card has
+_UNKNOWN_CARD = 1 << 44  # more memory than any device has
 
 
 class Caveat(StrEnum):
@@ -66,7 +66,7 @@ class OutOfMemory:
     event
         Index of the request in the trace's records; `request` is its number among the allocations.
     size
-        Bytes that were asked for.
+        The requested bytes.
     reserved_bytes, active_bytes
         At that time.
     site
@@ -90,24 +90,24 @@ class Outcome:
     conf
         The settings.
     reserved_peak_bytes, active_peak_bytes
-        The most at a time.
+        The peaks.
     reserved_least_bytes, reserved_most_bytes
-        Between which the peak of reserved bytes lies, over all that the recording leaves open; both are that peak if
-        there is no caveat. None if only the memory of a card, which is not known, bounds it.
+        The bounds of the peak of reserved bytes, over all that the recording leaves open; both are that peak if there
+        is no caveat. None if only the device's memory, which is not known, bounds it.
     fragmentation
-        Share of the reserved bytes that were not in use, at the moment when most were reserved and, of such moments,
-        the one when most were in use. More can have been in use at another moment, when less was reserved.
+        Share of the reserved bytes that were not in use, at the peak of reserved bytes; of several such moments the one
+        with the most in use. More may have been in use at another moment, when less was reserved.
     retries
         How often the cache was emptied to make room.
     device_allocs
-        How often the driver was asked for memory; each time costs some 0.1 ms.
+        How often memory was requested from the driver; each time costs about 0.1 ms.
     oom
-        Where memory would run out; None if it would not.
+        The first place where memory would run out; None if it would not.
     survived_ooms
-        Requests before that which found no memory either, but which the program can do without: it did so when it was
-        recorded, or they were trials of cuDNN's search for algorithms (``torch.backends.cudnn.benchmark``).
+        Earlier requests that also failed, but that the program can survive: it did so in the recording, or they were
+        trials of cuDNN's search for algorithms (``torch.backends.cudnn.benchmark``).
     caveats
-        Why the numbers may be off; none if they are as sure as a replay can be.
+        Why the numbers may be off; empty if they are as sure as a replay can be.
     """
 
     conf: str
@@ -135,21 +135,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is taken to happen where a recording does not tell: what the program does, and the driver.
+    """Assumptions about what a recording does not show: the behaviour of the program and of the driver.
 
     Attributes
     ----------
     goes_on
-        After a request fails it does without, whatever it was seen to do.
+        After a failed request the program continues without it, whatever it did in the recording.
     gives_up
-        After a request fails it ends, unless that request failed when it was recorded and others followed.
+        After a failed request the program ends, unless that request also failed in the recording and others followed.
     keeps, frees_at_once
-        It never frees a block that was refused when it was recorded, or at once; else when it likely would have.
+        The program never frees a block whose request failed in the recording, or frees it at once; if neither is set,
+        it frees it at the likely time.
     does_without
-        It does not make requests that were refused when it was recorded.
+        The program does not make requests that failed in the recording.
     empties
-        Calls, by their index, before which it empties the cache although the recording shows nothing of it. Where
-        that finds something to give back, the outcome has the caveat CALLS_UNSEEN.
+        Calls, by index, before which the program empties the cache although the recording does not show it. If that
+        releases something, the outcome has the caveat CALLS_UNSEEN.
     lowest_first
         The driver gives each segment the lowest address that is free.
     """
@@ -175,19 +176,19 @@ def run_model(
     course: Course | None = None,
     frees: Mapping[int, int] | None = None,
 ) -> Outcome:
-    """Return what requests cost under `settings`, which `conf` spells.
+    """Return the cost of requests under `settings`, whose spelling is `conf`.
 
     Parameters
     ----------
     course
-        What the program does where the recording does not tell.
+        The assumptions about what the recording does not show.
     total
-        Bytes of the card, of which a memory fraction is a part; None if not known.
+        The device's memory in bytes, to which a memory fraction applies; None if not known.
     limit
         Bytes that can be reserved at most; None if there is no limit.
     frees
-        By the event of a request that was refused when it was recorded the event of the call before which the block
-        is likely freed; without that it is at once.
+        For the event of a request that failed in the recording, the event of the call before which its block is likely
+        freed; blocks without an entry are freed at once.
     """
     return run_model_up_to(
         trace, asked, settings, conf, total=total, limit=limit, course=course, frees=frees, most=None
@@ -207,7 +208,7 @@ def run_model_up_to(
     frees: Mapping[int, int] | None,
     most: int | None,
 ) -> tuple[Outcome, bool]:
-    """Return what requests cost until more than `most` bytes are reserved, and whether that is all of them.
+    """Return the cost of requests until more than `most` bytes are reserved, and whether all of them ran.
 
     The other parameters are those of :func:`run_model`.
     """
@@ -221,10 +222,10 @@ def run_model_up_to(
 def check_model(
     trace: Trace, asked: Requests, settings: Settings, *, total: int | None, limit: int | None
 ) -> tuple[Outcome, frozenset[int]]:
-    """Return what requests cost under the recorded settings, and before which calls nothing is cached.
+    """Return the cost of requests under the recorded settings, and the calls before which nothing is cached.
 
-    There, by their index, a program may have emptied the cache without leaving an event. The parameters are those of
-    :func:`run_model`.
+    Before these calls (indices), a program may have emptied the cache without leaving an event. The parameters are
+    those of :func:`run_model`.
     """
     model = _model(trace, asked, settings, total, limit, None)
     model.quiet = set()
@@ -245,9 +246,9 @@ class _Model:
     ) -> None:
         self._course = course
         self._pending: set[int] = set()  # numbers of blocks that were freed and are still in use
-        self.quiet: set[int] | None = None  # is collected if it is not None
+        self.quiet: set[int] | None = None  # collected if it is not None
         self.frees: Mapping[int, int] = {}
-        self.most: int | None = None  # bytes reserved, beyond which it ends
+        self.most: int | None = None  # the run ends beyond this many reserved bytes
         self._served: list[tuple[int, int]] = []  # heap: blocks that were refused, as event to free at and address
         self.trace = trace
         self.asked = asked
@@ -263,22 +264,22 @@ class _Model:
         self._settings = settings
         self._pool_id = pool_ids(trace)
         self._pools: set[PoolId] = set()
-        self._default_pools: set[int] = set()  # numbers in the recording
+        self._default_pools: set[int] = set()  # by their numbers in the recording
         self._level = self.policy.statistics.all
         self._reserved, self._allocated = self._level.reserved_bytes, self._level.allocated_bytes
         self._address: dict[int, int] = {}
         self._fullest = (0, 0)  # bytes reserved, and those in use: when most were reserved and most of these in use
         self._survived = 0
-        self._cached: Block | None = None  # one that could be given back
+        self._cached: Block | None = None  # one that could be released
         self._last_malloc = asked.calls.last(Verb.MALLOC)
         self._begin = asked.calls.first_but(Verb.EMPTY_CACHE)  # the index of the first request
         self._ended: OutOfMemory | None = None
-        self._searched = 0  # blocks looked at as requests failed: for what is free, and for what to say
+        self._searched = 0  # blocks visited when requests failed: to find free ones, and for the message
         self._caveats: list[Caveat] = []
 
     @property
     def is_beyond(self) -> bool:
-        """Whether more is, or was, reserved than wanted."""
+        """Whether more is, or was, reserved than allowed."""
         return self.most is not None and self._reserved.peak > self.most
 
     def run(self, conf: str) -> Outcome:
@@ -317,7 +318,7 @@ class _Model:
         return self._ended
 
     def _many(self, part: Part, start: int, stop: int) -> int:
-        """Run calls in which nothing else happens, up to the first for which nothing that is cached fits."""
+        """Run calls in which nothing else happens, up to the first that no cached block fits."""
         watched = None
         if self.quiet is not None and not self._pending:
             watched = self._cached
@@ -330,7 +331,7 @@ class _Model:
         return stop
 
     def _one(self, index: int, call: Call) -> bool:
-        """Run a call; return whether to go on."""
+        """Run a call; return whether to continue."""
         verb, block, addresses = call.verb, call.block, self._address
         if index == self._begin:
             self._begin_to_count()
@@ -358,7 +359,7 @@ class _Model:
                     return False
                 self._survived += 1
             elif verb is Verb.FAILED_MALLOC:
-                # It failed when it was recorded, and what the program did then shows that it went without.
+                # It failed in the recording too, and the program continued without it.
                 if Caveat.OTHER_COURSE not in self._caveats:
                     self._caveats.append(Caveat.OTHER_COURSE)
                 address, until = addresses.pop(block), self.frees.get(call.event, 0)
@@ -373,7 +374,7 @@ class _Model:
         return not self.is_beyond
 
     def _take_over(self) -> None:
-        """Begin with the memory that the recording began with, if these settings could have led to it."""
+        """Start with the memory that the recording began with, if these settings could have led to it."""
         asked, settings = self.asked, self._settings
         split_limit = UNLIMITED if settings.expandable_segments else settings.max_split_size
         starts = sorted(change.address for change in asked.prior_memory)
@@ -392,29 +393,30 @@ class _Model:
             self._address, _ = set_up(self.policy, asked, asked.tails, self._pool, self.device.total * 9 // 8)
 
     def _allocate_prior(self) -> OutOfMemory | None:
-        """Allocate the blocks that lie in no memory that was taken over; return which does not fit, if one does not."""
+        """Allocate the blocks outside of the memory that was taken over; return the first that does not fit, if any."""
         for count, call in enumerate(self.asked.prior_blocks, 1):
             if call.block not in self._address and not self._malloc(call):
                 return self._failure(call, count)
         return None
 
     def _begin_to_count(self) -> None:
-        """Leave out what was cached before the first request, and given back until then."""
+        """Leave out memory that was cached before the first request and released by then."""
         self.policy.statistics.reset_peak()
         self._note_level()
 
     def _note_level(self, allocated: int | None = None) -> None:
-        """Note what is reserved, and what is in use: so many bytes allocated, by default those of now, and pending."""
+        """Note the reserved bytes and those in use: allocated (default: the current ones) and pending."""
         reserved = self._reserved.current
         if reserved >= self._fullest[0]:
             allocated = self._allocated.current if allocated is None else allocated
             self._fullest = max(self._fullest, (reserved, allocated + self._level.pending_bytes))
 
     def _can_do_without(self, index: int) -> bool:
-        """Return whether a program goes on when a request fails.
+        """Return whether a program continues when a request fails.
 
-        It did if it had failed when it was recorded and others followed. And cuDNN's search tries algorithms one after
-        the other, each with a workspace that is freed at once and a cache that is emptied; what does not fit is out.
+        It does if the request failed in the recording and others followed. And cuDNN's search tries algorithms one
+        after the other: each frees its workspace at once and empties the cache; an algorithm that does not fit is
+        skipped.
         """
         calls = self.asked.calls
         call = calls[index]
@@ -427,7 +429,7 @@ class _Model:
         if not is_trial or following[0].block != call.block or self._course.gives_up:
             return False
         if Caveat.RUNS_OUT not in self._caveats:
-            self._caveats.append(Caveat.RUNS_OUT)  # another program that makes these calls would have ended
+            self._caveats.append(Caveat.RUNS_OUT)  # any other program with these calls would have ended
         return True
 
     def _malloc(self, call: Call) -> bool:
@@ -450,7 +452,7 @@ class _Model:
         return served
 
     def _malloc_in_pool(self, call: Call) -> int:
-        """Allocate what may be from a private pool; note the number of the default pool."""
+        """Allocate a block that may be from a private pool; note the pool's number if it is the default one."""
         policy, id = self.policy, self._pool(call.pool)
         if id == DEFAULT_POOL:
             self._default_pools.add(call.pool)
@@ -471,10 +473,10 @@ class _Model:
         return id
 
     def _has_cached(self) -> bool:
-        """Return whether the default pools have something to give back."""
+        """Return whether the default pools have something to release."""
         segments = self.policy.segments
         if self._cached is not None and self._cached.home is not None and segments.is_releasable(self._cached):
-            return True  # the last time's is still there
+            return True  # the previous one is still there
         pools = [self.policy.pool_for(DEFAULT_POOL, is_small=is_small) for is_small in (False, True)]
         free = (block for pool in pools for block in reversed(pool.free_blocks()))
         self._cached = next((block for block in free if segments.is_releasable(block)), None)
@@ -495,7 +497,7 @@ class _Model:
 
     def _empty_cache(self, call: Call) -> None:
         if not call.changes:
-            return  # it had nothing to release; or these were blocks that became free at some other time
+            return  # nothing was released, or these blocks became free at another time
         pools = {self._pool_id(change.pool) for change in call.changes if change.kind in RELEASES}
         for id in pools & self._pools:
             self._pools.discard(id)

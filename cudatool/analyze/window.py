@@ -1,4 +1,4 @@
-"""A part of a trace, which begins with the state that its first event found."""
+"""Cuts a part out of a trace; the part begins with the state before its first event."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OPENED: Final = {
 def window(trace: Trace, start: int, stop: int) -> Trace:
     """Return the events from `start` to before `stop`, after events that lead to the state right before `start`.
 
-    These are segments, mapped pages, blocks, pinned memory, streams and open ranges that were there: each as it was
-    made, and blocks that wait for a stream also with the free that was requested. Like what a reader infers of the time
-    before a recording, they are no part of what happened: :func:`recorded_from` tells where that begins. They have the
-    time of `start`.
+    These describe the segments, mapped pages, blocks, pinned memory, streams and open ranges that existed: each by the
+    event that made it, and blocks that wait for a stream also by the requested free. Like the state that a reader
+    infers for the time before a recording, they are not part of what happened: :func:`recorded_from` returns where that
+    begins. They have the time of `start`.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def window(trace: Trace, start: int, stop: int) -> Trace:
     prior = {}
     for device in np.unique(whole["device"]).tolist():
         of_allocator = (whole["device"] == device) & (whole["kind"] >= Kind.BLOCK_ALLOC) & (whole["kind"] <= Kind.OOM)
-        inferred = max(recorded_from(trace, device) - start, 0)  # of the part itself, where it begins that early
+        inferred = max(recorded_from(trace, device) - start, 0)  # of the part itself, if it begins that early
         prior[device] = int(np.count_nonzero(of_allocator[: len(before) + inferred]))
     header = {**trace.header, "prior_records": prior, "window": [start, stop, len(records)]}
     part = trace.selecting(whole, np.append(source, np.arange(start, stop)))
@@ -56,20 +56,20 @@ def _state(trace: Trace, start: int) -> tuple[npt.NDArray[np.void], Ints]:
     """Return records that lead to the state right before a record, and from which records they are."""
     blocks = lifetimes.blocks(trace).at(start - 1)
     segments = lifetimes.segments(trace).at(start - 1)
-    of_driver = trace.records["kind"][blocks.start] == Kind.MEM_ALLOC  # both a block and a segment: once is enough
+    of_driver = trace.records["kind"][blocks.start] == Kind.MEM_ALLOC  # it is both a block and a segment: list it once
     waiting = blocks[blocks.freed < start]
     opened = _opened(trace, start)
     source = np.concatenate([opened, segments.start, blocks.start[~of_driver], waiting.freed])
     records = trace.records[source]
     first = len(opened)
-    # Of mapped pages, what is left of them.
+    # The remainder of mapped pages.
     runs = slice(first, first + len(segments))
     records["address"][runs], records["size"][runs] = segments.address, segments.size
     return records, source
 
 
 def _opened(trace: Trace, start: int) -> Ints:
-    """Return the streams, pinned memory, ranges and memory fractions that there were right before a record."""
+    """Return the streams, pinned memory, ranges and memory fractions right before a record."""
     records = trace.records[:start]
     fractions = np.flatnonzero(records["kind"] == Kind.MEMORY_FRACTION)
     last = dict(zip(records["device"][fractions].tolist(), fractions.tolist(), strict=True))
