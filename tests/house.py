@@ -101,13 +101,20 @@ class House:
             if length > 50
         }
 
-    def floors(self) -> int:
-        """Return the longest chain of modules in which each imports the next, circles taken as one."""
-        one = {module: min(circle) for circle in self.circles() for module in circle}
+    def floors(self, *, on_loading: bool = False) -> int:
+        """Return the longest chain of modules in which each imports the next, circles taken as one.
+
+        `on_loading`, only what a module imports when it is loaded counts, not what its functions import when they run.
+        """
+        arrows = {
+            module: [other for other, in_function in found if not (on_loading and in_function)]
+            for module, found in self.own_imports.items()
+        }
+        one = {module: min(circle) for circle in circles(arrows) for module in circle}
         below: dict[str, set[str]] = {}
-        for module, found in self.own_imports.items():
+        for module, found in arrows.items():
             name = one.get(module, module)
-            below.setdefault(name, set()).update({one.get(other, other) for other, _ in found} - {name})
+            below.setdefault(name, set()).update({one.get(other, other) for other in found} - {name})
         height: dict[str, int] = {}
 
         def height_of(module: str) -> int:
@@ -209,7 +216,8 @@ def figures(root: Path) -> dict[str, object]:
     return {
         "modules": len(house.modules),
         "entries in cudatool/": len(folder),
-        "longest chain of imports": house.floors(),
+        "longest chain of imports, on loading": house.floors(on_loading=True),
+        "longest chain, with those in functions": house.floors(),
         "largest circle of imports": max(map(len, house.circles()), default=1),
         "circles between rooms": len(house.circles_of_rooms()),
         "imports in functions, of our own": house.imports_in_functions(),
@@ -231,7 +239,7 @@ def main() -> None:
     roots = [Path(name).resolve() for name in sys.argv[1:]] or [Path(__file__).resolve().parents[1]]
     columns = [figures(root) for root in roots]
     for name in {name: None for column in columns for name in column}:
-        print(f"{name:34}", *(f"{column.get(name, '')!s:>12}" for column in columns))
+        print(f"{name:40}", *(f"{column.get(name, '')!s:>12}" for column in columns))
 
 
 if __name__ == "__main__":

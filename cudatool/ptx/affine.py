@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from cudatool.ptx.effects import memory_operands
 from cudatool.ptx.flow import Flow, reads, writes
-from cudatool.ptx.isa import Mode
+from cudatool.ptx.isa import Mode, opcode_of
 from cudatool.ptx.loops import Carried, Loops
 from cudatool.ptx.model import (
     Address,
@@ -142,7 +142,7 @@ class AffineAddresses:
                 return None
             if not addresses or i.opcode in _NO_ACCESS:
                 continue
-            if i.opcode not in ("ld", "ldu", "st", "atom", "red"):
+            if opcode_of(i.opcode).address is None:
                 return None
             space = space_of(i)
             base = addresses[0].base

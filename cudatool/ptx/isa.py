@@ -80,7 +80,7 @@ class Opcode:
     operands
         The fewest that an instruction has of which a value is followed.
     address
-        Which operand is an address; None where that differs, or where none is.
+        Which operand is an address, of what loads, stores or updates memory; None for all else.
     uses_handle
         Whether it accesses the texture or surface whose handle stands in its brackets.
     """

@@ -10,7 +10,7 @@ from typing import Final
 
 from cudatool.ptx.calls import recursive
 from cudatool.ptx.dataflow import HARMLESS
-from cudatool.ptx.isa import InstructionClass, opcode_of
+from cudatool.ptx.isa import Access, InstructionClass, opcode_of
 from cudatool.ptx.model import Function, Instruction, Module, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
 
@@ -83,7 +83,7 @@ def _is_of(kind: InstructionClass) -> Callable[[Instruction], bool]:
 
 
 def _atomic_in(*spaces: str) -> Callable[[Instruction], bool]:
-    return lambda i: i.opcode in ("atom", "red") and space_of(i) in spaces
+    return lambda i: opcode_of(i.opcode).access is Access.ATOMIC and space_of(i) in spaces
 
 
 # What shows that a kernel uses a feature.
@@ -96,11 +96,11 @@ _SIGNS: Final[dict[Feature, Callable[[Instruction], bool]]] = {
     Feature.SHARED_ATOMIC: _atomic_in("shared"),
     Feature.FENCE: lambda i: i.opcode in ("membar", "fence"),
     Feature.TENSOR_CORE: _is_of(InstructionClass.TENSOR_CORE),
-    Feature.ASYNC_COPY: lambda i: i.opcode == "cp",
+    Feature.ASYNC_COPY: _is_of(InstructionClass.ASYNC_COPY),
     Feature.DEPENDENTS: lambda i: i.opcode == "griddepcontrol" and "launch_dependents" in i.modifiers,
     Feature.DEPENDENCIES: lambda i: i.opcode == "griddepcontrol" and "wait" in i.modifiers,
     Feature.SYSTEM_SCOPE: lambda i: (
-        i.opcode in ("ld", "st", "atom", "red")
+        opcode_of(i.opcode).address is not None
         and ("sys" in i.modifiers or "volatile" in i.modifiers)
         and space_of(i) in ("global", GENERIC)
     ),

@@ -80,7 +80,7 @@ def _strides(code: list[Instruction]) -> set[str]:
 
 def _goes_on_by(inside: list[Instruction], strides: set[str]) -> bool:
     """Whether a loop adds a stride to what it has computed before, and accesses memory."""
-    accesses = any(i.opcode in ("ld", "st", "red", "atom") and "param" not in i.modifiers for i in inside)
+    accesses = any(opcode_of(i.opcode).address is not None and "param" not in i.modifiers for i in inside)
     own = {name for one in inside for name in writes(one)}
     return accesses and any(
         i.opcode == "add" and strides.intersection(reads(i)) and own.intersection(reads(i)) for i in inside
