@@ -26,7 +26,9 @@ from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.places import project_root, recorded_at
 from cudatool.sanitize.report.outputs import FORMATS
 from cudatool.sanitize.report.views import ended
+from cudatool.trace.events import Kind, ProcessFlag
 from cudatool.trace.frames import user_files
+from cudatool.trace.model import Ending
 from cudatool.workload import Workload
 
 if TYPE_CHECKING:
@@ -155,6 +157,7 @@ def sanitize(
     if proof.schedules is not None:
         if html:
             raise UsageError("--html shows one run: leave out --explore")
+        how = ""
         traces: list[Trace] = []
         reports: list[Report] = []
         files: list[str] = []
@@ -167,9 +170,11 @@ def sanitize(
         files = [] if was_there else list(dict.fromkeys(file for one in traces for file in user_files(one)))
         reports = checked(traces, wanted, proof, bounded=was_there)
         report = joined_processes(traces, reports)
-    if status:
-        report = report.of_failed(ended(status))
-    complete = not status and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
+        how = _how_it_failed(trace) if was_there else ""
+    how = ended(status) if status else how
+    if how:
+        report = report.of_failed(how)
+    complete = not how and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
     report = acceptance.applied(report, wanted, complete=complete, files=files)
     text = partial(render_text, color=_in_colour(), width=_width())
     written: list[str] = []
@@ -203,6 +208,17 @@ def sanitize(
             Outcome.INCOMPLETE: 2,
         }[report.outcome]
     )
+
+
+def _how_it_failed(trace: Trace) -> str:
+    """Return how the program of a trace ended before it was through; nothing if it was, or that is not known."""
+    if trace.ending is Ending.GROWING:
+        return "was still running"
+    if trace.ending is Ending.KILLED:
+        replaced = trace.of_kind(Kind.CHILD_PROCESS)["flags"] & ProcessFlag.REPLACED
+        return "" if replaced.any() else "ended at once, by a signal or os._exit"
+    status: int = trace.header.get("exit_status", 0)
+    return ended(status) if status else ""
 
 
 def _echo(text: str) -> None:

@@ -93,6 +93,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "device": ("text", _text),
     "device_kind": ("text", _text),
     "end_time": ("a time", _time),
+    "exit_status": ("a number", _count),
     "format": ("text", _text),
     "memory_fraction": ("a number from 0 to 1", _fraction),
     "parent_pid": ("a number", _count),
