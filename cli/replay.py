@@ -89,7 +89,7 @@ def replay(
     if recording.origin and not as_json:
         messages().print(f"{source}: {recording.origin}", markup=False)
     if checks:
-        if recording.trace.header.get("format") == "rmm-log":
+        if recording.trace.header.get("requests_to") == "rmm":
             raise UsageError("an RMM log says nothing of what its allocator did: there is nothing to compare with")
         _check(recording, as_json)
     else:

@@ -37,7 +37,7 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
 
 
 def _stated(trace: Trace) -> tuple[Settings, str]:
-    if trace.header.get("format") == "rmm-log":
+    if trace.header.get("requests_to") == "rmm":
         return Settings(), ""  # its allocators have none of PyTorch's
     stated: Mapping[str, Any] = getattr(trace, "settings", None) or {}
     conf = stated.get("PYTORCH_CUDA_ALLOC_CONF", trace.header.get("allocator_conf"))
@@ -99,11 +99,15 @@ def _set_by_program(trace: Trace) -> float | None:
 def torch_settings(trace: Trace) -> dict[str, Any]:
     """Return the settings of a recording in the schema of ``torch.cuda.memory._snapshot()["allocator_settings"]``.
 
+    None are returned for an RMM log: its allocators have none of PyTorch's.
+
     Raises
     ------
     FileFormatError
         As :func:`recorded_settings` does.
     """
+    if trace.header.get("requests_to") == "rmm":
+        return {}
     settings, _ = recorded_settings(trace)
     text = str(trace.header.get("allocator_conf") or "")  # as it was given
     return {**allocator_settings(settings), "PYTORCH_CUDA_ALLOC_CONF": text}

@@ -337,7 +337,7 @@ class _Experiment:
         self._card_is_known = recorded_memory is not None
         self._total, self._limit, self._limit_is_clear = _limits(self.asked, recorded, recorded_memory)
         self.impossible: NoAdvice | None = None
-        if trace.header.get("format") == "rmm-log":
+        if trace.header.get("requests_to") == "rmm":
             self.impossible = NoAdvice.OTHER_ALLOCATOR
         elif last < 0:
             self.impossible = NoAdvice.NO_REQUESTS

@@ -124,7 +124,7 @@ class _Reader:
         return Trace(
             np.concatenate([self._stream_records(), records]),
             threads=list(self.threads) or ["main"],
-            header={"format": "rmm-log", "time_axis": "clock"},
+            header={"format": "rmm-log", "time_axis": "clock", "requests_to": "rmm"},
             notes=["RMM's log has no segments: what the allocator reserved is not known", *self.notes],
             source=self.path,
         )

@@ -183,6 +183,8 @@ class _Reader:
                 "time_axis": "clock" if timed else "index",
                 "pools": [list(pool) for pool in self.pools],
                 "prior_records": prior_records,  # how many of a device's first records are inferred
+                # An RMM log that was exported: its requests were to allocators of other rules.
+                **({"requests_to": "rmm"} if self.data.get("requests_to") == "rmm" else {}),
             },
             notes=self.notes,
             source=path,
@@ -308,7 +310,7 @@ class _Reader:
         records["device"] = device
         del kind
         records["address"] = entries.numbers("addr", "an address", 1 << 63)
-        records["size"] = entries.numbers("size", "a size", 1 << 63, default=None)
+        records["size"] = entries.numbers("size", "a size", 1 << 64, default=None)
         ooms = records["kind"] == Kind.OOM  # may have requested more than any device has
         if int(records["size"].max(initial=0, where=~ooms)) >= MAX_SIZE:
             raise ValueError(f"an event of {int(records['size'][~ooms].max())} bytes")

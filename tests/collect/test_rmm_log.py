@@ -12,8 +12,8 @@ from rich.console import Console
 from cudatool import analyze
 from cudatool.cli import group
 from cudatool.cli._snapshot_text import print_report
-from cudatool.collect import rmm_log
-from cudatool.errors import FileFormatError
+from cudatool.collect import rmm_log, torch_snapshot
+from cudatool.errors import FileFormatError, UsageError
 from cudatool.trace.events import FREE_UNKNOWN, Kind, StreamFlag
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
@@ -178,6 +178,20 @@ def test_what_a_log_does_not_say_is_unknown_and_not_nothing(path: Path) -> None:
     assert re.search(r"^Reserved +unknown +unknown +unknown *$", text, re.MULTILINE)
     assert "Fragmentation" not in text
     assert "the driver had" not in text
+
+
+def test_an_exported_log_is_not_taken_for_pytorchs(path: Path, tmp_path: Path) -> None:
+    lines = ("1,00:00:00.1,allocate,0x100,4096,0", f"1,00:00:00.2,allocate failure,(nil),{2**64 - 8},0")
+    source, copy, again = str(log(path, *lines)), str(tmp_path / "x.pickle"), str(tmp_path / "y.pickle")
+    for read, written in ((source, copy), (copy, again)):
+        assert 0 == CliRunner().invoke(group, ["export", read, "--to", "torch", "-o", written]).exit_code
+        snapshot = torch_snapshot.read(written)
+        assert ({}, 2**64 - 8) == (snapshot.settings, int(snapshot.of_kind(Kind.OOM)["size"][0]))
+        done = CliRunner().invoke(group, ["replay", written])
+        assert isinstance(done.exception, UsageError | SystemExit)
+        assert "made to RMM" in f"{done.output}{done.exception}"
+        (device,) = analyze.report(snapshot).summary.devices
+        assert (False, 4096) == (device.reserved_known, device.peak_active)
 
 
 def test_no_table_says_that_nothing_was_reserved(path: Path, tmp_path: Path) -> None:
