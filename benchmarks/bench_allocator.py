@@ -2,9 +2,9 @@
 
     python benchmarks/bench_allocator.py [SNAPSHOT.pickle ...]
 
-Snapshots are PyTorch's (also compressed with xz). Where PyTorch or CuPy and a GPU are there, their alloc+free is
-measured beside ours. Ours is measured as it is installed, which is compiled unless the install is an editable one, and
-from the source beside this file, uncompiled.
+Snapshots are PyTorch's (also compressed with xz). If a GPU and PyTorch or CuPy are available, their alloc+free is
+measured too. Ours is measured as installed (compiled, unless the install is editable), and uncompiled from this
+checkout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_SNAPSHOT = Path(__file__).parents[1] / "tests" / "data" / "prefetch__def
 
 
 class EndlessProvider:
-    """A device that never runs out and whose streams are always done."""
+    """A device with unlimited memory whose streams are always idle."""
 
     def __init__(self) -> None:
         self.next_address = 1 << 40
@@ -81,7 +81,7 @@ def best_ns(call: Callable[[], object], calls: int = 20_000, rounds: int = 7) ->
 
 
 def hit_paths() -> list[tuple[str, float]]:
-    """Measure alloc+free of one block, with a few hundred other free blocks around."""
+    """Measure alloc+free of one block, with a few hundred other free blocks in the cache."""
     rows = []
     for label, size in (
         ("a cached segment fits exactly", 30 * MIB),
@@ -98,7 +98,7 @@ def hit_paths() -> list[tuple[str, float]]:
 
 
 def peers() -> list[tuple[str, float]]:
-    """Measure the same through PyTorch and CuPy, as far as they and a GPU are there."""
+    """Measure the same through PyTorch and CuPy, if they and a GPU are available."""
     rows = []
     try:
         import torch
@@ -145,7 +145,7 @@ def replay(path: Path) -> tuple[int, float]:
 
 
 def measure(snapshots: list[Path]) -> dict[str, float]:
-    """Return what was measured in this process: ns, and events per second."""
+    """Return the measurements of this process: ns, and events per second."""
     rows = dict(hit_paths())
     hooks.subscribe(lambda event: None)
     label, time_ns = hit_paths()[1]
@@ -158,7 +158,7 @@ def measure(snapshots: list[Path]) -> dict[str, float]:
 
 
 def in_another_process(*options: str) -> tuple[dict[str, float], bool]:
-    """Return what another process measures, and whether its policy is compiled."""
+    """Return the measurements of another process, and whether its policy is compiled."""
     command = [sys.executable, __file__, "--rows", *options]
     rows, compiled = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return rows, compiled

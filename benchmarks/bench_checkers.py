@@ -1,11 +1,12 @@
-"""What each checker costs: ten kernels on one thread of the software device, as multiples of the plain run.
+"""The cost of each checker: ten kernels on one thread of the software device, as multiples of the plain run.
 
     python benchmarks/bench_checkers.py [KERNEL ...]
 
-Processor time of the best of several launches after the first, which translates. Every result is compared with NumPy's.
+Each time is the processor time of the best of several launches after the first, which translates. Every result is
+compared with NumPy's.
 
-Before accesses were left out whose checks a launch's arguments make needless (:mod:`cudatool.sim.jit.independent`), and
-since, as multiples of the plain run::
+Multiples of the plain run, before and after :mod:`cudatool.sim.jit.independent` began to drop checks that a launch's
+arguments make unnecessary::
 
     kernel      memcheck        initcheck       racecheck
     vecadd      6.2 -> 1.1      3.5 -> 1.0      10.1 -> 1.3
@@ -118,7 +119,7 @@ def _measure(names: list[str]) -> dict[str, float]:
             continue
         kernel = ct.compile(SOURCE, name)
         result[name] = best(lambda k=kernel[(grid, block)], args=arguments: k(*args), ct.synchronize)
-        assert right[name](), name  # wrong results are not worth timing
+        assert right[name](), name  # do not time wrong results
     return result
 
 

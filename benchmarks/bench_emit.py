@@ -1,7 +1,7 @@
-"""What an event costs: nobody listening, a subscriber that does nothing, the recorder; and how fast a trace is read.
+"""The cost of an event without subscribers, with an empty subscriber and with the recorder; and the speed of reading.
 
-Prints nanoseconds, the smallest of several rounds each, without the loop around them. A plain call of an empty
-function and Python's own ``traceback.extract_stack`` stand beside them for scale.
+Prints nanoseconds, each the smallest of several rounds, without the loop around them. For scale, it also prints a plain
+call of an empty function and Python's own ``traceback.extract_stack``.
 
     python benchmarks/bench_emit.py [EVENTS]
 """

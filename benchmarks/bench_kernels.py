@@ -1,4 +1,4 @@
-"""Kernels on the software device beside NumPy and numba's CUDA simulator, in one run.
+"""Compares kernels on the software device with NumPy and numba's CUDA simulator, in one run.
 
     python benchmarks/bench_kernels.py [--threads N]
 
@@ -86,7 +86,7 @@ def measure(threads: int, repeat: int = 5) -> dict[str, tuple[float, float]]:
 
         first = best(once, 1)
         result[name] = first, best(once, repeat)
-    # Wrong results are not worth timing.
+    # Do not time wrong results.
     assert np.array_equal(c.get(), x + y)
     assert np.allclose(dr.get(), p @ q, rtol=1e-3)
     total.fill_(0)
@@ -218,7 +218,7 @@ def main() -> None:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        cwd=Path(__file__).parent,  # where no checkout hides the installed package
+        cwd=Path(__file__).parent,  # a folder where no checkout hides the installed package
     ).stdout.split()
     print()
     for which, ours, size in zip(("vecadd", "matmul"), map(float, small), ("16,384", "64x64"), strict=True):

@@ -1,11 +1,10 @@
-"""Products: cudatool beside PyTorch, in the same process, with the same cuBLAS.
+"""Compares products of cudatool and PyTorch, in the same process, with the same cuBLAS.
 
     python benchmarks/bench_matmul.py [--rounds N]
 
 Prints TFLOP/s of square products at four sizes and four precisions, each library timed with its own CUDA events, in
-turns, the best round counting: of products that are called one after the other, where small ones wait for the host, and
-of twenty captured into a graph, where none does. Then the host's time for a product that is too small to matter. Needs
-a GPU and PyTorch.
+turns; the best round counts. Products are called one after the other, where small ones wait for the host, and twenty
+are captured into a graph, where none waits. Then it prints the host's time for a tiny product. Needs a GPU and PyTorch.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The page of `cudatool snapshot --html` in headless Chromium, beside PyTorch's own viewer on the same files.
+"""Compares the page of `cudatool snapshot --html` in headless Chromium with PyTorch's own viewer on the same files.
 
     python benchmarks/bench_page.py [--memory-viz MemoryViz.js --d3 d3.min.js] [--events N] [SNAPSHOT.pickle ...]
 
 For each file: how long the page takes to build and how large it is; in the browser, the time from the start of the
-navigation to the first picture, and the frames while the wheel zooms in and out and the drawing is dragged. Beside the
-given snapshots, one is made: a training loop with N events (2,000,000 unless told otherwise) and Python stacks.
+navigation to the first picture, and the frames while the wheel zooms in and out and the drawing is dragged. In addition
+to the given snapshots, one is made: a training loop with N events (default 2,000,000) and Python stacks.
 
 PyTorch's viewer is torch/utils/viz/MemoryViz.js with d3 (d3/dist/d3.min.js). Its imports from a network are replaced by
-that file; apart from that it runs as it is, on a page as `torch.cuda._memory_viz trace_plot` writes them.
+that file; apart from that it runs unchanged, on a page like those that `torch.cuda._memory_viz trace_plot` writes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Viewer:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of one viewer on one file; times in s, sizes in bytes, frames in ms."""
+    """The measurements of one viewer on one file; times in s, sizes in bytes, frames in ms."""
 
     build: float
     size: int
@@ -133,12 +133,12 @@ def make_snapshot(path: Path, events: int) -> None:
 
 
 def our_page(snapshot: Path, page: Path) -> None:
-    """Write cudatool's page, from the file on."""
+    """Read the file and write cudatool's page."""
     viz.write_page(torch_snapshot.read(snapshot), page)
 
 
 def their_page(viewer: Path, d3: Path) -> Callable[[Path, Path], None]:
-    """Return what writes the page of PyTorch's viewer."""
+    """Return a function that writes the page of PyTorch's viewer."""
     script = re.sub(r"^import .*$", "", viewer.read_text(), flags=re.MULTILINE)
 
     def build(snapshot: Path, page: Path) -> None:
@@ -165,7 +165,7 @@ def measure(viewer: Viewer, snapshot: Path, folder: Path) -> Result:
     size = path.stat().st_size
     picture = "performance.getEntriesByName('first picture')[0]?.startTime"
     with Page(path, ready=f"{picture} > 0", seconds=PATIENCE_S, settle=2) as page:
-        time.sleep(1)  # for what a page does after its first picture
+        time.sleep(1)  # for work that a page does after its first picture
         shown = page.evaluate(picture) / 1000
         box = json.loads(page.evaluate(WHERE.format(viewer.target)))
         frames = zoom_and_drag(page, box["x"] + box["width"] * 0.63, box["y"] + box["height"] * 0.4)
@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def print_table(snapshot: Path, results: dict[str, Result]) -> None:
-    """Print what was measured on one file; ratios are to our page."""
+    """Print the measurements on one file; ratios are to our page."""
     print(f"\n{snapshot.name}")
     print(f"{'':10}{'build':>10}{'page':>12}{'first picture':>16}{'frame, 95 %':>14}  errors")
     for name, result in results.items():

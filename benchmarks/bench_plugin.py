@@ -1,9 +1,9 @@
-"""What `pytest --cudatool` costs a suite of CUDA tests: its tests' time without, under each check, and the ratio.
+"""The cost of `pytest --cudatool` for a suite of CUDA tests: its time without it and under each check, and the ratio.
 
-The suite is made here, or given: arrays, copies, fills, two streams with events, and a kernel, in many short tests. All
-runs are on one device and take turns; the shortest of the rounds counts. Seconds are those of set-up, call, tear-down
-as pytest measures them, so that starting the interpreter and the device does not blur the ratio. Processor seconds are
-those of the process, less those of a run that only collects: on a busy machine they say more.
+The suite is given, or made here: many short tests with arrays, copies, fills, two streams with events, and a kernel.
+All runs are on one device and take turns; the shortest of the rounds counts. Seconds are those of set-up, call,
+tear-down as pytest measures them, so that starting the interpreter and the device does not blur the ratio. Processor
+seconds are those of the process, less those of a run that only collects: on a busy machine they say more.
 
     python benchmarks/bench_plugin.py [--device sim] [--rounds 3] [SUITE ...]
 """
@@ -95,7 +95,7 @@ def main() -> None:
             file = Path(folder, "test_suite.py")
             file.write_text(SUITE)
             suite = [f"--rootdir={folder}", str(file)]
-        for arguments in RUNS.values():  # compile what is kept
+        for arguments in RUNS.values():  # fill the caches of compiled code
             run(suite, given.device, arguments, folder)
         rounds = [
             {name: run(suite, given.device, arguments, folder) for name, arguments in RUNS.items()}

@@ -1,11 +1,11 @@
-"""What recording costs on a GPU, at each level: the same program's loop recorded and not, in turns, in one process.
+"""The cost of recording on a GPU at each level: one program's loop, recorded and not in turns, in one process.
 
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
 
-Two processes of one program differ by more than a recording costs, so that it begins and ends within one. A line has
-the median time of a step without, and the median quotient, each with that of its round. The program's first steps are
-recorded, so that its modules are loaded as under ``cudatool run``. With ``--peers``, PyTorch's programs also under
-PyTorch's memory history and torch.profiler.
+Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. A line
+has the median time of an unrecorded step, and the median ratio within a round. The program's first steps are recorded,
+so that its modules are loaded as under ``cudatool run``. With ``--peers``, PyTorch's programs also run under PyTorch's
+memory history and torch.profiler.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What recording costs on the software device: a program under `python`, `cudatool run`, `cudatool run --accesses`.
+"""The cost of recording on the software device: a program under `python`, `cudatool run`, `cudatool run --accesses`.
 
-Each of the three runs samples in new processes, with kernels that are compiled already. Prints the seconds of the
-processor that each takes, the least of several runs, start-up included, and the ratios to `python`.
+Each way runs samples in new processes, with kernels that are already compiled. Prints the processor seconds of each,
+the least of several runs, start-up included, and the ratios to `python`.
 
     python benchmarks/bench_run.py [TURNS]
 """

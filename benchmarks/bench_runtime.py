@@ -1,13 +1,13 @@
-"""The runtime beside PyTorch, CuPy and cuda.core, in one run.
+"""Compares the runtime with PyTorch, CuPy and cuda.core, in one run.
 
     python benchmarks/bench_runtime.py [--json] [SECTION ...]
 
-Sections are the functions marked with @section; by default all of them run. What is not installed, or cannot use this
-machine, is left out and said so. On the software device sizes are small, and nothing stands beside ours but cuda.core:
-the times of the two are the software's, and say something about each other alone.
+Sections are the functions marked with @section; by default all of them run. A peer that is not installed, or cannot use
+this machine, is reported as skipped. On the software device sizes are small, and the only peer is cuda.core: both times
+are those of software, and only their ratio has a meaning.
 
 A line is one measurement: ours, each peer's, and ours as a share of the peer's (below 1 is faster for times, above 1
-for rates). Everything is measured several times in turns, and the best of each counts.
+for rates). Everything is measured several times in turns; the best of each counts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import numpy as np
 
 import cudatool as ct
 
-ROUNDS = 5  # turns that everything gets
-SECONDS = 0.08  # that one turn takes, about
+ROUNDS = 5  # turns for each measurement
+SECONDS = 0.08  # approximate seconds of one turn
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Line:
 
 
 class Skipped(Exception):
-    """A section, or a peer, that cannot be measured here; the text says why."""
+    """A section, or a peer, that cannot be measured here; the message says why."""
 
 
 Section = Callable[[], Iterator[Line]]
@@ -94,7 +94,7 @@ def library(name: str) -> Any:
 
 
 def per_call(calls: dict[str, Callable[[], object]], *, limit: int = 10_000) -> dict[str, float]:
-    """Return how long each call takes the host, in us. What it enqueues is done in between, and not counted."""
+    """Return the host's time for each call, in us. The enqueued work finishes between turns and does not count."""
     found = dict.fromkeys(calls, math.inf)
     number = {name: _number(call, limit) for name, call in calls.items()}
     for _ in range(ROUNDS):
@@ -109,7 +109,7 @@ def per_call(calls: dict[str, Callable[[], object]], *, limit: int = 10_000) -> 
 
 
 def per_run(calls: dict[str, Callable[[], object]], *, limit: int = 1000) -> dict[str, float]:
-    """Return how long each call and what it enqueues takes, one after the other without a pause, in us."""
+    """Return the time of each call with its enqueued work, one after the other without a pause, in us."""
     found = dict.fromkeys(calls, math.inf)
     number = {name: _number(call, limit, wait=True) for name, call in calls.items()}
     for _ in range(ROUNDS):
@@ -225,7 +225,7 @@ def _named(calls: dict[str, Callable[[], object]], torch: Any, path: str) -> dic
 
 @section
 def empty() -> Iterator[Line]:
-    """The host's time for an array from cached memory, and to drop it."""
+    """The host's time to make an array from cached memory, and to drop it."""
     torch, cupy = peer("torch"), peer("cupy")
     for size in (1000, 1 << 22):
         calls: dict[str, Callable[[], object]] = {"cudatool": partial(ct.empty, size)}
@@ -294,7 +294,7 @@ def elementwise() -> Iterator[Line]:
 
 @section
 def small() -> Iterator[Line]:
-    """The host's time for operations on arrays so small that it is all there is."""
+    """The host's time for operations on arrays so small that only it matters."""
     ops, blas = library("cudatool.ops"), library("cudatool.blas")
     torch, cupy = peer("torch"), peer("cupy")
     a, b, out = (ct.ones((32, 32)) for _ in range(3))

@@ -1,10 +1,10 @@
 """Operations per second of the happens-before engine on synthetic traces of a million operations.
 
-Five programs: one stream; two and eight streams with event waits for every pair; two with the waits left out, which
-makes it report; and one stream with an allocation for each operation. Each operation reads one buffer and writes
-another, out of 1,000 buffers; of the last program, those of its own and of the operation before, which is freed then,
-at addresses that do not come again. Prints seconds of the processor, operations per second, and how much memory the
-check took beside that of the trace.
+Five programs: one stream; two and eight streams with event waits for every pair; two without the waits, which the
+engine reports; and one stream with an allocation for each operation. Each operation reads one buffer and writes
+another, out of 1,000 buffers; in the last program it writes its own buffer and reads that of the previous operation,
+which is then freed; addresses are not reused. Prints processor seconds, operations per second, and how much memory the
+check took in addition to the trace.
 
 Then four programs of many streams: each made, used and synchronized in a loop; all forked from one stream and joined
 by it with events, twice; all used between device synchronizations; and all racing on one buffer. Prints seconds for
@@ -143,7 +143,7 @@ class Script:
 
 
 def seconds_of(trace: Trace) -> float:
-    """Return how long a check takes, of the processor's time."""
+    """Return the processor time of a check."""
     begin = time.process_time()
     check(trace)
     return time.process_time() - begin
@@ -153,7 +153,7 @@ def measured(make: Callable[[], Trace]) -> tuple[int, int, float, int, int]:
     """Return records, findings, seconds of the check, bytes that it took at its peak, and those of the trace."""
     trace = make()
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak begins anew (proc(5))
+        file.write("5")  # reset the peak (proc(5))
     before = status_bytes("VmRSS")
     begin = time.process_time()
     report = check(trace)
@@ -181,7 +181,7 @@ def main() -> None:
         ("two streams, no waits", partial(make_trace, operations, streams=2, waits=False)),
         ("an allocation for each operation", partial(make_trace_of_allocations, operations)),
     ):
-        with ProcessPoolExecutor(1) as pool:  # a process for each: memory that one has used would hide the next one's
+        with ProcessPoolExecutor(1) as pool:  # a process for each: memory used by one would hide the next one's
             records, findings, seconds, memory, size = pool.submit(measured, make).result()
         print(
             f"{name:32}{records:12,}{findings:10,}{seconds:9.2f}{operations / seconds:14,.0f}"

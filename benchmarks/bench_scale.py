@@ -1,16 +1,16 @@
-"""Time and memory of `cudatool snapshot` on large recordings, beside what Python alone takes for the same file.
+"""Time and memory of `cudatool snapshot` on large recordings, compared with plain Python on the same file.
 
     python benchmarks/bench_scale.py [--events 2100000] [--only "replay --check"] [--ending .ctrace]
 
 The peer of a pickle is ``pickle.load`` and one walk over its events that adds up what is live, as PyTorch's own
-_memory_viz.py begins; that of a trace is one pass of ``zlib.crc32`` over its bytes, which any reader of it must make.
-Each runs in a process of its own: CPU seconds, and the most memory beyond what the imports took.
+_memory_viz.py does first; that of a trace is one pass of ``zlib.crc32`` over its bytes, which any reader of it must
+make. Each runs in a separate process; measured are CPU seconds, and peak memory beyond that of the imports.
 
-Then every command that reads a recording, as a user runs it: what it takes beyond the same command on 1,000 events.
+Then every command that reads a recording runs as for a user; the cost is that beyond the same command on 1,000 events.
 
-The aim is 3 us and 150 bytes an event. Measured with the compiled policy on 2 cores that other programs kept busy,
-which makes the times too long, not the memory; "before", measured beside it, calls of the allocator were replayed one
-by one, and times in exports were floats::
+The goal is 3 us and 150 bytes per event. Measured with the compiled policy on 2 cores that other programs kept busy,
+which makes the times too long, but not the memory. "Before" was measured at the same time: then calls of the allocator
+were replayed one by one, and times in exports were floats::
 
     8,100,000 events, .ctrace                                 before
     snapshot                                1.3 us 150 bytes
@@ -34,9 +34,9 @@ by one, and times in exports were floats::
     replay --conf (one setting)             3.8 us 143 bytes  7.0 us 133 bytes
     snapshot                                2.4 us 137 bytes  2.2 us 138 bytes
 
-``replay --advise`` takes as long as three replays: of twelve settings it leaves out the ten that cannot be the best, as
-soon as that is sure. Where all may be the best it takes some 17 replays, one to three for each. An export to Perfetto
-is half the writing of 290 bytes for each event: with all frames of each stack, which this file is too large for, 560.
+``replay --advise`` takes as long as three replays: of twelve settings it skips the ten that cannot be the best, as soon
+as that is sure. If all may be the best, it takes about 17 replays, one to three for each. An export to Perfetto is half
+the writing of 290 bytes for each event: with all frames of each stack, which this file is too large for, 560.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What-if against what happened: one recording's requests under settings that were also recorded.
+"""Compares predictions with measurements: one recording's requests under settings that were also recorded.
 
     python benchmarks/bench_whatif.py FOLDER [--cut SHARE ...]
 
 FOLDER holds WORKLOAD__SETTINGS.pickle.xz and .stats.json files, as record_torch_workloads.py writes them. For every
 workload and each of its recordings, the peak of reserved bytes under the settings of the others is predicted. With
-``--cut``, also from recordings that lost this share of their events at the beginning.
+``--cut``, predictions are also made from recordings that lost this share of their events at the beginning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOST_WITH_THEM = ("alloc", "oom")  # actions that are requests
 
 
 class Row(NamedTuple):
-    """A prediction and what was measured."""
+    """A prediction and its measured value."""
 
     workload: str
     base: str

@@ -4,10 +4,10 @@
     python benchmarks/large_recordings.py 2100000 large.ctrace
 
 Sixteen steps run through the allocator's policy, twice. After each step the same blocks are live as before it, and the
-second time nothing more is taken from the driver, so that the sixteen can be repeated as often as needed: the whole is
-what the allocator would have done, and `cudatool replay --check` finds every address.
+second pass takes no more memory from the driver. So the sixteen steps can be repeated as often as needed: the result is
+what the allocator would have done, and `cudatool replay --check` reproduces every address.
 
-A pickle is laid out as PyTorch's: keys, texts and frames once, then references to them; a dict and a tuple for each
+A pickle is laid out like PyTorch's: keys, texts and frames once, then references to them; a dict and a tuple for each
 event, and a list of some 20 frames for each allocation.
 """
 
@@ -48,7 +48,7 @@ _KEYS = ("action", "addr", "size", "stream", "time_us", "compile_context", "user
 
 
 def pattern() -> tuple[Trace, int]:
-    """Return a trace of the beginning and of the steps, and the record that the steps begin with."""
+    """Return a trace of the beginning and of the steps, and the first record of the steps."""
     allocator = CachingAllocator(EndlessProvider(), device=0, settings=Settings.parse(""))
     chance = random.Random()
 
@@ -82,7 +82,7 @@ def pattern() -> tuple[Trace, int]:
 
 
 def whole(trace: Trace, begin: int, events: int) -> npt.NDArray[np.void]:
-    """Return so many allocator events: the beginning, then the steps again and again, each with a stack's number."""
+    """Return this many allocator events: the beginning, then the steps repeatedly, each event with a stack's number."""
     records = trace.records[np.isin(trace.records["kind"], list(_ACTIONS))]
     begin -= len(trace.records) - len(records)
     head, rounds = records[:begin], records[begin:]
@@ -104,7 +104,7 @@ def stacks() -> list[list[int]]:
 
 
 def write_pickle(path: Path, events: int) -> None:
-    """Write a snapshot of so many events, as PyTorch's own pickle.dump() would."""
+    """Write a snapshot of this many events, as PyTorch's own pickle.dump() would."""
     trace, begin = pattern()
     records = whole(trace, begin, events)
     made = Trace(records, stacks=[tuple(stack) for stack in stacks()])
@@ -194,7 +194,7 @@ def _write_events(file: BinaryIO, records: npt.NDArray[np.void], numbers: _Numbe
 
 
 def write_ctrace(path: Path, events: int) -> None:
-    """Write a trace of so many events, as `cudatool run` would."""
+    """Write a trace of this many events, as `cudatool run` would."""
     trace, begin = pattern()
     records = whole(trace, begin, events)
     header = json.dumps({"device_kind": "cuda", "argv": ["train.py"]}).encode()

@@ -1,10 +1,10 @@
-"""Record PyTorch programs under several allocator settings, on a GPU: what replay and what-if are measured against.
+"""Record PyTorch programs under several allocator settings, on a GPU: the references for replay and what-if.
 
     python benchmarks/record_torch_workloads.py OUT [--jobs 6] [--only WORKLOAD]
 
-Every pair of workload and settings runs in a process of its own. It leaves NAME.pickle.xz, the snapshot with its whole
-history, and NAME.stats.json with the settings, the memory fraction, whether memory ran out, the card's memory, and
-``torch.cuda.memory_stats()``. A workload asks for the same memory under all settings.
+Every pair of workload and settings runs in a separate process. It writes NAME.pickle.xz, the snapshot with its whole
+history, and NAME.stats.json with the settings, the memory fraction, whether memory ran out, the device's memory, and
+``torch.cuda.memory_stats()``. A workload requests the same memory under all settings.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def record(workload: str, fraction: float, out: Path) -> None:
 
 
 def run(workload: str, name: str, conf: str, fraction: float, out: Path) -> str:
-    """Record in a process of its own; return what to say about it."""
+    """Record in a separate process; return a line about the result."""
     path = out / f"{workload}__{name}"
     command = [sys.executable, __file__, "--record", workload, "--fraction", repr(fraction), str(path)]
     environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -44,12 +44,12 @@ _EXAMPLES = (
 )
 
 
-_LONGEST = 1000  # characters of a line: paths may have some hundred
+_LONGEST = 1000  # characters of a line: paths may have about a hundred
 _LONG_WORD = re.compile(rf"[^\s/]{{{QUOTED + 1},}}")  # that click quotes in full
 
 
 class _ReaderGoneError(OutputError):
-    """Who read our output went away, as `| head` does: nothing to be said."""
+    """The reader of our output has closed the pipe, as `| head` does: print no error."""
 
 
 class _LazyGroup(click.Group):
@@ -93,7 +93,7 @@ class _LazyGroup(click.Group):
 
 
 def _suggestion(name: str) -> str:
-    """Return what may have been meant by a command that there is not."""
+    """Return the likely meaning of an unknown command."""
     if name.endswith(".py"):
         return f"Did you mean 'cudatool run {name}'?"
     if name.endswith((".ctrace", ".pickle", ".pkl")):
@@ -109,19 +109,19 @@ def group() -> None:
 
 
 def _say(message: str) -> None:
-    """Print a message, which may have several lines, as the log of a compiler; what it quotes may be from anywhere."""
+    """Print a message, perhaps of several lines, such as a compiler's log; its quotes may be untrusted text."""
     for line in message.split("\n"):
         try:
             click.echo(printable(shortened(line, _LONGEST)), err=True)
         except OSError:
-            pass  # stderr is full or gone: the status still tells
+            pass  # stderr is full or closed: the status still reports it
 
 
 def main() -> None:
     """Run the command line; the one place where errors are printed."""
     open_standard_files()
     if "_CUDATOOL_COMPLETE" in os.environ:
-        from cudatool.cli._completion import register  # only a shell asks for it
+        from cudatool.cli._completion import register  # only a shell needs it
 
         register()
     try:
@@ -144,10 +144,10 @@ def main() -> None:
     except KeyboardInterrupt:
         _say("cudatool: interrupted")
         status = 130
-    except MemoryError:  # a limit of the machine's, or of the program's own
+    except MemoryError:  # a limit of the machine, or of the program itself
         _say("cudatool: error: out of memory")
         status = 2
-    except Exception as error:  # a mistake of ours, and no finding
+    except Exception as error:  # our own bug, not a finding
         status = _INTERNAL_ERROR
         _print_internal_error(error)
     sys.exit(status)
@@ -156,7 +156,7 @@ def main() -> None:
 def _discard_stdout() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except OSError:  # no descriptor is left: Python would say more than one line about what it cannot write
+    except OSError:  # no file descriptor is left: Python would print several lines about the failed write
         sys.stdout = None
 
 

@@ -1,4 +1,4 @@
-"""Options of ``cudatool sanitize`` for findings that are meant, or known: rules, and a baseline."""
+"""Options of ``cudatool sanitize`` for accepted findings: rules, and a baseline of known ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Acceptance:
-    """What was asked for, already read: all that can be wrong with it is said before the workload runs."""
+    """The options, already parsed: every error in them is raised before the workload runs."""
 
     def __init__(self, *, suppress: tuple[str, ...], baseline: str | None, update_baseline: bool) -> None:
 
@@ -37,9 +37,9 @@ class Acceptance:
             self.read.append(baseline)
 
     def applied(self, report: Report, checks: Collection[str], *, complete: bool, files: Iterable[str] = ()) -> Report:
-        """Return the report without what is accepted; a `complete` run updates the baseline first, if it is to be.
+        """Return the report without accepted findings; a `complete` run first updates the baseline, if requested.
 
-        `files` are the program's sources: mistakes in their comments are remarked on.
+        `files` are the program's sources: mistakes in their comments become remarks.
         """
 
         report = accepted(report, self._rules, files)

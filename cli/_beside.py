@@ -1,4 +1,4 @@
-"""NAME.stats.json beside NAME.pickle: what a PyTorch snapshot lacks, where its recorder wrote it down."""
+"""Reads NAME.stats.json next to NAME.pickle: facts that a PyTorch snapshot lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_CARDS = 128  # a record's device is a signed byte
 
 
 def _fraction(value: Any) -> float | None:
-    """Return a memory fraction, None where none was set; as a number, or as settings spell it."""
+    """Return a memory fraction, None if none was set; the value is a number, or a settings string."""
     if value in (None, ""):
         return None
     number = float(value) if isinstance(value, str) and len(value) < 32 else value
@@ -54,10 +54,10 @@ _FACTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
 
 
 def with_statistics(trace: Trace, source: Path) -> Trace:
-    """Add to the header of a snapshot what a file beside it says; say what of that is not used.
+    """Add the facts of a file next to a snapshot to its header; report unused ones on stderr.
 
     ``memory_fraction`` is what the program gave to ``set_per_process_memory_fraction``, ``total_memory`` the bytes of
-    each card, ``memory_stats`` what ``torch.cuda.memory_stats()`` was at the end.
+    each device, ``memory_stats`` what ``torch.cuda.memory_stats()`` was at the end.
     """
     path = source.parent / f"{source.name.split('.pickle')[0]}.stats.json"
     try:

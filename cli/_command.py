@@ -16,13 +16,13 @@ from cudatool.cli._text import say
 
 __all__ = ["Command", "Files", "Listed", "Option", "command", "option"]
 
-_SETTINGS = "cudatool.settings"  # where a context keeps the names of the options that a pyproject.toml gave
+_SETTINGS = "cudatool.settings"  # key under which a context stores the names of the options from a pyproject.toml
 
 
 class Option(click.Option):
-    """An option that stands below the heading `group` in the help, and takes a value from ``[tool.cudatool]``.
+    """An option below the heading `group` of the help that can take its value from ``[tool.cudatool]``.
 
-    `setting` is its name there. The command line goes before the environment, and that before the file.
+    `setting` is its name there. The command line overrides the environment, which overrides the file.
     """
 
     def __init__(self, *args: Any, group: str = "Options", setting: str | None = None, **kwargs: Any) -> None:
@@ -31,7 +31,7 @@ class Option(click.Option):
         self.setting = setting
 
     def consume_value(self, ctx: click.Context, opts: Any) -> tuple[Any, ParameterSource]:
-        """Return the value and where it is from."""
+        """Return the value and its source."""
         value, source = super().consume_value(ctx, opts)
         given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         if self.setting is None or source in given or ctx.resilient_parsing:
@@ -48,7 +48,7 @@ option = partial(click.option, cls=Option)
 
 
 class Command(click.Command):
-    """A command whose options stand in groups, with examples at the end of its help."""
+    """A command whose options are in groups, with examples at the end of its help."""
 
     def __init__(self, *args: Any, examples: Iterable[tuple[str, str]] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,7 +75,7 @@ class Command(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}$ {line}\n")
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what comes from a pyproject.toml is said first."""
+        """Run the command; first report the options that come from a pyproject.toml."""
         if names := ctx.meta.get(_SETTINGS):
             say(f"cudatool: settings of {project_file()}: {', '.join(names)}")
         return super().invoke(ctx)
@@ -87,9 +87,9 @@ def command(**kwargs: Any) -> Callable[[Callable[..., Any]], Command]:
 
 
 class Listed(click.types.StringParamType):
-    """Words, of which `values` returns the known ones for completion; the command itself says which are wrong.
+    """Words; `values` returns the known ones for completion, and the command itself rejects wrong ones.
 
-    `separator` stands between several words of one value.
+    `separator` separates several words of one value.
     """
 
     def __init__(self, values: Callable[[], Iterable[str]], *, separator: str = "") -> None:
@@ -105,9 +105,9 @@ class Listed(click.types.StringParamType):
 
 
 class Files(click.types.StringParamType):
-    """The name of a file; completion offers those with certain endings, and every one where there are none.
+    """The name of a file; completion offers those with certain endings, or every file if there are none.
 
-    The command gets what `path_type` makes of the name.
+    The command gets the result of `path_type` for the name.
     """
 
     def __init__(self, *endings: str, path_type: Callable[[str], Any] = str) -> None:

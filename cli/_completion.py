@@ -21,7 +21,7 @@ _BREAKS = ":="  # of bash's COMP_WORDBREAKS; its other characters need quotes an
 
 
 class _Bash(BashComplete):
-    """bash takes ``:`` and ``=`` for words of their own, and replaces only what stands after the last of them."""
+    """bash treats ``:`` and ``=`` as separate words, and replaces only what follows the last of them."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         args, incomplete = super().get_completion_args()
@@ -67,6 +67,6 @@ def _option_and_value(word: str) -> tuple[str, str]:
 
 
 def register() -> None:
-    """Have click use these."""
+    """Register these classes with click."""
     for shell in (_Bash, _Zsh, _Fish):
         add_completion_class(shell)

@@ -1,4 +1,4 @@
-"""A line on stderr where a program ends at once, without the interpreter's own end: a signal or ``os._exit``."""
+"""Writes a line to stderr if a program ends without the interpreter's shutdown: a signal or ``os._exit``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def last_words(text: str) -> Iterator[None]:
     """Write `text` to stderr if a signal or :func:`os._exit` ends this process inside the ``with`` block.
 
     The process ends as it would have, and a program sees no handler in :func:`signal.getsignal`. Nothing is written
-    where a program handles the signal itself, or in its children. SIGKILL lets nothing be written.
+    where a program handles the signal itself, or in its children. SIGKILL cannot be caught.
     """
     message, process, exit_at_once = f"{text}\n".encode(errors="replace"), os.getpid(), os._exit
 

@@ -53,7 +53,7 @@ device_option = option(
 def html_option(beside: str) -> Callable[[_F], _F]:
     """Add ``--html [FILE]`` and ``--open`` to a command; without FILE the value of ``--html`` is `BESIDE`.
 
-    Of ``--html WORD``, the word may have been meant for an argument: :func:`is_page` tells. The command gets `opens`
+    In ``--html WORD``, the word may be meant as an argument: :func:`is_page` decides. The command gets `opens`
     for ``--open``, which implies ``--html``.
     """
 
@@ -138,9 +138,9 @@ def source_argument(name: str = "source", *, required: bool = False) -> Callable
 
 
 def workload_arguments(*endings: str) -> Callable[[_F], _F]:
-    """Add ``(WORKLOAD.py | -m MODULE | -c CODE) [ARGS]...`` to a command; its own options must stand before.
+    """Add ``(WORKLOAD.py | -m MODULE | -c CODE) [ARGS]...`` to a command; its own options must come before.
 
-    The command gets `workload`: the words as they would stand after ``python``. Completion offers files with `endings`.
+    The command gets `workload`: the words as they would follow ``python``. Completion offers files with `endings`.
     """
 
     def decorate(function: _F) -> _F:
@@ -166,9 +166,9 @@ def size_of(text: str | None, name: str) -> int | None:
     Raises
     ------
     UsageError
-        It is a number without a unit, which is not meant in bytes where the size of a card is asked for.
+        It is a number without a unit: a device's memory is not given in bytes.
     ConfigError
-        It is no size.
+        It is not a size.
     """
 
     if text is None:

@@ -1,4 +1,4 @@
-"""The part of a recording that a command is asked for; apart from those that only read, for it needs the analysis."""
+"""Selects the part of a recording that a command works on; a separate module, since it imports the analysis."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["part_of"]
 
 
 def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
-    """Return the part of a trace that ``--events A:B`` and ``--time A:B`` name; both: what is in both.
+    """Return the part of a trace that ``--events A:B`` and ``--time A:B`` name; if both are given, their overlap.
 
     Times count from the first event.
 
     Raises
     ------
     UsageError
-        They are no ranges, nothing is in them, or the trace has no times.
+        They are not ranges, contain no event, or the trace has no times.
     """
 
     if (events, time) == (None, None):

@@ -9,7 +9,7 @@
     baseline = "known.json"
     suppress = ["kind=race-* file=third_party/*.py", "@suppressions.txt"]
 
-They take the place of options of the same names that are not given; a list may stand where an option may be repeated.
+They are the values of options of the same names that are not given; an option that may be repeated takes a list.
 Files are named from the directory of the pyproject.toml, and results stay inside of it. The file is the nearest one
 from the working directory upwards that has this table, and belongs to the user, to root or to the owner of the working
 directory: in ``/tmp``, another user may put one that hides findings.
@@ -34,7 +34,7 @@ _SETTINGS: Final = ("baseline", "checks", "device", "format", "suppress")
 
 
 def setting(name: str, *, several: bool) -> str | tuple[str, ...] | None:
-    """Return what the project says of an option, as the option takes it; None if it says nothing.
+    """Return the project's value of an option, in the option's form; None if it has none.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def _table(here: Path) -> tuple[Path, Any] | None:
                 owner = os.fstat(file.fileno()).st_uid
                 content = file.read(PROJECT_BYTES + 1)
         except OSError:
-            continue  # not ours to complain about
+            continue  # other tools report this
         if b"cudatool" not in content.replace(b"\0", b""):  # UTF-16 has zeros in between
             continue
         if owner not in trusted:

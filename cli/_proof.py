@@ -24,16 +24,16 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Proof:
-    """What was asked for.
+    """The chosen options.
 
     Attributes
     ----------
     schedules
-        How many the program is to run under, None if under that of its device.
+        The number of schedules to run the program under, None for the device's own schedule.
     budget_s
         Seconds for the replays that prove races, None if no witnesses are wanted.
     tape
-        For the recording, None if no witnesses are looked for in this process.
+        For the recording, None if this process searches for no witnesses.
     """
 
     def __init__(self, *, budget_s: float | None, schedules: int | None) -> None:
@@ -41,12 +41,12 @@ class Proof:
         self.schedules = schedules
         self.tape: Tape | None = None
         if budget_s is not None and schedules is None:
-            from cudatool.sim.observe.tape import Tape  # few runs ask for witnesses
+            from cudatool.sim.observe.tape import Tape  # few runs need witnesses
 
             self.tape = Tape()
 
     def refuse_trace(self) -> None:
-        """Complain if anything was asked for that only the program itself can give."""
+        """Raise an error for options that need the program itself, not its trace."""
 
         if self.budget_s is not None or self.schedules is not None:
             option = "--witness" if self.budget_s is not None else "--explore"
@@ -59,7 +59,7 @@ class Proof:
             self.tape.again[host_function.address] = host_function.repeat
 
     def proven(self, report: Report, trace: Trace) -> Report:
-        """Return the report with witnesses, if they are wanted."""
+        """Return the report with witnesses, if requested."""
 
         if self.tape is None or self.budget_s is None:
             return report

@@ -25,7 +25,7 @@ def _widths(field: FieldAccess) -> str:
 
 
 def _types(accesses: KernelAccesses) -> list[str]:
-    """Return the type of each parameter as C++ has it where the kernel's name tells, else as PTX has it."""
+    """Return the type of each parameter: its C++ type if the kernel's name shows it, else its PTX type."""
     types = kernel_parameters(accesses.kernel)
     if len(types) == len(accesses.parameters):
         return types
@@ -33,13 +33,13 @@ def _types(accesses: KernelAccesses) -> list[str]:
 
 
 def _names(accesses: KernelAccesses, source: str) -> list[str]:
-    """Return the name of each parameter as the CUDA C++ `source` has it, "" where that does not tell."""
+    """Return the name of each parameter in the CUDA C++ `source`, "" if the source does not show it."""
     count = len(accesses.parameters)
     return parameter_names(source, kernel_name(accesses.kernel), count) or [""] * count
 
 
 def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str, source: str) -> dict[str, Any]:
-    """Return the same as :func:`print_kernel` prints, for ``json.dumps``."""
+    """Return what :func:`print_kernel` prints, for ``json.dumps``."""
     return {
         "kernel": accesses.kernel,
         "target": summary.target,
@@ -88,7 +88,7 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str, 
 
 
 def headings(symbols: Sequence[str]) -> list[str]:
-    """Return what kernels are called, each unlike the others: overloads with the types of their parameters."""
+    """Return distinct headings for kernels: overloads get the types of their parameters."""
     names = [kernel_name(symbol) for symbol in symbols]
     short, same = short_names(names), Counter(names)
     return [
@@ -105,7 +105,7 @@ def print_kernel(heading: str, accesses: KernelAccesses, summary: KernelSummary,
     heading
         Its name, of :func:`headings`.
     refusal
-        Why the software device does not run it, empty if it does.
+        Why the software device cannot run it, empty if it can.
     source
         The CUDA C++ that it was compiled from, empty if there is none.
     """

@@ -1,4 +1,4 @@
-"""The trace that a command is about: read from a file, or recorded from a workload that is run for it."""
+"""Gets the trace for a command: from a file, or by running and recording a workload."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def trace_of(
     *,
     children: bool = True,
 ) -> tuple[list[Trace], int, bool]:
-    """Return the trace that `workload` names, or that it leaves when it runs under `checks`.
+    """Return the trace that `workload` names, or run it under `checks` and return its recording.
 
-    After it come those of the processes that it started, if `children` are wanted. Also its exit status, and whether
-    the trace was there before.
+    If `children` are wanted, the traces of the processes that it started follow. Also return its exit status, and
+    whether the trace already existed.
 
-    `proof` has the tape for the recording. What the workload prints goes to stderr.
+    `proof` has the tape for the recording. The workload's output goes to stderr.
     """
 
     program = Workload.parse(workload, "sanitize")
@@ -54,7 +54,7 @@ def trace_of(
             proof.refuse_trace()
             return _family(with_events(reader.read(target)), children), 0, True
         if target.endswith(".ctrace"):
-            reader.read(target)  # says what is wrong with it
+            reader.read(target)  # raises the error
         refuse_recording(target)
     program.check()
     # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
@@ -63,7 +63,7 @@ def trace_of(
         path = os.path.join(folder, f"{program.name}.ctrace")
         in_kernels = [check for check in checks if check not in ("race", "leak")]
         supervised = Supervised()
-        if supervised.status is not None:  # the program left without coming to its end
+        if supervised.status is not None:  # the program exited early
             return _family(_left_behind(path), children), supervised.status, False
         try:
             with (
@@ -81,22 +81,22 @@ def trace_of(
                 status = program.run()
                 if "leak" in checks:
                     program.forget()
-        except BaseException:  # only our own come here
+        except BaseException:  # only our own errors reach this
             supervised.came_to_its_end()
             raise
         if stdout.number is None or not supervised.came_to_its_end():
-            os._exit(status)  # the program closed what the report would go to: the parent has it
+            os._exit(status)  # the program closed the report's stream: the parent still has it
         return _family(reader.read(path), children), status, False
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def checked(traces: Sequence[Trace], checks: Collection[str], proof: Proof, *, bounded: bool = False) -> list[Report]:
-    """Return the report of each process of a program, whose own comes first."""
+    """Return the report of each process of a program, the program's own first."""
     first, *others = traces
     beside = {int(trace.header["pid"]) for trace in others if "pid" in trace.header}
     reports = [proof.proven(check(first, checks, bounded=bounded, beside=beside), first)]
-    closed = first.ending is Ending.CLOSED  # then it lists the processes that others started, too
+    closed = first.ending is Ending.CLOSED  # so that it also lists processes that others started
     return reports + [check(trace, checks, bounded=bounded, beside=() if closed else beside) for trace in others]
 
 
@@ -105,7 +105,7 @@ def _family(trace: Trace, children: bool) -> list[Trace]:
 
 
 def _left_behind(path: str) -> Trace:
-    """Return the trace of a program that is gone."""
+    """Return the trace of a program that has ended without a report."""
 
     if not os.path.exists(path):
         raise CudatoolError("the process of the program ended before it was recorded")
@@ -114,7 +114,7 @@ def _left_behind(path: str) -> Trace:
 
 @contextmanager
 def _stdout_for_the_report() -> Iterator[KeptDescriptor]:
-    """Send to stderr what this process and its children write to stdout, and keep the real one."""
+    """Redirect the stdout of this process and its children to stderr; yield the real stdout."""
     if sys.stdout is not None:
         sys.stdout.flush()
     saved = KeptDescriptor(os.dup(1))
@@ -126,5 +126,5 @@ def _stdout_for_the_report() -> Iterator[KeptDescriptor]:
             sys.stdout.flush()
         if (number := saved.number) is not None:
             os.dup2(number, 1)
-        if sys.stdout is None:  # the program closed it, or there was none
+        if sys.stdout is None:  # the program closed stdout, or there was none
             sys.stdout = os.fdopen(1, "w", closefd=False)

@@ -19,7 +19,7 @@ _COLUMNS: Final = (
     "Reserved and in use: the most at any time, which need not be the same time.",
     "Unused: of the most reserved, at the time when most of that was in use.",
 )
-_MOST_COUNTERS = 5  # that differ, to be listed
+_MOST_COUNTERS = 5  # differences to list
 _BEGINNINGS = {
     "empty": "nothing: the recording is complete",
     "inferred": "what its events and its end show was there before",
@@ -63,7 +63,7 @@ def print_check(console: Console, result: Check) -> None:
 
 
 def print_outcomes(console: Console, device: int, advice: Advice) -> None:
-    """Print what was recorded, what a replay of it costs, and what the other settings would have cost."""
+    """Print the recorded cost, that of its replay, and those of the other settings."""
     from rich.table import Table
 
     record, check = advice.record, advice.recorded
@@ -112,7 +112,7 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
 
 
 def _in_all(confs: list[str]) -> list[str]:
-    """Return the settings that are no choice but a limit, if all of several have it."""
+    """Return the setting that is a limit, not a choice, if all of several settings have it."""
     limits = {setting_texts(conf).get("per_process_memory_fraction", "") for conf in confs}
     return sorted(limits - {""}) if len(limits) == 1 and len(confs) > 1 else []
 
@@ -132,7 +132,7 @@ def _cells(outcome: Outcome) -> list[str]:
 
 
 def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
-    """Print the best setting, or why none is named; nothing if the user has `chosen` which to try."""
+    """Print the best setting, or why none is recommended; nothing if the user has `chosen` the settings."""
     if advice.withheld is not None:
         console.print(f"No advice: {advice.why_not()}", markup=False, soft_wrap=True)
         return

@@ -1,7 +1,7 @@
-"""``cudatool sanitize --explore``: the program under several schedules, each in a process of its own.
+"""``cudatool sanitize --explore`` runs the program under several schedules, each in a separate process.
 
-The process of a schedule is this module, too. It answers on stdout with one JSON object, and keeps to itself what
-cudatool says elsewhere, so that its stderr is the program's output and nothing else.
+The process of a schedule runs this module, too. It answers on stdout with one JSON object, and suppresses cudatool's
+usual messages, so that its stderr is only the program's output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROGRAM = "from cudatool.cli._schedules import answer; answer()"
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What every schedule does; `budget_s` are the seconds for witnesses, None for none."""
+    """The job of every schedule; `budget_s` is the time for witnesses in seconds, None for no witnesses."""
 
     checks: str
     budget_s: float | None
@@ -46,13 +46,13 @@ def explored(
 ) -> tuple[Report, int]:
     """Return one report of the program under all schedules, and its first exit status that is not 0.
 
-    As many run at a time as there are processors. On stderr stand a line of progress now and then, and what the
-    program printed: under the first schedule, and where it failed.
+    One process per processor runs at a time. stderr gets a progress line now and then, and the program's output under
+    the first schedule and under those where it failed.
 
     Raises
     ------
     UsageError
-        The job cannot be done as it is, or the device is a GPU.
+        The options do not allow it, or the device is a GPU.
     """
     assert proof.schedules is not None
     program = Workload.parse(workload, "sanitize")
@@ -77,7 +77,7 @@ def _explored(device: str | None, number: int, job: _Job) -> Report:
             _say("\n".join((f"cudatool: what the program printed under {run.schedule}:", *run.output)))
     again = ordered[0]
     if any(run.output != again.output for run in ordered):
-        again = _run(*next(iter(devices.items())), job)  # what differs here has nothing to do with the order
+        again = _run(*next(iter(devices.items())), job)  # differences here do not come from the order
     return joined(ordered, again)
 
 
@@ -112,7 +112,7 @@ def _say(text: str) -> None:
 
 
 def answer() -> None:
-    """In the process of a schedule: do the job that the arguments name, and print what came of it."""
+    """In the process of a schedule: do the job that the arguments describe, and print its result."""
     device, job = sys.argv[1], _Job(**json.loads(sys.argv[2]))
     try:
         answered = _answer(device, job)

@@ -1,4 +1,4 @@
-"""What ``cudatool snapshot`` prints: what matters first."""
+"""The text of ``cudatool snapshot``, the most important part first."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def print_report(console: Console, report: Report, cards: Sequence[NvmlDevice] =
 
 
 def _print_line(console: Console, text: str) -> None:
-    """Print one line, which a terminal shows as several, broken between words."""
+    """Print one line, which a terminal wraps between words."""
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
@@ -234,7 +234,7 @@ def _print_work(console: Console, summary: Summary) -> None:
 
 
 def _print_card(console: Console, card: NvmlDevice, report: Report) -> None:
-    """Print who uses a card of this machine now; split up for the program of the trace, if it is still running."""
+    """Print which processes use a device of this machine now; with details for the trace's program if it still runs."""
 
     console.print(f"\nOn this machine now, GPU {card.index}: {plain(card.name)}", style="bold")
     console.print(f"{format_bytes(card.used)} of {format_bytes(card.total)} are used", markup=False)

@@ -1,4 +1,4 @@
-"""Files that commands read, whatever kind they are of."""
+"""Reads the input files of commands, of every kind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_trace(source: Path) -> Trace:
     UsageError
         The file cannot be read.
     FileFormatError
-        It is of none of these kinds, or damaged.
+        The file is of none of these kinds, or damaged.
     """
 
     _give_back_what_is_freed()
@@ -69,7 +69,7 @@ def read_trace(source: Path) -> Trace:
 
 
 def read_family(source: Path, events: str | None, time: str | None) -> list[Trace]:
-    """Return the part of a trace that was asked for, and after it the traces of the processes that its program started.
+    """Return the requested part of a trace, followed by the traces of the processes that its program started.
 
     A part is one of the program's own process.
 
@@ -83,17 +83,17 @@ def read_family(source: Path, events: str | None, time: str | None) -> list[Trac
 
 
 def beside(path: str, trace: Trace) -> str:
-    """Return the name of a file for a process that the program started, whose own file is `path`."""
+    """Return a file name for a process that the program started, next to the program's file `path`."""
     stem, ending = os.path.splitext(path)
     rank = f".rank{trace.header['rank']}" if str(trace.header.get("rank", "")).isdecimal() else ""
     return f"{stem}{rank}.{trace.header.get('pid', 0)}{ending}"
 
 
 def _give_back_what_is_freed() -> None:
-    """Have the C library give large arrays back to the system when they are freed.
+    """Make the C library return large arrays to the system when they are freed.
 
-    glibc keeps ever larger ones for later, up to 32 MiB each: of a recording with millions of events, every column that
-    an analysis needs for a moment.
+    By default glibc caches larger and larger ones, up to 32 MiB each: for a recording with millions of events, every
+    temporary column of an analysis.
     """
     import ctypes
 
@@ -104,7 +104,7 @@ def _give_back_what_is_freed() -> None:
 
 
 def with_events(trace: Trace) -> Trace:
-    """Return a trace, unless nothing of what it should hold could be read: that would look like a clean result."""
+    """Return a trace; raise an error if none of its events could be read, since that would look like a clean result."""
 
     if trace.notes and not len(trace.records):
         raise FileFormatError(trace.source, f"holds no events: {trace.notes[0]}")
@@ -112,16 +112,16 @@ def with_events(trace: Trace) -> Trace:
 
 
 def say_notes(trace: Trace) -> None:
-    """Say on stderr what is missing from a trace."""
+    """Report on stderr what is missing from a trace."""
 
     for note in trace.notes:
         messages().print(f"warning: {note}", markup=False)
 
 
 def refuse_recording(target: str) -> None:
-    """Raise :class:`UsageError` if the program that is to be run is a trace or a snapshot.
+    """Raise :class:`UsageError` if the program to run is a trace or a snapshot.
 
-    Plain Python would say something about null bytes.
+    Plain Python would only complain about null bytes.
     """
 
     what = "a trace" if reader.is_trace(target) else ""

@@ -1,8 +1,8 @@
-"""The workload in a process of its own, so that a report is written however it ends.
+"""Runs the workload in a separate process, so that a report is written however it ends.
 
-A program may leave by os._exit, replace itself by another one, or be killed: nothing in its own process could report
-then. So it runs in a fork of the command, which goes on to the report if the program comes to its end. If not, the
-parent, which otherwise only waits, takes over.
+A program may exit by os._exit, replace itself with another one, or be killed: then its own process cannot report. So it
+runs in a fork of the command, which writes the report if the program ends normally. If it does not, the parent, which
+otherwise only waits, takes over.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Supervised:
     Attributes
     ----------
     status
-        In the parent: the exit status of a workload that did not come to its end, negative: the signal that ended it.
+        In the parent: the exit status of a workload that did not end normally; if negative, the signal that ended it.
 
-    :meth:`came_to_its_end` in the child: the report will be the child's, and the parent never returns from here.
+    :meth:`came_to_its_end` in the child: the child will report, and the parent never returns from here.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Supervised:
         os.set_blocking(read, False)
         try:
             ended = os.read(read, 1)
-        except BlockingIOError:  # a process that the workload left behind has the other end
+        except BlockingIOError:  # a process that outlives the workload has the other end
             ended = b""
         os.close(read)
         if not ended:
@@ -66,9 +66,9 @@ class Supervised:
             os._exit(status)  # the child has written everything
 
     def came_to_its_end(self) -> bool:
-        """In the child: what follows is ours. Not in a process that the workload forked off.
+        """Note in the child that the workload has ended. Does nothing in a process that the workload forked.
 
-        Returns False if the workload closed the pipe to the parent, who will report then.
+        Return False if the workload closed the pipe to the parent, which then reports.
         """
         number = self._write.number
         if os.getpid() != self._process or number is None:

@@ -1,4 +1,4 @@
-"""How commands print: tables and messages, JSON, and whatever text there is in a file, made printable."""
+"""How commands print: tables, messages, JSON, and text from files, made printable."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = [
     "say",
 ]
 
-_NARROWEST = 72  # columns; in fewer, tables would lose their text, while the terminal wraps lines and loses nothing
+_NARROWEST = 72  # columns; in fewer, tables would lose text, while a terminal that wraps lines loses nothing
 
 
 def results() -> Console:
-    """Return what prints results to stdout, whatever names there are and whatever the terminal can show."""
+    """Return the console for results on stdout; it can print any name on any terminal."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     console = _console_type()(highlight=False, emoji=False)
@@ -43,17 +43,17 @@ def results() -> Console:
 
 
 def messages() -> Console:
-    """Return what prints warnings and the next step to stderr, each on one line."""
+    """Return the console for warnings and next steps on stderr, each on one line."""
     return _console_type()(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Print one line to stderr, whatever names are in it."""
+    """Print one line to stderr, with any names in it made printable."""
     click.echo(printable(text), err=True)
 
 
 def bytes_or_unknown(size: int | None) -> str:
-    """Return bytes with a unit, or that the recording does not say."""
+    """Return bytes with a unit, or a note that the recording does not have them."""
     return "unknown" if size is None else format_bytes(size)
 
 
@@ -69,7 +69,7 @@ def _console_type() -> type[Console]:
     from rich.text import Text
 
     class Printable(Console):
-        """Every text that it prints is on one line and printable, but for empty lines in front of it."""
+        """Makes every printed text printable and puts it on one line, except for leading empty lines."""
 
         def on_broken_pipe(self) -> None:
             raise
@@ -94,7 +94,7 @@ def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
-    """Print a table below its title, if it has rows; as the table's own, the title would be as narrow as the table."""
+    """Print a title and a table, if it has rows; rich would make a table's own title as narrow as the table."""
     if table.row_count:
         console.print(f"\n{title}", style="bold")
         console.print(table)
@@ -107,7 +107,7 @@ def print_rows(console: Console, table: Table) -> None:
 
 
 def print_rest(console: Console, count: int, shown: int, what: str) -> None:
-    """Say how many rows of `what` (one: the plural without its last letter) were left out, if any."""
+    """Print how many rows of `what` (a plural; its last letter is dropped for one row) were left out, if any."""
     if count > shown:
         console.print(f"... and {count - shown:,} more {what if count - shown > 1 else what[:-1]} (--json has all)")
 

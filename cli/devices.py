@@ -1,4 +1,4 @@
-"""``cudatool devices``: what programs can use here."""
+"""``cudatool devices``: the devices that programs can use here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cudatool diff``: what two peaks differ in."""
+"""``cudatool diff``: the differences between two peaks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def diff(
     """
 
     check_outputs([html] if html else [], [before, after], force=force)
-    with step("cudatool diff"):  # the two seconds until progress shows begin here
+    with step("cudatool diff"):  # progress shows two seconds from here
         old, new = (part_of(read_trace(path), events, time) for path in (before, after))
         for trace in (old, new):
             say_notes(trace)
@@ -70,7 +70,7 @@ def diff(
                 _print(console, one)
             if not found:
                 console.print("no device memory was allocated in either")
-    finally:  # the page is written even if who reads stdout has gone
+    finally:  # the page is written even if the reader of stdout has closed it
         if html:
             from cudatool import viz  # only a page needs it
 

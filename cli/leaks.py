@@ -50,7 +50,7 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
     Exit status: 0 nothing grows, 1 something leaks, 2 the file cannot be read, 4 could not tell.
     """
 
-    with step("cudatool leaks"):  # the two seconds until progress shows begin here
+    with step("cudatool leaks"):  # progress shows two seconds from here
         traces = read_family(source or newest(), events, time)
         for trace in traces:
             say_notes(trace)

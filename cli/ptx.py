@@ -92,7 +92,8 @@ def _texts_of(
     try:
         with open_input(file) as opened:
             if file.suffix != ".ptx" and is_container(opened.read(16)):
-                # Mapped: a library has gigabytes. It is not closed here, as an error may still hold parts of it.
+                # Mapped: a library may have gigabytes. It is not closed here, since an error may still refer to parts
+                # of it.
                 texts = ptx_for(memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)), number)
                 if not texts:
                     raise UsageError(f"{file} has no PTX for {arch} or older")
@@ -110,7 +111,7 @@ def _texts_of(
     try:
         text = to_ptx(source, str(file), architecture=arch, include=here, define=define, expressions=expressions)
     except CompileError as error:
-        # The first message; NVRTC's log has all of them, with the lines they are about.
+        # The first message; NVRTC's log has all of them, with their lines.
         first = next((line for line in error.log.splitlines() if re.search(r"\berror\b", line)), error.args[0])
         hint = "NVRTC compiles device code; of a program with host code: nvcc -ptx"
         raise UsageError(f"{first.strip()} ({hint})") from None
@@ -118,7 +119,7 @@ def _texts_of(
 
 
 def _refusals(module: Module, names: list[str]) -> dict[str, str]:
-    """Return for each kernel why the software device does not run it, empty if it does."""
+    """Return for each kernel why the software device cannot run it, empty if it can."""
     from cudatool.sim import jit  # llvmlite takes a while to load
 
     kernels = jit.JitModule(module, cache=None).kernels

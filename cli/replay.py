@@ -1,4 +1,4 @@
-"""``cudatool replay``: the recorded requests again, as they were or under other settings."""
+"""``cudatool replay``: runs the recorded requests again, under the recorded or other settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
-_SETTINGS: Final = (  # that completion offers
+_SETTINGS: Final = (  # offered by completion
     "expandable_segments:True",
     "garbage_collection_threshold:0.8",
     "max_split_size_mb:128",
@@ -97,13 +97,13 @@ def replay(
 
 
 class _Recording(NamedTuple):
-    """What is to be replayed."""
+    """The recording to replay."""
 
     trace: Trace
     devices: list[int]
-    settings: Settings  # that applied
+    settings: Settings  # that were in force
     origin: str  # of them, in words
-    total_memory: int | None  # of a card, if known
+    total_memory: int | None  # of a device, if known
     stats: dict[str, int] | None  # at the end, if known
 
 
@@ -130,7 +130,7 @@ def _recording(
 
 
 def _check(recording: _Recording, as_json: bool) -> None:
-    """Say how the replay compares, and leave with status 1 if it differs."""
+    """Print how the replay compares, and exit with status 1 if it differs."""
 
     with step("cudatool replay"):
         checked = [
@@ -139,7 +139,7 @@ def _check(recording: _Recording, as_json: bool) -> None:
                 device,
                 recording.settings,
                 total_memory=recording.total_memory,
-                # Of a part of a recording, nothing says what was there at its end.
+                # A part of a recording has no final state.
                 final=None if "window" in recording.trace.header else getattr(recording.trace, "segments", None),
                 stats=recording.stats,
             )
@@ -159,11 +159,11 @@ def _check(recording: _Recording, as_json: bool) -> None:
 
 
 def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, as_json: bool) -> None:
-    """Say what the same requests cost under these settings, or under those that matter, and which are best."""
+    """Print the cost of the same requests under these settings, or under those that matter, and the best ones."""
 
     trace, devices, settings, _, total, _ = recording
     advice: dict[int, Advice] = {}
-    with step("cudatool replay"):  # the two seconds until progress shows begin here
+    with step("cudatool replay"):  # progress shows two seconds from here
         options: Any = {"recorded": settings, "recorded_memory": total}
         options["memory"] = size_of(memory, "--memory")
         for device in devices:
@@ -181,7 +181,7 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, as_j
 
 
 def _rows(device: int, advice: Advice, chosen: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for each settings string that was tried; `chosen`, the user named them and wants no advice."""
+    """Yield a row for each settings string that was tried; if `chosen`, the user named them and wants no advice."""
     for outcome in advice.tried:
         row = {"device": device, **asdict(outcome), "recorded": asdict(advice.record) if advice.record else None}
         row["replay_of_recorded"] = asdict(advice.recorded) if advice.recorded else None
@@ -200,6 +200,6 @@ def _devices(trace: Trace, only: int | None) -> list[int]:
 
 
 def _card(trace: Trace, device: int) -> int | None:
-    """Return the memory of the card, where the recording or a file beside it says it."""
+    """Return the device's memory, if the recording or a file next to it has it."""
     cards = trace.header.get("total_memory") or []
     return int(cards[device]) if 0 <= device < len(cards) else None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _MOST = 5  # rows of each part of the table
-_MOST_CHILDREN = 16  # traces that are named
+_MOST_CHILDREN = 16  # traces that are listed
 _NOTHING = (
     "No CUDA activity was recorded. Recorded are:",
     "- the calls of cudatool's runtime",
@@ -135,7 +135,7 @@ def run(
         last_words(printable(survives)),
     ):
         status = program.run()
-        open_standard_files()  # a program may close them, and its status counts
+        open_standard_files()  # a program may close them, and its exit status is the result
         recorder.add_facts({"exit_status": status})
 
     trace = read(path)
@@ -182,7 +182,7 @@ def _say_children(children: list[Trace]) -> None:
 
 
 def _print_summary(trace: Trace, status: int) -> None:
-    """Say on stderr what was recorded: peak memory, allocations, kernels by time, warnings."""
+    """Print to stderr what was recorded: peak memory, allocations, kernels by time, warnings."""
     from rich.table import Table
 
     from cudatool.analyze import report  # not before the program has ended

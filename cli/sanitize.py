@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sanitize"]
 
-_INTERRUPTED = 130  # of the workload: Ctrl-C is of both
+_INTERRUPTED = 130  # Ctrl-C, which the workload receives too
 _DEFAULT = "race,memcheck,synccheck"
 
 
@@ -143,7 +143,7 @@ def sanitize(
     130 interrupted (Ctrl-C).
     """
 
-    # All that can be wrong with the options is said before the workload runs; and it may change directory.
+    # Report every error in the options before the workload runs, which may change directory.
     if html and html.endswith(".py"):
         raise UsageError(f"--html names the page to write, and {html} is a program: --html findings.html {html}")
     wanted = parse_checks(checks)
@@ -166,7 +166,7 @@ def sanitize(
     else:
         traces, status, was_there = trace_of(workload, device, wanted, proof, children=not no_children)
         trace = traces[0]
-        # Of a stranger's trace only what findings point to.
+        # Of someone else's trace, only the sources that findings point to.
         files = [] if was_there else list(dict.fromkeys(file for one in traces for file in user_files(one)))
         reports = checked(traces, wanted, proof, bounded=was_there)
         report = joined_processes(traces, reports)
@@ -182,7 +182,7 @@ def sanitize(
         written += outputs.write(
             report, Run(root, wanted, status, math.inf if trace is None else recorded_at(trace)), _echo, text
         )
-    finally:  # the page is written even if who reads stdout has gone
+    finally:  # the page is written even if the reader of stdout has closed it
         if html and trace is not None:
             from cudatool import viz  # only a page needs it
 
@@ -222,7 +222,7 @@ def _how_it_failed(trace: Trace) -> str:
 
 
 def _echo(text: str) -> None:
-    """Print whatever names there are, also to a terminal that cannot show them."""
+    """Print text with any names, even on a terminal that cannot show them."""
     encoding = sys.stdout.encoding or "utf-8"
     click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
 

@@ -87,7 +87,7 @@ def snapshot(
     check_outputs(filter(None, (page, torch)), [source], force=force)
 
     size = size_of(memory, "--memory")
-    with step("cudatool snapshot"):  # the two seconds until progress shows begin here
+    with step("cudatool snapshot"):  # progress shows two seconds from here
         total = dict.fromkeys(range(_MOST_DEVICES), size)
         reports = [analyze.report(trace, total=total) for trace in read_family(source, events, time)]
     report, *others = reports
@@ -109,7 +109,7 @@ def snapshot(
                 console.print()
                 console.rule(process_name(other.trace), align="left")
                 print_report(console, other, ())
-    finally:  # the files are written even if who reads stdout has gone
+    finally:  # the files are written even if the reader of stdout has closed it
         if page is not None:
             from cudatool import viz  # only a page needs it
 
@@ -150,7 +150,7 @@ def _page_path(source: Path, html: str | None) -> Path | None:
 
 
 def _cards(report: Report) -> Sequence[NvmlDevice]:
-    """Return who uses this machine's cards now, unless the trace is of none."""
+    """Return which processes use this machine's GPUs now, unless the trace is not from a GPU."""
     if report.trace.header.get("device_kind") == "sim":
         return ()
 

@@ -1,8 +1,8 @@
-# Look for: one all_reduce a step on each device's stream, behind the matrix products of its half of the batch.
+# Look for: one all_reduce per step on each device's stream, after the matrix products of its half of the batch.
 """Train the perceptron of mlp.py on all devices of the process, each with its share of the batch.
 
 Every device has the whole model and computes the gradients of its share; all_reduce adds them up (NCCL on GPUs), and
-every device makes the same step. On a machine without GPUs: ``--device sim:count=2``.
+every device performs the same update. On a machine without GPUs: ``--device sim:count=2``.
 """
 
 import numpy as np
@@ -126,7 +126,7 @@ def train(devices):
             print(f"step {step:2} on {len(devices)} of {ct.device_count()}: loss {losses[-1]:.4f}")
     parameters = [replica.parameters.get() for replica in replicas]
     for other in parameters[1:]:
-        np.testing.assert_array_equal(other, parameters[0])  # the same step everywhere
+        np.testing.assert_array_equal(other, parameters[0])  # the same update on every device
     return losses, parameters[0]
 
 

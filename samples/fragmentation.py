@@ -1,5 +1,5 @@
-# Look for: at the end far more is reserved than allocated, and the large request needs a segment of its own, because
-# the free memory lies in holes between the blocks that stayed.
+# Look for: at the end far more is reserved than allocated, and the large request needs a new segment, because
+# the free memory is in holes between the remaining blocks.
 """Free every other block, then ask for one that fits in none of the holes."""
 
 import numpy as np

@@ -1,5 +1,5 @@
-# Look for: "Never freed" names the line that keeps every batch's loss, and the timeline never comes down.
-"""A training loop that keeps what it meant to drop."""
+# Look for: "Never freed" names the line that keeps every batch's loss, and the timeline never falls.
+"""A training loop that keeps arrays it should drop."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ import cudatool as ct
 history = []
 for _ in range(50):
     activations = ct.zeros((256, 1024), np.float32)
-    mean = ct.ops.mean(ct.ops.sigmoid(activations))  # this memory is given back
+    mean = ct.ops.mean(ct.ops.sigmoid(activations))  # this memory is freed
     loss = activations[:1]  # a small view, but it keeps the whole array alive
     history.append(loss)
 

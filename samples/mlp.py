@@ -1,4 +1,4 @@
-# Look for: the saw-tooth of activations in the memory timeline, the matrix products on the stream, the peak's owners.
+# Look for: the saw-tooth of activations in the memory timeline, matrix products on the stream, the peak's call sites.
 """Train a small multilayer perceptron with matmul and kernels of our own; the loss goes down."""
 
 import numpy as np

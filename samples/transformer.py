@@ -1,4 +1,4 @@
-# Look for: one graph launch a step from step 3 on, the graph's private pool in the memory timeline, bfloat16 products.
+# Look for: one graph launch per step from step 3, the graph's private pool in the memory timeline, bfloat16 products.
 """Train a small transformer language model with cudatool alone, until it knows a nursery rhyme; no autograd.
 
 Attention is made of batched products and a softmax. Products are computed in bfloat16 (autocast), the parameters stay
@@ -69,7 +69,7 @@ class LayerNorm:
 
 
 class Attention:
-    """Each place looks at those before it, with several heads."""
+    """Each position attends to those before it, with several heads."""
 
     def __init__(self):
         self.project, self.out = Linear(WIDTH, 3 * WIDTH), Linear(WIDTH, WIDTH)
@@ -97,7 +97,7 @@ class Attention:
         return self.project.backward(self._rows(ops.stack([query, key, value]).reshape(3, -1, HEADS, CONTEXT, size)))
 
     def _rows(self, heads):
-        """Return a row for each place: parts, then heads, side by side."""
+        """Return a row for each position: parts, then heads, side by side."""
         parts, batch = heads.shape[:2]
         return heads.transpose(1, 3, 0, 2, 4).contiguous().reshape(batch * CONTEXT, parts * WIDTH)
 

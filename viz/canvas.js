@@ -3,10 +3,10 @@
 const FONT = 'system-ui, "DejaVu Sans", sans-serif';
 const TICK_HEIGHT = 22;
 const TICK_WIDTH = 110;
-const LEFT = 78; // drawings below one another share their horizontal axis
+const LEFT = 78; // drawings above each other share their horizontal axis
 const RIGHT = 14;
 const HATCH = 9; // pixels between lines
-const HATCHED = { pool: 1, stream: 2 }; // sloping lines, one way and the other; both cross
+const HATCHED = { pool: 1, stream: 2 }; // diagonal lines in either direction; both together cross
 
 class Plane {
   /**
@@ -37,7 +37,7 @@ class Plane {
     const height = Math.max(1, Math.round(this.canvas.clientHeight * ratio));
     if (this.canvas.width !== width || this.canvas.height !== height) Object.assign(this.canvas, { width, height });
     this.ratio = ratio;
-    this.inset = Math.round(this.left * ratio); // labels stand left of it
+    this.inset = Math.round(this.left * ratio); // labels are left of it
     this.width = Math.max(1, width - this.inset - Math.round(this.right * ratio));
     this.height = Math.max(1, height - Math.round(this.axis * ratio));
     this.scaleX = this.width / (this.view.x1 - this.view.x0);
@@ -45,7 +45,7 @@ class Plane {
     this.paint(this);
   }
 
-  /** Start a picture: rectangles go into a pixel buffer, which costs the same however many there are. */
+  /** Start a picture: rectangles go into a pixel buffer, whose cost does not depend on their number. */
   beginRaster(colour) {
     if (!this.image || this.image.width !== this.width || this.image.height !== this.height) {
       this.image = this.context.createImageData(this.width, this.height);
@@ -54,7 +54,7 @@ class Plane {
     this.pixels.fill(colour);
   }
 
-  /** Fill a rectangle, given on the plane; at least one pixel. `gap` leaves the last column and row of a large one free. */
+  /** Fill a rectangle of the plane; at least one pixel. `gap` leaves the last column and row of a large one free. */
   rectangle(x0, x1, y0, y1, colour, gap, hatch = 0) {
     const { view, width, height, scaleX, scaleY } = this;
     let left = Math.floor((x0 - view.x0) * scaleX);
@@ -72,7 +72,7 @@ class Plane {
     this.fill(left, right, top, bottom, colour, hatch);
   }
 
-  /** Fill a rectangle, given in pixels inside of the drawing. */
+  /** Fill a rectangle in pixels of the drawing. */
   fill(left, right, top, bottom, colour, hatch = 0) {
     const { pixels, width } = this;
     for (let row = top * width; row < bottom * width; row += width) {
@@ -82,7 +82,7 @@ class Plane {
     if (!hatch || right - left < 5 || bottom - top < 5) return;
     const line = mix(colour, theme.pixels.text, 0.25);
     for (let y = top; y < bottom; y++) {
-      // Lines belong to the canvas, not to the rectangle: neighbours join.
+      // The pattern is aligned with the canvas, not the rectangle: neighbours join.
       if (hatch & HATCHED.pool) for (let x = left + (HATCH - ((left + y) % HATCH)) % HATCH; x < right; x += HATCH) pixels[y * width + x] = line;
       if (hatch & HATCHED.stream) for (let x = left + ((((y - left) % HATCH) + HATCH) % HATCH); x < right; x += HATCH) pixels[y * width + x] = line;
     }
@@ -175,7 +175,7 @@ class Plane {
     this.setView({ x0: view.x0 + x, x1: view.x1 + x, y0: view.y0 + down, y1: view.y1 + down });
   }
 
-  /** Return where a pointer is: shares of the drawing, and the point on the plane. */
+  /** Return the position of a pointer: as shares of the drawing, and as a point on the plane. */
   locate(event) {
     const box = this.canvas.getBoundingClientRect();
     const shareX = (event.clientX - box.left - this.left) / Math.max(1, box.width - this.left - this.right);
@@ -197,7 +197,7 @@ class Plane {
         this.pan(((this.view.x1 - this.view.x0) * event.deltaX) / canvas.clientWidth, 0);
         return;
       }
-      const turned = event.deltaY || event.deltaX; // with Shift some browsers turn it sideways
+      const turned = event.deltaY || event.deltaX; // with Shift some browsers scroll sideways
       const factor = Math.exp(Math.sign(turned) * Math.min(Math.abs(turned), 120) * 0.002);
       this.zoom(factor, event.shiftKey, event.shiftKey ? shareY : shareX);
     }, { passive: false });
@@ -245,7 +245,7 @@ class Plane {
     });
   }
 
-  /** Do what a key stands for; return whether it stands for anything. */
+  /** Do the action of a key; return whether it has one. */
   key(event) {
     const { view } = this;
     const x = (view.x1 - view.x0) / 8;

@@ -9,7 +9,7 @@ const DARK = {
   peak: "#ff7b6e", reserved: "#98a5ba", unused: "#2a323f", pending: "#5d6a7e", other: "#566173",
 };
 
-// Twenty colours that stay apart in both themes; red is left to the peak and to failures, grey to the rest.
+// Twenty colours that are distinct in both themes; red is reserved for the peak and failures, grey for the rest.
 const PALETTE = [
   "#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#4fb3bf", "#e7a1b0", "#d8b13a", "#9c755f", "#5b8ff9", "#c85fa0",
   "#8cc04f", "#7a5fc0", "#d9773f", "#2f8f83", "#8aa7d6", "#a58b2c", "#c08fdb", "#3f9fd0", "#b8745a", "#6f8f3f",
@@ -50,7 +50,7 @@ const systemTheme = window.matchMedia("(prefers-color-scheme: dark)");
 theme.choose(systemTheme.matches ? "dark" : "light");
 systemTheme.addEventListener("change", () => theme.choose(systemTheme.matches ? "dark" : "light"));
 
-// One colour every four doublings, from 512 B to 32 GiB; what lies between is mixed.
+// One colour for every four doublings, from 512 B to 32 GiB; sizes in between get mixed colours.
 const SIZE_COLOURS = ["#9ccc65", "#26a69a", "#29b6f6", "#5c6bc0", "#ab47bc", "#ff8a65", "#fdd835"].map(pixel);
 
 /** Return the pixel for a block of 2 ** `log2` bytes. */

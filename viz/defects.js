@@ -1,4 +1,4 @@
-// What the sanitizer found: a list, and the accesses of the chosen one marked on the streams.
+// The sanitizer's findings: a list, and the accesses of the chosen one marked on the streams.
 
 class DefectsView {
   constructor(defects, streams, verdict, gaps) {
@@ -56,7 +56,7 @@ class DefectsView {
   }
 }
 
-/** Return a text as pieces, with what stands between backquotes as code. */
+/** Return a text as pieces, with the parts between backquotes as code. */
 const inCode = (text) => text.split("`").map((piece, i) => (i % 2 ? element("code", {}, piece) : piece)).filter((piece) => piece !== "");
 
 const letter = (i) => String.fromCharCode(65 + i);

@@ -1,4 +1,4 @@
-"""What the sanitizer found, as the page shows it: in words, and tied to the operations that are drawn."""
+"""The sanitizer's findings for the page: in words, and linked to the operations that are drawn."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LONGEST_LINE = 300
 def defects(found: Report, drawn: Operations, recorded_at: float) -> list[dict[str, Any]]:
     """Return findings as plain data, the certain ones first.
 
-    An ``operation`` is an index into the operations that are drawn, -1 for what is not among them: the host, or what
-    did not run. Source that has changed since `recorded_at` is not quoted.
+    An ``operation`` is an index into the drawn operations, -1 for others: the host's, or those that did not run. Source
+    that has changed since `recorded_at` is not quoted.
     """
     words = _Words(drawn, recorded_at)
     return [
@@ -34,7 +34,7 @@ def defects(found: Report, drawn: Operations, recorded_at: float) -> list[dict[s
 
 
 class _Words:
-    """What the page says of a finding."""
+    """The page's words for a finding."""
 
     def __init__(self, drawn: Operations, recorded_at: float) -> None:
         self._recorded_at = recorded_at
@@ -98,7 +98,7 @@ class _Words:
         return {"address": buffer.address, "size": buffer.size, "where": where, "stack": self._stack(buffer.stack)}
 
     def _stack(self, stack: tuple[Frame, ...]) -> list[list[str]]:
-        """Return each frame in words, and the line of source that stands there, if it can be read now."""
+        """Return each frame in words, and its line of source, if it can still be read."""
         return [
             [f"{frame.file}:{frame.line} in {frame.function}", self._source(frame.file, frame.line)] for frame in stack
         ]

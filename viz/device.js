@@ -1,6 +1,6 @@
 // One device's memory over time. A row is a moment: the state after an event, until the next one.
 
-const BUCKET = 256; // rows that are summed up as one where a pixel stands for more than that
+const BUCKET = 256; // rows per bucket, used where a pixel covers more rows than that
 
 class DeviceMemory {
   constructor(raw, shared) {
@@ -16,7 +16,7 @@ class DeviceMemory {
     this.chain();
   }
 
-  /** Return bytes after each row, as the rows of `table` come and go; those that are not `visible` do not count. */
+  /** Return the bytes after each row from the starts and ends in `table`; rows that are not `visible` do not count. */
   curve(table, end, visible = null) {
     const bytes = new Float64Array(this.rows + 1);
     for (let i = 0; i < table.start.length; i++) {
@@ -28,7 +28,7 @@ class DeviceMemory {
     return bytes.subarray(0, this.rows);
   }
 
-  /** Give every block and segment its place: address ranges that were ever used lie below one another. */
+  /** Place every block and segment: all address ranges that were ever used are stacked vertically. */
   layOut() {
     const { blocks, segments } = this;
     const range = (table) => (i) => ({ begin: table.address[i], end: table.address[i] + table.size[i], y: 0 });
@@ -57,7 +57,7 @@ class DeviceMemory {
         table.y[i] = region.y + (table.address[i] - region.begin);
       }
     }
-    this.used = 0; // where the last byte that was ever allocated stands
+    this.used = 0; // the position of the last byte that was ever allocated
     for (let i = 0; i < blocks.count; i++) this.used = Math.max(this.used, blocks.y[i] + blocks.size[i]);
   }
 
@@ -91,9 +91,9 @@ class DeviceMemory {
   }
 
   /**
-   * Go through the rows `from` to `to` with the bytes that each kind of blocks holds; those not `visible` do not count.
-   * `kinds` is {of: the kind of each block, count}. `visit(row, sums, kind)` is called for the state at `from` (kind
-   * -1), then for each row with the kind that changed.
+   * Visit the rows `from` to `to` with the bytes that each kind of blocks holds; blocks that are not `visible` do not
+   * count. `kinds` is {of: the kind of each block, count}. `visit(row, sums, kind)` is called for the state at `from`
+   * (kind -1), then for each row with the kind that changed.
    */
   sweep(from, to, kinds, visible, visit) {
     const { blocks, born, gone } = this;

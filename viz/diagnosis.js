@@ -1,10 +1,10 @@
-// Why so much is reserved, what memory is for, and who holds it: what the analysis says, as charts and tables.
+// Why so much is reserved, what memory is for, and what holds it: the analysis as charts and tables.
 
 class DiagnosisView {
   constructor(shared, memory) {
     Object.assign(this, { shared, memory });
     theme.listeners.push(() => this.drawCharts());
-    // Plotly takes longer to start than all the rest of the page: it waits until its charts are about to be seen.
+    // Plotly takes longer to start than the rest of the page, so it starts when its charts are about to be visible.
     const watch = new IntersectionObserver((entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;
       watch.disconnect();
@@ -149,7 +149,7 @@ class DiagnosisView {
       numbers: leak.per_step ? `${formatBytes(leak.per_step)} each step` : formatBytes(leak.growth), stack: leak.stack }));
   }
 
-  /** Whose the memory is that the driver charges to the process: a line each. */
+  /** The holders of the memory that the driver charges to the process: one line each. */
   drawLedger(ledger) {
     byId("ledger-card").hidden = !ledger;
     if (!ledger) return;

@@ -1,4 +1,4 @@
-"""The page that compares two recordings: the same manners as the memory page, for :func:`cudatool.analyze.diff`."""
+"""The page that compares two recordings, in the style of the memory page, for :func:`cudatool.analyze.diff`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPTS = ("words.js", "colours.js", "payload.js", "state.js", "canvas.js", "dif
 
 
 def write_diff(before: Trace, after: Trace, found: Sequence[Diff], path: str | Path) -> None:
-    """Write the page that compares two recordings, whole or not at all; `found` is what :func:`analyze.diff` says.
+    """Write the page that compares two recordings, whole or not at all; `found` is the result of :func:`analyze.diff`.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def diff_page(before: Trace, after: Trace, found: Sequence[Diff]) -> str:
 
 
 def diff_payload(before: Trace, after: Trace, found: Sequence[Diff]) -> bytes:
-    """Return what the page is made of, in the format of :mod:`cudatool.viz.payload`; sizes are bytes, times ns."""
+    """Return the page's data in the format of :mod:`cudatool.viz.payload`; sizes are bytes, times ns."""
     columns = Columns()
     curves = {"before": _curves(before, columns), "after": _curves(after, columns)}
     nothing = {name: columns.add([]) for name in ("time", "active", "reserved")}

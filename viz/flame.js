@@ -29,7 +29,7 @@ class FlameGraph {
     this.zoomTo(this.root);
   }
 
-  /** Let one node take the whole width. */
+  /** Zoom to one node: it takes the whole width. */
   zoomTo(node) {
     this.top = this.chosen = node;
     this.draw();

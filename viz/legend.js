@@ -1,4 +1,4 @@
-// What the colours mean, and which streams and pools are shown.
+// The meaning of the colours, and which streams and pools are shown.
 
 const MAX_LEGEND = 8;
 
@@ -51,7 +51,7 @@ class Legend {
     box.replaceChildren(...chips, ...this.marks());
   }
 
-  /** Return a chip that hides what it stands for, and shows it again; `at` is its place in the box. */
+  /** Return a chip that hides and shows its blocks; `at` is its position in the box. */
   toggle(box, at, label, mark, hidden, item) {
     const isShown = !hidden.has(item);
     const button = element("button", { type: "button", className: "chip", title: `${isShown ? "Hide" : "Show"} ${label}` },
@@ -65,7 +65,7 @@ class Legend {
     return button;
   }
 
-  /** Say how much is hidden, whatever the colours stand for now. */
+  /** Show how much is hidden, whatever the colours mean at the moment. */
   drawHidden() {
     const { memory } = this;
     const nouns = { sites: "call site", purposes: "purpose", streams: "stream", pools: "pool" };
@@ -74,7 +74,7 @@ class Legend {
     byId("hidden").textContent = `Hidden: ${counts.join(", ")}`;
   }
 
-  /** Return the chips of what is neither a call site nor a stream nor a pool. */
+  /** Return the chips of kinds that are neither a call site nor a stream nor a pool. */
   marks() {
     const { device } = this.memory;
     const waits = device.blocks.waited.some((rows) => rows > 1);

@@ -16,7 +16,7 @@ class AddressMap {
     Object.assign(this.plane, { bounds, view: { ...bounds } });
   }
 
-  /** Return how far down the addresses go that are shown: all that were reserved, or to the last that was used. */
+  /** Return the lower end of the shown addresses: all that were reserved, or up to the last that was used. */
   extent(device) {
     return Math.max(1, this.memory.showsReserved ? device.extent : device.used);
   }
@@ -83,7 +83,7 @@ class AddressMap {
     for (let i = 0; i < first; i++) if (end[i] >= edge[0] && (!visible || visible[i])) sort(i);
 
     let hidden = 0;
-    const free = new Int32Array(height + 1); // the next row of pixels that is still free, at or after each
+    const free = new Int32Array(height + 1); // the next free row of pixels, at or after each
     let i = first;
     for (let column = 0; column < width && i < count; column++) {
       const next = edge[column + 1];
@@ -168,7 +168,7 @@ class AddressMap {
     return this.blockInPixel(at, y);
   }
 
-  /** Return the longest visible block within a pixel of a point: what is narrower than a pixel can be hit, too. */
+  /** Return the longest visible block within a pixel of a point, so that narrower ones can be hit, too. */
   blockInPixel(at, y) {
     const { memory, plane } = this;
     const { blocks } = memory.device;
@@ -212,7 +212,7 @@ function firstAtLeast(array, value, low, high) {
   return low;
 }
 
-/** Return the first free position at or after one, and shorten the way for who comes next. */
+/** Return the first free position at or after one, and shorten the path for later calls. */
 function nextFree(free, position) {
   while (free[position] !== position) {
     free[position] = free[free[position]];

@@ -1,4 +1,5 @@
-// What the words of the page mean: the causes of reserved bytes that are unused (analyze/fragmentation.py), and the rest.
+// The meanings of the page's words: the causes of reserved bytes that are unused (analyze/fragmentation.py), and the
+// rest.
 
 const MEANINGS = {
   "allocated, active, reserved": "Allocated bytes are in blocks that the program holds. Active ones are, too, or were freed while a stream may still use them. Reserved is all that the allocator took from the driver.",
@@ -34,7 +35,7 @@ function meaningLink(text, topic) {
   button.addEventListener("click", () => {
     byId("meanings-box").open = true;
     const target = byId(meaningId(topic));
-    target.scrollIntoView({ block: "center" }); // not by the fragment, which holds what is shown
+    target.scrollIntoView({ block: "center" }); // not through the fragment, which holds the page's state
     target.focus();
   });
   return button;

@@ -1,6 +1,6 @@
-// What the user looks at (a moment, a range, a search, an allocation), and who must hear of it when that changes.
+// What the user is viewing (a moment, a range, a search, an allocation), and what must be updated when that changes.
 
-const IDLE = 0.5; // share of the time from which on the order of events tells more
+const IDLE = 0.5; // from this idle share on, the axis of events shows more
 
 class MemoryView {
   constructor(shared) {
@@ -90,11 +90,11 @@ class MemoryView {
     this.keeper.changed();
   }
 
-  /** Choose what the colours and the stack tell apart in the shown range, and draw everything that has them. */
+  /** Choose the kinds that colours and the stack distinguish in the shown range, and redraw all that use them. */
   rank() {
     this.kinds = this.colouring();
     this.ranked = this.timeline.rank(...this.shownRows());
-    // What is hidden keeps its colour, so that the legend can bring it back.
+    // Hidden kinds keep their colours, so that the legend can show them again.
     if (byId("colour").value === "site") this.giveColours([...new Set([...this.hidden.sites, ...this.ranked])].slice(0, PALETTE.length));
     this.colourBlocks();
     this.map.plane.draw();
@@ -120,7 +120,7 @@ class MemoryView {
 
   // The moment: the cursor.
 
-  /** Look at one moment; everything follows. `reveal` moves the window there if it is outside. */
+  /** Move the cursor to one moment and update everything. `reveal` moves the window there if it is outside. */
   moveTo(row, reveal = false) {
     this.row = Math.min(Math.max(row, 0), this.device.rows - 1);
     const at = this.x[this.row];
@@ -129,7 +129,7 @@ class MemoryView {
       this.setRange(at - span / 2, at + span / 2);
     }
     this.placeCursor();
-    clearTimeout(this.momentLater); // the line follows at once, tables and pictures when the hand rests
+    clearTimeout(this.momentLater); // the line follows at once, tables and pictures when the pointer stops
     this.momentLater = setTimeout(() => this.tellMoment(), 30);
   }
 
@@ -204,7 +204,7 @@ class MemoryView {
     this.setRange(this.x[0], this.x[this.device.rows]);
   }
 
-  /** Do what a key means in both drawings; `order()` returns the blocks at the cursor from top to bottom. */
+  /** Do the action of a key in both drawings; `order()` returns the blocks at the cursor from top to bottom. */
   key(event, order) {
     const step = (direction) => {
       const by = (this.to - this.from) / this.map.plane.width;
@@ -244,7 +244,7 @@ class MemoryView {
     this.filter();
   }
 
-  /** Find the blocks whose stack, call site or range contains what is searched for. */
+  /** Find the blocks whose stack, call site or range contains the searched text. */
   match() {
     const wanted = byId("search").value.trim().toLowerCase();
     this.matched = this.matchedSites = null;
@@ -261,7 +261,7 @@ class MemoryView {
     }
   }
 
-  /** Say how much was found, in all, at the cursor and at the peak. */
+  /** Show how much was found: in total, at the cursor and at the peak. */
   tellFound() {
     byId("found").textContent = "";
     if (!this.matched) return;
@@ -281,7 +281,7 @@ class MemoryView {
       : "nothing found";
   }
 
-  /** Leave out what is switched off in the legend or, if only matches are wanted, what does not match. */
+  /** Hide what is switched off in the legend or, if only matches are wanted, what does not match. */
   filter() {
     const { device, shared } = this;
     const { blocks } = device;
@@ -331,7 +331,7 @@ class MemoryView {
     };
   }
 
-  /** Show what such texts describe; what they do not name is as the page opens. */
+  /** Restore the state that such texts describe; what they do not name is as when the page opens. */
   restore(state) {
     const { device } = this;
     const choose = (id, value, usual) => {
@@ -366,14 +366,14 @@ class MemoryView {
 
   // Colours.
 
-  /** Return what the colours stand for as the page opens: what tells most. */
+  /** Return the most informative meaning of the colours, which is used when the page opens. */
   defaultColour() {
     const { device } = this;
     const known = device.diagnosis.categories.at_peak.some((share) => share.category !== "unknown");
     return device.hasStacks ? "site" : known ? "purpose" : "size";
   }
 
-  /** Give colours to call sites; those that have one keep it. */
+  /** Assign colours to call sites; those that have one keep it. */
   giveColours(sites) {
     const kept = new Map(sites.filter((site) => this.slots.has(site)).map((site) => [site, this.slots.get(site)]));
     const taken = new Set(kept.values());
@@ -387,7 +387,7 @@ class MemoryView {
     this.slots = kept;
   }
 
-  /** Return what colours stand for: the kind of each block, how many kinds there are, and the pixel of a kind. */
+  /** Return the meaning of the colours: the kind of each block, the number of kinds, and the pixel of a kind. */
   colouring() {
     const { device } = this;
     const { blocks } = device;
@@ -421,7 +421,7 @@ class MemoryView {
     return css(this.colours[block]);
   }
 
-  // What both drawings have.
+  // Parts of both drawings.
 
   /** Mark the peak and failed allocations. */
   drawMarks(plane, names = false) {
@@ -470,7 +470,7 @@ class MemoryView {
       ? `; ${formatCount(hidden)} of them share all their pixels with others: zoom in to see each` : ", each with a pixel of its own"}`;
   }
 
-  /** Return which stream and which pool a block or segment is of, in words. */
+  /** Return the stream and the pool of a block or segment, in words. */
   where(table, i) {
     const { streams, pools } = this.device;
     return [streams[table.stream[i]], pools[table.pool[i]]].filter((label) => label !== "default pool").join(", ");

@@ -99,7 +99,7 @@ class Overview {
     }
   }
 
-  /** Show what lies between two positions, whichever comes first. */
+  /** Show the range between two positions, in either order. */
   setRange(one, other) {
     const [low, high] = this.whole;
     const [from, to] = [one, other].sort((a, b) => a - b);

@@ -3,7 +3,7 @@
 class Stacks {
   constructor(data) {
     this.strings = data.strings;
-    this.missing = data.missing_stack; // in words, why an allocation has no stack
+    this.missing = data.missing_stack; // why an allocation has no stack, in words
     this.frames = data.frames;
     this.offset = data.stacks.offset;
     this.frame = data.stacks.frame;
@@ -26,7 +26,7 @@ class Stacks {
     return this.pairs(stack).map(([name, place, code]) => frameItem(`${place} ${name}`, code));
   }
 
-  /** Return the frames outermost first; a stack that was not recorded has one that says so. */
+  /** Return the frames, outermost first; a stack that was not recorded has one frame that says so. */
   path(stack) {
     const pairs = this.pairs(stack).reverse();
     return pairs.length ? pairs : [[this.missing, "", ""]];
@@ -112,7 +112,7 @@ function showWork(shared, data) {
   return streams;
 }
 
-/** What a check found comes first, and the streams with it; memory after that. */
+/** The findings of a check come first, with the streams; memory follows. */
 function showDefects({ defects, verdict, gaps }, streams) {
   document.querySelector("main").prepend(byId("defects"), byId("work"));
   byId("streams-clock").textContent = byId("streams-clock").textContent.replace("above", "below");
@@ -170,7 +170,7 @@ async function showPage() {
   const raw = data.devices.filter((device) => device.time.length);
   if (raw.length) {
     byId("memory").hidden = false;
-    const devices = raw.map(() => null); // each is laid out when it is first looked at
+    const devices = raw.map(() => null); // each is laid out when it first becomes visible
     if (data.clock === "index") {
       byId("axis").value = "event";
       byId("axis").disabled = true;
@@ -184,7 +184,7 @@ async function showPage() {
       diagnosis.drawLeaks(device.diagnosis.leaks);
       view.show(device);
       if (Object.keys(state).length) view.restore(state);
-      await view.painted; // first the picture, then all that stands below it
+      await view.painted; // first the picture, then everything below it
       diagnosis.show(device);
     };
     const choice = byId("device");
@@ -203,7 +203,7 @@ async function showPage() {
   byId("nothing").hidden = !["memory", "pinned", "work"].every((id) => byId(id).hidden);
   if (byId("memory").hidden) byId("streams-clock").textContent = byId("streams-clock").textContent.replace(/: not the axis .*/, "");
   listenToKeys(view);
-  window.memoryView = view; // for questions in the console
+  window.memoryView = view; // for use in the console
   requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.ready = "true"; }));
 }
 

@@ -48,8 +48,8 @@ SCRIPTS = (
 def page(report: Report, found: sanitize.Report | None = None) -> str:
     """Return the page for an analyzed trace, with what the sanitizer found in it.
 
-    All that comes from the trace, except for its name in the title, is compressed and in base64, which no markup can
-    hide in; the scripts show it as text only. A content security policy forbids everything from elsewhere.
+    Everything from the trace, except its name in the title, is compressed and in base64, which cannot contain markup;
+    the scripts show it as text only. A content security policy forbids all external resources.
     """
     return assembled(
         "page.html",
@@ -61,7 +61,7 @@ def page(report: Report, found: sanitize.Report | None = None) -> str:
 
 
 def assembled(body: str, scripts: Iterable[str], *, title: str, payload: str, plotly: str = "") -> str:
-    """Return the shell of every page around a body and scripts, by their files; `title` is escaped, the others not."""
+    """Return the common shell of all pages around a body and script files; `title` is escaped, the others are not."""
     parts = {
         "title": html.escape(printable(title)),
         "style": _asset("page.css"),
@@ -70,7 +70,7 @@ def assembled(body: str, scripts: Iterable[str], *, title: str, payload: str, pl
         "script": "\n".join(_asset(name) for name in scripts),
         "plotly": plotly,
     }
-    # In one pass: nothing that was put in is looked at again.
+    # In one pass: inserted text is not searched again.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("shell.html"))
 
 
@@ -95,7 +95,7 @@ def _asset(name: str) -> str:
 
 
 def packed(data: bytes) -> str:
-    """Return bytes as the page unpacks them; see ``inflate`` in payload.js."""
+    """Return bytes in the form that the page unpacks; see ``inflate`` in payload.js."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 

@@ -2,7 +2,7 @@
 
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array };
 
-/** Return the bytes that a base64 text stands for, inflated. */
+/** Decode a base64 text and return its inflated bytes. */
 async function inflate(text) {
   const packed = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   const inflater = new DecompressionStream("deflate");
@@ -12,7 +12,7 @@ async function inflate(text) {
   return new Response(inflater.readable).arrayBuffer();
 }
 
-/** Return the payload's document, with a typed array in the place of each column. */
+/** Return the payload's document, with a typed array in place of each column. */
 function readPayload(buffer) {
   const length = new DataView(buffer).getUint32(0, true); // every machine with a browser is little-endian
   const document = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));

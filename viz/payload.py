@@ -1,10 +1,10 @@
-"""What the page is made of: one JSON document, and columns of numbers after it.
+"""The page's data: one JSON document, followed by columns of numbers.
 
 The payload is ``length of the JSON (4 bytes) | JSON | padding to 8 bytes | columns``. In the JSON a column is
 ``{"at": offset, "d": type, "n": length, "base": a, "scale": s}``: little-endian values v of the smallest type that
-holds them ("u8", "u16", "u32" or "f64"), which stand for ``a + s * v``. Two more keys say how it was made to compress
-well: ``"delta": [first, lowest]`` (v are differences, less the lowest of them) and ``"planes": true`` (all first bytes
-of the values, then all second bytes ...). ``payload.js`` decodes it.
+holds them ("u8", "u16", "u32" or "f64"), which stand for ``a + s * v``. Two more keys say how it was transformed to
+compress well: ``"delta": [first, lowest]`` (v are differences, less the lowest of them) and ``"planes": true`` (all
+first bytes of the values, then all second bytes ...). ``payload.js`` decodes it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ __all__ = ["Columns", "framed", "idle_share", "payload"]
 _Ints = npt.NDArray[np.int64]
 _TYPES: Final = (("u8", 1 << 8), ("u16", 1 << 16), ("u32", 1 << 32))
 _DTYPES: Final = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "f64": "<f8"}
-_SIZED: Final = (Kind.MEMCPY, Kind.MEMSET, Kind.COLLECTIVE)  # operations that are shown with their bytes
-_LONG_GAP: Final = 10  # times the mean
-_SAMPLE: Final = 1 << 14  # values that the best form of a column is chosen by
+_SIZED: Final = (Kind.MEMCPY, Kind.MEMSET, Kind.COLLECTIVE)  # operations whose accessed bytes are shown
+_LONG_GAP: Final = 10  # multiples of the mean
+_SAMPLE: Final = 1 << 14  # number of values from which the best form of a column is chosen
 
 
 class Columns:
@@ -67,7 +67,7 @@ class Columns:
         self._size = 0
 
     def add(self, values: npt.ArrayLike, *, less: int = 0) -> dict[str, Any]:
-        """Append whole numbers, each less than they are by `less`, and return what the document says about them."""
+        """Append integers, each reduced by `less`, and return their entry in the document."""
         numbers = np.asarray(values).astype(np.int64)
         base = int(numbers.min()) if len(numbers) else 0
         numbers -= base
@@ -91,7 +91,7 @@ class Columns:
 
 
 def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], bytes]:
-    """Return numbers that are not negative in one form: what to say about it, and the bytes."""
+    """Return non-negative numbers in one form: the entry about it, and the bytes."""
     how: dict[str, Any] = {}
     if delta and len(values):
         steps = np.zeros(len(values), np.int64)
@@ -112,7 +112,7 @@ def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], byt
 def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
     """Return the page's payload, with what the sanitizer found. Times are ns since the first event, sizes bytes."""
     summary, columns = report.summary, Columns()
-    # Where the device was not timed, operations are drawn at the moment of their calls.
+    # If the device was not timed, operations are drawn at the time of their calls.
     drawn = report.operations if len(report.operations) else calls(report.trace)
     start = int(report.trace.records["time"].min(initial=np.iinfo(np.int64).max)) if summary.events else 0
     devices = []
@@ -185,7 +185,7 @@ def idle_share(times: _Ints) -> float:
 
 
 class _Rows:
-    """Rows of a timeline: a moment of the page is the row after which nothing changed until the next."""
+    """Rows of a timeline: a moment of the page is the state from one row until the next."""
 
     def __init__(self, curve: Timeline, records: int) -> None:
         self.count, self._never = len(curve.index), records
@@ -196,7 +196,7 @@ class _Rows:
         return np.maximum(np.searchsorted(self._index, index, side="right") - 1, 0)
 
     def ends(self, index: _Ints) -> _Ints:
-        """Return the row of each record that ended something, and the number of rows for what never ended."""
+        """Return the row of each record that ended something; for what never ended, the number of rows."""
         result: _Ints = np.where(index < self._never, self.of(index), self.count)
         return result
 
@@ -210,7 +210,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
     np.logical_and.at(before, site, before_recording(trace, blocks))
     compiled = compiled_sites(trace, blocks, site, keys[:, 0].tolist())
     labels = site_labels(trace, keys, before)
-    if not keys[:, 0].any():  # sizes are all that tells sites apart, and chips are short
+    if not keys[:, 0].any():  # only the sizes distinguish these sites, and chips are short
         labels = [f"{exact_bytes(requested)} each" for requested in keys[:, 1].tolist()]
     return {
         "blocks": {
@@ -238,7 +238,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
 
 
 def _side_streams(trace: Trace, streams: list[int]) -> list[bool]:
-    """Return which streams are not the main one: a default stream, else that with the most memory, which is first."""
+    """Return which streams are not the main one: a default stream, else the one with most memory, the first."""
     created = trace.of_kind(Kind.STREAM_CREATE)
     flags = StreamFlag.LEGACY_DEFAULT | StreamFlag.PER_THREAD_DEFAULT
     defaults = set(created["stream"][created["flags"] & flags != 0].tolist())
@@ -249,7 +249,7 @@ def _side_streams(trace: Trace, streams: list[int]) -> list[bool]:
 def _ranges(trace: Trace, device: int, rows: _Rows, start: int, columns: Columns) -> dict[str, Any]:
     """Return named ranges with their times, and as rows for the axis of events."""
     found = ranges(trace, device)
-    time = np.append(trace.records["time"].astype(np.int64) - start, 0)  # what never ended has a row after the last
+    time = np.append(trace.records["time"].astype(np.int64) - start, 0)  # ranges that never ended get a row at the end
     return {
         "name": columns.add(found.name),
         "lane": columns.add(found.lane),
@@ -274,7 +274,7 @@ def _lifetimes(lives: Lifetimes, diagnosis: Diagnosis, rows: _Rows, columns: Col
 
 
 def _position(ids: _Ints, usage: Sequence[Usage]) -> _Ints:
-    """Return where each id stands in `usage`, which has every one of them."""
+    """Return the position of each id in `usage`, which has all of them."""
     known = np.array([row.id for row in usage], np.int64)
     order = np.argsort(known)
     result: _Ints = order[np.searchsorted(known[order], ids)]
@@ -282,7 +282,7 @@ def _position(ids: _Ints, usage: Sequence[Usage]) -> _Ints:
 
 
 def _ooms(trace: Trace, device: int, rows: _Rows) -> list[dict[str, Any]]:
-    """Return the allocations that found no memory; `row` is the state that they found."""
+    """Return the failed allocations; `row` is the state before them."""
     found = np.flatnonzero((trace.records["kind"] == Kind.OOM) & (trace.records["device"] == device))
     columns = (trace.records[found][name].tolist() for name in ("size", "aux0", "stack"))
     return [
@@ -292,7 +292,7 @@ def _ooms(trace: Trace, device: int, rows: _Rows) -> list[dict[str, Any]]:
 
 
 def _diagnosis(diagnosis: Diagnosis, rows: _Rows) -> dict[str, Any]:
-    """Return a diagnosis as plain data, without the tree, which the page makes for any moment from the stacks."""
+    """Return a diagnosis as plain data, without the tree: the page builds it from the stacks for any moment."""
     plain = diagnosis.as_dict()
     del plain["tree"]
     for moment in plain["fragmentation"]:
@@ -335,19 +335,19 @@ def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, An
 
 
 def _code(trace: Trace) -> Iterator[str]:
-    """Return the line of source at each frame, empty where the file is not here or has changed since.
+    """Return the line of source of each frame, empty if the file is missing or has changed since.
 
-    Of code that torch.compile made, which is in no file: the node of its graph, and the line that the node is from.
+    For code that torch.compile generated, which is in no file: the node of its graph, and the node's source line.
     """
     recorded = recorded_at(trace)
-    said = getattr(trace, "frame_facts", {})  # a PyTorch snapshot's, where augment_with_fx_traces was on
+    said = getattr(trace, "frame_facts", {})  # from a PyTorch snapshot with augment_with_fx_traces
     for i, frame in enumerate(trace.frames):
         code = source_line(frame.file, frame.line, recorded_at=recorded)
         yield (code or _fx_node(said.get(i, {})))[:LONGEST_LINE]
 
 
 def _fx_node(said: dict[str, Any]) -> str:
-    """Return the node of an FX graph that a frame names, empty where it names none."""
+    """Return the node of an FX graph that a frame names, empty if there is none."""
     name, what, origin = (said.get(f"fx_{key}") for key in ("node_name", "node_target", "original_trace"))
     if not isinstance(name, str):
         return ""

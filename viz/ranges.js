@@ -35,7 +35,7 @@ class RangeBand {
     this.rank();
   }
 
-  /** Choose the colours: one for names that differ in numbers alone, a shade darker every other time. */
+  /** Choose the colours: one for names that differ only in numbers, a shade darker every other time. */
   rank() {
     const { names } = this.memory.shared;
     const before = [];

@@ -1,4 +1,4 @@
-// The pinned allocation: all that is known of it.
+// The pinned allocation and its details.
 
 class Selection {
   constructor(shared, memory) {

@@ -1,4 +1,4 @@
-// Streams over time, with what ran on them.
+// Streams over time, with their operations.
 
 const LANE = 34;
 const COPY = 41, FILL = 42; // Kind.MEMCPY, Kind.MEMSET
@@ -9,7 +9,7 @@ class StreamsView {
     const ran = data.operations;
     this.ran = ran;
     this.names = data.names;
-    this.marks = []; // operations that are pointed out
+    this.marks = []; // highlighted operations
     const used = new Set(ran.stream);
     this.streams = data.streams.filter((stream) => used.has(stream.id));
     const known = new Set(this.streams.map((stream) => stream.id));
@@ -27,7 +27,7 @@ class StreamsView {
     theme.listeners.push(() => this.plane.draw());
   }
 
-  /** Point out operations with a letter each, and show them with what ran around them. */
+  /** Highlight operations with a letter each, and show them with the operations around them. */
   mark(marks) {
     this.marks = marks;
     const { ran, plane } = this;
@@ -41,7 +41,7 @@ class StreamsView {
     plane.setView({ ...plane.bounds, x0: from - margin, x1: to + margin });
   }
 
-  /** Outline what is pointed out, each with its letter, and join them. */
+  /** Outline the highlighted operations, each with its letter, and join them. */
   drawMarks(plane) {
     const { context, ratio, view } = plane;
     const points = this.marks.map(({ operation: i }) => {
@@ -130,7 +130,7 @@ class StreamsView {
     const row = Math.floor(y);
     if (!this.lanes[row]) return null;
     const { ran } = this;
-    const reach = 1.5 / this.plane.scaleX; // what is thinner than a pixel can be hit, too
+    const reach = 1.5 / this.plane.scaleX; // operations thinner than a pixel can be hit, too
     const found = this.lanes[row].find((i) => ran.start[i] - reach <= x && x < ran.end[i] + reach);
     if (found === undefined) return this.streams[row].label;
     const size = ran.size[found] ? `, ${formatBytes(ran.size[found])}` : "";

@@ -1,9 +1,9 @@
-// Live bytes over time, stacked by call site (or by whatever the colours tell apart); on request, what is reserved.
+// Live bytes over time, stacked by call site (or by the kinds that colours show); on request, also reserved bytes.
 
-const LEADERS = 64; // kinds of blocks that are told apart; the rest is one band
-const DIRECT_ROWS = 1 << 17; // as many rows are summed up in each frame; more than that as buckets
+const LEADERS = 64; // kinds of blocks that are shown separately; the rest is one band
+const DIRECT_ROWS = 1 << 17; // up to this many rows are summed in each frame; more use buckets
 const HEADROOM = 1.06;
-const STRIPS = 3e6; // as many pieces of columns are looked at to draw single allocations
+const STRIPS = 3e6; // up to this many pieces of columns, single allocations are drawn
 
 class Timeline {
   constructor(memory) {
@@ -29,7 +29,7 @@ class Timeline {
     return HEADROOM * Math.max(1, most, showsReserved ? device.reserved[highest(device.reserved, first, last + 1)] : 0);
   }
 
-  /** Let the shown range fill the height, unless the user has chosen another. */
+  /** Fit the height to the shown range, unless the user has chosen another. */
   fit() {
     const { plane, memory } = this;
     plane.bounds.y0 = -this.tallest(0, memory.device.rows - 1);
@@ -38,14 +38,14 @@ class Timeline {
     this.fitted = plane.view.y0;
   }
 
-  /** Follow the user's own zoom. */
+  /** Keep the user's own zoom. */
   viewed() {
     const { view } = this.plane;
     if (view.y0 !== this.fitted || view.y1 !== 0) this.isFitted = false;
     this.memory.setRange(view.x0, view.x1);
   }
 
-  /** Choose the kinds of blocks that are told apart, the largest in a range of rows; return all there are. */
+  /** Choose the kinds of blocks that are shown separately, the largest in a range of rows; return all kinds. */
   rank(from, to) {
     const { memory } = this;
     const { kinds } = memory;
@@ -58,7 +58,7 @@ class Timeline {
     return ranked;
   }
 
-  /** Sum up every run of rows at its moment with the most bytes. */
+  /** Represent each bucket of rows by its moment with the most bytes. */
   sumBuckets() {
     const { memory, leaders } = this;
     const { device, live } = memory;
@@ -97,7 +97,7 @@ class Timeline {
     return result;
   }
 
-  /** Find the moment that each column of pixels shows: that with the most bytes in it. */
+  /** Find the moment that each column of pixels shows: the one with the most bytes. */
   moments() {
     const { memory, plane } = this;
     const { x, live } = memory;
@@ -113,7 +113,7 @@ class Timeline {
     let at = Math.floor(first / scale);
     for (let column = 0; column < width; column++) {
       const end = view.x0 + (column + 1) / scaleX;
-      let best = at; // what holds when the column begins
+      let best = at; // the state when the column begins
       while (at + 1 < count && x[(at + 1) * scale] < end) {
         at++;
         if (live[of(at)] > live[of(best)]) best = at;

@@ -50,7 +50,7 @@ function ticks(low, high, count, base = 10) {
   return result;
 }
 
-/** Return words for a tick, with as many digits as tell it from its neighbours. */
+/** Return words for a tick, with enough digits to distinguish it from its neighbours. */
 function formatTick(value, step, kind) {
   if (kind !== "time") return formatCount(Math.round(value));
   if (value === 0) return "0";
@@ -66,7 +66,7 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-/** Return a frame of a stack as an item of a list, with the line of source below it if that is known. */
+/** Return a frame of a stack as a list item, with its line of source below if it is known. */
 const frameItem = (text, code) => element("li", {}, text, code ? element("code", {}, code) : null);
 
 const chip = (label, colour) => element("span", { className: "chip" }, swatch(colour), label);
