@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, WarningFlag
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["GraphWatcher"]
 
 _KERNEL, _MEMCPY, _MEMSET, _WAIT_EVENT, _EVENT_RECORD = 0, 1, 2, 6, 7  # CUgraphNodeType
+_BATCH_MEM_OP = 12
 
 
 class GraphWatcher:
@@ -71,6 +72,9 @@ class GraphWatcher:
     def _nodes(self, executable: Any) -> None:
         for number, node in executable.nodes():
             event = 0
+            if node.kind == _BATCH_MEM_OP:
+                text = "batch memory operation nodes: what they write and wait for is not recorded"
+                hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
             if node.kind in (_WAIT_EVENT, _EVENT_RECORD):
                 event = hooks.event_id(node.work.event.handle)
             hooks.emit(

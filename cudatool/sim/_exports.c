@@ -31,7 +31,9 @@ int cudatool_refusal(void);
     E(cuEventElapsedTime) E(cuEventElapsedTime_v2) E(cuEventQuery) E(cuEventRecord) E(cuEventRecordWithFlags) \
     E(cuEventSynchronize) E(cuFuncGetAttribute) E(cuFuncGetModule) E(cuFuncGetName) E(cuFuncGetParamCount) \
     E(cuFuncGetParamInfo) E(cuFuncIsLoaded) E(cuFuncLoad) E(cuFuncSetAttribute) E(cuFuncSetCacheConfig) \
-    E(cuGetErrorName) E(cuGetErrorString) E(cuGraphAddChildGraphNode) E(cuGraphAddDependencies_v2) \
+    E(cuGetErrorName) E(cuGetErrorString) E(cuGraphAddBatchMemOpNode) E(cuGraphAddChildGraphNode) \
+    E(cuGraphBatchMemOpNodeGetParams) E(cuGraphBatchMemOpNodeSetParams) E(cuGraphExecBatchMemOpNodeSetParams) \
+    E(cuGraphAddDependencies_v2) \
     E(cuGraphAddEmptyNode) E(cuGraphAddEventRecordNode) E(cuGraphAddEventWaitNode) E(cuGraphAddHostNode) \
     E(cuGraphAddKernelNode_v2) E(cuGraphAddMemAllocNode) E(cuGraphAddMemFreeNode) E(cuGraphAddMemcpyNode) \
     E(cuGraphAddMemsetNode) E(cuGraphAddNode_v2) E(cuGraphChildGraphNodeGetGraph) E(cuGraphClone) \

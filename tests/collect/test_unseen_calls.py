@@ -52,3 +52,26 @@ def test_a_call_without_a_report_is_a_gap_that_names_it(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(SimDriverCollector, "__init__", without_launches)
     assert ["cuLaunchKernel: what it enqueues is not recorded"] == gaps_of_a_launch(tmp_path)
+
+
+def test_nodes_that_order_by_values_in_memory_are_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "t.ctrace"
+    with recording.record(path, device="sim"):
+        from cuda.bindings import driver
+
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        stream, word = ok(driver.cuStreamCreate(1)), ok(driver.cuMemAlloc(4))
+        ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+        ok(driver.cuStreamWriteValue32(stream, word, 3, 0))
+        graph = ok(driver.cuStreamEndCapture(stream))
+        executable = ok(driver.cuGraphInstantiate(graph, 0))
+        ok(driver.cuGraphLaunch(executable, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        ok(driver.cuGraphExecDestroy(executable))
+        ok(driver.cuGraphDestroy(graph))
+        ok(driver.cuMemFree(word))
+        ok(driver.cuStreamDestroy(stream))
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+    gaps = [text for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN for text in gap.names]
+    assert ["batch memory operation nodes: what they write and wait for is not recorded"] == gaps

@@ -376,7 +376,7 @@ def test_generic_nodes_have_all_parameters_in_one_structure(driver, ok, programs
     assert 12 == ok(driver.cuGraphNodeGetParams(node)).memset.value
     params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST
     assert "ERROR_INVALID_VALUE" == name(driver.cuGraphNodeSetParams(node, params))
-    params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
+    params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
     assert "ERROR_NOT_SUPPORTED" == name(driver.cuGraphAddNode(programs.graph, None, None, 0, params))
 
 

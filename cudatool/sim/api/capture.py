@@ -20,13 +20,14 @@ from cudatool.sim.boxes import Memcpy3D, read_2d, read_3d
 from cudatool.sim.graph import params
 from cudatool.sim.graph.capture import Capture, CapturedEvent, CaptureStatus, Mode
 from cudatool.sim.graph.model import PLAIN_EDGE, Graph, Node, Work
-from cudatool.sim.graph.nodes import Copy, RecordEvent, WaitForEvent
+from cudatool.sim.graph.nodes import BatchOfValues, Copy, RecordEvent, WaitForEvent
 from cudatool.sim.graph.params import KernelParams, MemAllocParams, MemsetParams
 from cudatool.sim.kernels import COOPERATIVE, LaunchConfig, launch_attributes
 from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.pool import Pool
 from cudatool.sim.queue import EventState, StreamState
 from cudatool.sim.results import DriverError, Result
+from cudatool.sim.values import BatchMemOp, batch, batch_op, batch_ops_at
 
 # ---- Beginning and ending ----
 
@@ -262,6 +263,49 @@ def _add(capture: Capture, stream: StreamState, work: Work | Callable[[Node], Wo
         params.check_place(capture.graph, kind)
     node = add_node(capture.graph, work, capture.tails[stream])
     capture.tails[stream] = {node: PLAIN_EDGE}
+
+
+# ---- Values in memory ----
+
+
+def _add_batch(capture: Capture, stream: StreamState, operations: list[BatchMemOp], flags: int = 0) -> None:
+    values = tuple(batch(operations, flags))
+    _add(capture, stream, BatchOfValues(stream.context, b"".join(map(bytes, operations)), values))
+
+
+@_captured
+def _cuStreamWriteValue32(
+    capture: Capture, stream: StreamState, hStream: int, addr: int, value: int, flags: int
+) -> None:
+    _add_batch(capture, stream, [batch_op(addr, value, flags, 4, waits=False)])
+
+
+@_captured
+def _cuStreamWriteValue64(
+    capture: Capture, stream: StreamState, hStream: int, addr: int, value: int, flags: int
+) -> None:
+    _add_batch(capture, stream, [batch_op(addr, value, flags, 8, waits=False)])
+
+
+@_captured
+def _cuStreamWaitValue32(
+    capture: Capture, stream: StreamState, hStream: int, addr: int, value: int, flags: int
+) -> None:
+    _add_batch(capture, stream, [batch_op(addr, value, flags, 4, waits=True)])
+
+
+@_captured
+def _cuStreamWaitValue64(
+    capture: Capture, stream: StreamState, hStream: int, addr: int, value: int, flags: int
+) -> None:
+    _add_batch(capture, stream, [batch_op(addr, value, flags, 8, waits=True)])
+
+
+@_captured
+def _cuStreamBatchMemOp(
+    capture: Capture, stream: StreamState, hStream: int, count: int, paramArray: int, flags: int
+) -> None:
+    _add_batch(capture, stream, batch_ops_at(paramArray, count), flags)
 
 
 # ---- Events ----

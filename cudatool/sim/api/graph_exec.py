@@ -12,7 +12,7 @@ from cudatool.sim.api.graph_nodes import given, new_work
 from cudatool.sim.graph import params
 from cudatool.sim.graph.model import Graph, Node, NodeType, Update, Work
 from cudatool.sim.graph.nodes import RecordEvent, WaitForEvent
-from cudatool.sim.graph.params import HostParams, KernelParams, Memcpy3D, MemsetParams, NodeParams
+from cudatool.sim.graph.params import BatchParams, HostParams, KernelParams, Memcpy3D, MemsetParams, NodeParams
 from cudatool.sim.graph.run import UPLOAD, GraphExec, InstantiateError, Instantiation, Mismatch
 from cudatool.sim.machine import stream_of
 from cudatool.sim.results import DriverError, Result
@@ -148,6 +148,15 @@ def cuGraphExecMemcpyNodeSetParams(hGraphExec: int, hNode: int, copyParams: int,
 def cuGraphExecMemsetNodeSetParams(hGraphExec: int, hNode: int, memsetParams: int, ctx: int) -> None:
     what = given(memsetParams, MemsetParams)
     _set(hGraphExec, hNode, NodeType.MEMSET, lambda _: params.fill_of(what, params.context_of(ctx)))
+
+
+@entry(
+    "cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, "
+    "const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams)"
+)
+def cuGraphExecBatchMemOpNodeSetParams(hGraphExec: int, hNode: int, nodeParams: int) -> None:
+    what = given(nodeParams, BatchParams)
+    _set(hGraphExec, hNode, NodeType.BATCH_MEM_OP, lambda _: params.batch_of(what))
 
 
 @entry(

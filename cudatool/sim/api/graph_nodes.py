@@ -12,7 +12,15 @@ from cudatool.sim.api.graph import add_node, edges_from, graph_object
 from cudatool.sim.graph import params
 from cudatool.sim.graph.model import Graph, Node, NodeType, Work
 from cudatool.sim.graph.nodes import ChildGraph, Conditional, Empty, Free, KernelNode, RecordEvent, WaitForEvent
-from cudatool.sim.graph.params import HostParams, KernelParams, MemAllocParams, Memcpy3D, MemsetParams, NodeParams
+from cudatool.sim.graph.params import (
+    BatchParams,
+    HostParams,
+    KernelParams,
+    MemAllocParams,
+    Memcpy3D,
+    MemsetParams,
+    NodeParams,
+)
 from cudatool.sim.results import DriverError, Result
 
 __all__ = ["given", "new_work"]
@@ -105,6 +113,18 @@ def cuGraphAddMemsetNode(
     what, context = given(memsetParams, MemsetParams), params.context_of(ctx)
     kind = NodeType.MEMSET
     _add(phGraphNode, hGraph, dependencies, numDependencies, kind, lambda _: params.fill_of(what, context))
+
+
+@entry(
+    "cuGraphAddBatchMemOpNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, "
+    "size_t numDependencies, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams)"
+)
+def cuGraphAddBatchMemOpNode(
+    phGraphNode: int, hGraph: int, dependencies: int, numDependencies: int, nodeParams: int
+) -> None:
+    what = given(nodeParams, BatchParams)
+    kind = NodeType.BATCH_MEM_OP
+    _add(phGraphNode, hGraph, dependencies, numDependencies, kind, lambda _: params.batch_of(what))
 
 
 @entry(
@@ -253,6 +273,17 @@ def cuGraphMemsetNodeGetParams(hNode: int, nodeParams: int) -> None:
 def cuGraphMemsetNodeSetParams(hNode: int, nodeParams: int) -> None:
     what, before = given(nodeParams, MemsetParams), graph_object(hNode, Node).work
     _set(hNode, NodeType.MEMSET, lambda: params.fill_of(what, params.context_before(before)))
+
+
+@entry("cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams_out)")
+def cuGraphBatchMemOpNodeGetParams(hNode: int, nodeParams_out: int) -> None:
+    params.write_params(graph_object(hNode, Node), NodeType.BATCH_MEM_OP, given(nodeParams_out, BatchParams))
+
+
+@entry("cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams)")
+def cuGraphBatchMemOpNodeSetParams(hNode: int, nodeParams: int) -> None:
+    what = given(nodeParams, BatchParams)
+    _set(hNode, NodeType.BATCH_MEM_OP, lambda: params.batch_of(what))
 
 
 @entry("cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)")

@@ -42,6 +42,7 @@ class NodeType(IntEnum):
     EVENT_RECORD = 7
     MEM_ALLOC = 10
     MEM_FREE = 11
+    BATCH_MEM_OP = 12
     CONDITIONAL = 13
 
 

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from cudatool.sim.graph.run import Run
     from cudatool.sim.kernels import Launch
     from cudatool.sim.machine import Context
+    from cudatool.sim.values import Value
 
 __all__ = [
     "Allocate",
+    "BatchOfValues",
     "Call",
     "ChildGraph",
     "Conditional",
@@ -327,6 +329,29 @@ class Empty(_Leaf):
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         return run.add("graph", "empty node", after)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchOfValues(_Leaf):
+    """Writes values to memory and waits for values there, one after the other.
+
+    `operations` are the CUstreamBatchMemOpParams that say so.
+    """
+
+    context: Context
+    operations: bytes
+    values: tuple[Value, ...]
+    kind = NodeType.BATCH_MEM_OP
+
+    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+        if not self.values:
+            return run.add("graph", "batch memory operation node", after)
+        for value in self.values:
+            after = [run.add(value.kind, "batch memory operation node", after, context=self.context, value=value)]
+        return after[0]
+
+    def describe(self) -> str:
+        return "BATCH_MEM_OP " + ", ".join(f"{value.name} {value.value} {value.address:#x}" for value in self.values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from cudatool.sim.boxes import ARRAY, DEVICE, HOST, Memcpy3D, Side, box_of
 from cudatool.sim.graph.model import Graph, Node, NodeType, Work
 from cudatool.sim.graph.nodes import (
     Allocate,
+    BatchOfValues,
     Call,
     ChildGraph,
     Conditional,
@@ -31,6 +32,7 @@ from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.transfers import Extent
+from cudatool.sim.values import BatchMemOp, batch, batch_ops_at
 
 __all__ = [
     "ChildParams",
@@ -149,6 +151,12 @@ class _ConditionalParams(ctypes.Structure):
     )
 
 
+class BatchParams(ctypes.Structure):
+    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+
+    _fields_ = (("ctx", c_size_t), ("count", c_uint), ("paramArray", c_size_t), ("flags", c_uint))
+
+
 class _Union(ctypes.Union):
     _fields_ = (
         ("kernel", KernelParams),
@@ -159,6 +167,7 @@ class _Union(ctypes.Union):
         ("event", _EventParams),
         ("alloc", MemAllocParams),
         ("free", c_uint64),
+        ("batch", BatchParams),
         ("conditional", _ConditionalParams),
         ("asBytes", c_ubyte * 232),
     )
@@ -351,6 +360,13 @@ def read(params: NodeParams, graph: Graph) -> Work | Callable[[Node], Work]:
     return read_work(params)
 
 
+def batch_of(params: BatchParams) -> BatchOfValues:
+    """Return what a batch memory operation node does."""
+    operations = batch_ops_at(params.paramArray, params.count)
+    values = tuple(batch(operations, params.flags))
+    return BatchOfValues(context_of(params.ctx), b"".join(map(bytes, operations)), values)
+
+
 def read_work(params: NodeParams) -> Work:
     """Return what a CUgraphNodeParams describes that says all about a node, wherever it is."""
     kind = params.type
@@ -368,6 +384,8 @@ def read_work(params: NodeParams) -> Work:
         return WaitForEvent(event_of(params.event.event))
     if kind == NodeType.EVENT_RECORD:
         return RecordEvent(event_of(params.event.event))
+    if kind == NodeType.BATCH_MEM_OP:
+        return batch_of(params.batch)
     raise DriverError(Result.NOT_SUPPORTED, f"the software device has no graph nodes of type {kind}")
 
 
@@ -408,6 +426,10 @@ def write_params(node: Node, kind: NodeType, params: Any) -> None:
         node.kept = ctypes.create_string_buffer(work.access, max(len(work.access), 1))
         ctypes.memmove(ctypes.addressof(params), work.params, len(work.params))
         params.accessDescs = ctypes.addressof(node.kept) if work.access else 0
+    elif isinstance(work, BatchOfValues):
+        node.kept = ctypes.create_string_buffer(work.operations, max(len(work.operations), 1))
+        params.ctx, params.count = work.context.handle, len(work.operations) // ctypes.sizeof(BatchMemOp)
+        params.paramArray, params.flags = ctypes.addressof(node.kept), 0
     elif isinstance(work, Conditional):
         params.handle, params.type, params.size = work.condition.handle, work.type, len(work.bodies)
         params.phGraph_out, params.ctx = bodies_of(node, work), work.context.handle
@@ -444,6 +466,7 @@ def write_node_params(node: Node, params: NodeParams) -> None:
         NodeType.WAIT_EVENT: params.event,
         NodeType.EVENT_RECORD: params.event,
         NodeType.MEM_ALLOC: params.alloc,
+        NodeType.BATCH_MEM_OP: params.batch,
         NodeType.CONDITIONAL: params.conditional,
     }.get(work.kind)
     if part is not None:

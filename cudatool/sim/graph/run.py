@@ -18,6 +18,7 @@ from cudatool.sim.results import DriverError, Result
 if TYPE_CHECKING:
     from cudatool.sim.graph.allocations import Slot
     from cudatool.sim.machine import Context
+    from cudatool.sim.values import Value
 
 __all__ = [
     "AUTO_FREE",
@@ -99,6 +100,7 @@ class Run:
         context: Context | None = None,
         footprint: Iterable[tuple[int, int, int]] = (),
         host_memory: Iterable[tuple[int, int]] = (),
+        value: Value | None = None,
     ) -> Operation:
         """Add an operation that is ordered after `after` alone."""
         stream = self._stream
@@ -109,7 +111,11 @@ class Run:
         operation.run = run
         operation.footprint = list(footprint)
         operation.host_memory = list(host_memory)
+        if value is not None:
+            value.assign(operation)
         state.machine.scheduler.add(operation, cost=cost, engine=engine, after=after)
+        if value is not None:
+            value.added(operation)
         if kind == "memcpy":
             self._copies.append(operation)
             if self._drops_copies:
