@@ -35,6 +35,7 @@ from cudatool.sim.transfers import Extent
 from cudatool.sim.values import BatchMemOp, batch, batch_ops_at
 
 __all__ = [
+    "BatchParams",
     "ChildParams",
     "HostParams",
     "KernelParams",
@@ -42,12 +43,13 @@ __all__ = [
     "Memcpy3D",
     "MemsetParams",
     "NodeParams",
+    "_conditional_of",
     "allocation_of",
+    "batch_of",
     "bodies_of",
     "call_of",
     "check_place",
     "child_of",
-    "_conditional_of",
     "context_before",
     "context_of",
     "copy_of",
