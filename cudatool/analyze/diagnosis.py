@@ -204,7 +204,9 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], c
 
 def with_setting(conf: str, setting: str) -> str:
     """Return a settings string with one setting added or its value replaced."""
-    return ",".join((setting_texts(conf) | setting_texts(setting)).values())
+    added = setting_texts(setting)
+    kept = {name: text for name, text in setting_texts(conf).items() if name not in added}
+    return ",".join([*kept.values(), *added.values()])
 
 
 def _that_count(split: tuple[Fragmentation, ...]) -> tuple[Fragmentation, ...]:
