@@ -127,6 +127,11 @@ elsewhere:
   %e = call i1 @elsewhere{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes)
   ret i1 %e
 }}
+define internal preserve_mostcc i1 @valid_apart{size}(ptr %context, i64 %address, ptr %shared, i64 %local,
+    i64 %local.bytes, i1 %writes) noinline cold {{
+  %v = call i1 @valid{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes, i1 %writes)
+  ret i1 %v
+}}
 {_valid_bytes(size)}{_elsewhere(size)}"""
 
 

@@ -269,8 +269,10 @@ def _check_memory(
         valid = e.op(f"and i1 {below}, {e.op(f'icmp sge i64 {shown}, 0')}")
     else:
         base = e.op("ptrtoint ptr %local to i64")
+        # Where most accesses are known to be right, the others' check is kept out of the loop that it is in.
+        function = "preserve_mostcc i1 @valid_apart" if line in e.ranges else "i1 @valid"
         valid = e.op(
-            f"call i1 @valid{size}(ptr %context, i64 {address}, ptr %shared, i64 {base}, i64 {e.layout.local_bytes}, "
+            f"call {function}{size}(ptr %context, i64 {address}, ptr %shared, i64 {base}, i64 {e.layout.local_bytes}, "
             f"i1 {str(mode is not Mode.READ).lower()})"
         )
         e.validated.add(size)
