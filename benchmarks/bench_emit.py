@@ -60,7 +60,7 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
     rows = [
         ("call of an empty function", nanoseconds(nothing, count)),
-        ("call with an emit guard, nobody listens", nanoseconds(guard, count)),
+        ("call with an emit guard, no subscribers", nanoseconds(guard, count)),
         (f"stacks.capture(), {DEPTH} frames", nanoseconds(stacks.capture, count)),
         (f"traceback.extract_stack(), {DEPTH} frames", nanoseconds(traceback.extract_stack, count // 100)),
     ]

@@ -34,7 +34,7 @@ _MOST = 8  # rows of each table
 _MOST_HOLES = 3
 
 
-def print_report(console: Console, report: Report, cards: Sequence[NvmlDevice] = ()) -> None:
+def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = ()) -> None:
     """Print a report at the console's width."""
     summary = report.summary
     took = f", {format_time(summary.duration)}" if summary.duration else ""
@@ -48,15 +48,15 @@ def print_report(console: Console, report: Report, cards: Sequence[NvmlDevice] =
         _print_finding(console, finding, several=len(summary.devices) > 1)
     if not summary.devices:
         console.print("no device memory was allocated")
-    for device, diagnosis, of_card in zip(summary.devices, report.diagnoses, report.ledgers, strict=True):
+    for device, diagnosis, ledger in zip(summary.devices, report.diagnoses, report.ledgers, strict=True):
         _print_device(console, device, diagnosis)
-        if of_card is not None:
-            _print_ledger(console, of_card, int(report.trace.records["time"][0]))
+        if ledger is not None:
+            _print_ledger(console, ledger, int(report.trace.records["time"][0]))
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
     _print_work(console, summary)
-    for card in cards:
-        _print_card(console, card, report)
+    for gpu in gpus:
+        _print_gpu(console, gpu, report)
 
 
 def _print_line(console: Console, text: str) -> None:
@@ -196,7 +196,7 @@ def _print_ledger(console: Console, ledger: Ledger, start: int) -> None:
     if ledger.unknown:
         table.add_row("unknown", "", format_bytes(ledger.unknown), f"{ledger.unknown / whole:.1%}" if whole else "")
     table.add_row("in all", "", format_bytes(whole), "")
-    whose = "of the card (NVML does not say whose)" if ledger.process is None else "by NVML of this process"
+    whose = "of all processes (NVML does not name them)" if ledger.process is None else "by NVML of this process"
     print_table(console, f"Most memory {whose}, at {format_time(ledger.time - start)}", table)
     if ledger.process is not None:
         text = f"Of {format_bytes(ledger.total)}, {format_bytes(ledger.used)} were in use: "
@@ -233,15 +233,15 @@ def _print_work(console: Console, summary: Summary) -> None:
         print_table(console, "Copies", table)
 
 
-def _print_card(console: Console, card: NvmlDevice, report: Report) -> None:
+def _print_gpu(console: Console, gpu: NvmlDevice, report: Report) -> None:
     """Print which processes use a device of this machine now; with details for the trace's program if it still runs."""
 
-    console.print(f"\nOn this machine now, GPU {card.index}: {plain(card.name)}", style="bold")
-    console.print(f"{format_bytes(card.used)} of {format_bytes(card.total)} are used", markup=False)
+    console.print(f"\nOn this machine now, GPU {gpu.index}: {plain(gpu.name)}", style="bold")
+    console.print(f"{format_bytes(gpu.used)} of {format_bytes(gpu.total)} are used", markup=False)
     process = report.trace.header.get("pid")
-    if process in card.processes:
-        reserved = sum(device.now.reserved for device in report.summary.devices if device.device == card.index)
-        use = analyze.device_use(card.used, card.processes, process, reserved)
+    if process in gpu.processes:
+        reserved = sum(device.now.reserved for device in report.summary.devices if device.device == gpu.index)
+        use = analyze.device_use(gpu.used, gpu.processes, process, reserved)
         rows = {
             "reserved by this program's allocator": use.allocator,
             "this program, not its allocator: context, kernels, libraries": use.beside_allocator,
@@ -249,8 +249,8 @@ def _print_card(console: Console, card: NvmlDevice, report: Report) -> None:
             "the driver itself, and what it does not show": use.unexplained,
         }
     else:
-        rows = {f"process {pid}": size for pid, size in sorted(card.processes.items(), key=lambda item: -item[1])}
-        rows["the driver itself, and what it does not show"] = card.used - sum(card.processes.values())
+        rows = {f"process {pid}": size for pid, size in sorted(gpu.processes.items(), key=lambda item: -item[1])}
+        rows["the driver itself, and what it does not show"] = gpu.used - sum(gpu.processes.values())
     table = new_table("", numbers=("Bytes",))
     for name, size in rows.items():
         table.add_row(name, format_bytes(size))

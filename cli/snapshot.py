@@ -93,18 +93,18 @@ def snapshot(
     report, *others = reports
     pages = [(page, report), *((Path(beside(str(page), other.trace)), other) for other in others)] if page else []
     check_outputs([other for other, _ in pages], [source], force=force)
-    cards = _cards(report)
+    gpus = _gpus(report)
     said = messages()
     try:
         if as_json:
-            document = {"schema": "cudatool.snapshot/1", **report.as_dict(), "cards": [asdict(card) for card in cards]}
+            document = {"schema": "cudatool.snapshot/1", **report.as_dict(), "cards": [asdict(gpu) for gpu in gpus]}
             of_processes = [{"process": process_name(other.trace), **other.as_dict()} for other in others]
             echo_json({**document, "processes": of_processes} if others else document)
         else:
             console = results()
             if others:
                 console.rule(process_name(report.trace), align="left")
-            print_report(console, report, cards)
+            print_report(console, report, gpus)
             for other in others:
                 console.print()
                 console.rule(process_name(other.trace), align="left")
@@ -149,7 +149,7 @@ def _page_path(source: Path, html: str | None) -> Path | None:
     return source.with_name(f"{name}.html")
 
 
-def _cards(report: Report) -> Sequence[NvmlDevice]:
+def _gpus(report: Report) -> Sequence[NvmlDevice]:
     """Return which processes use this machine's GPUs now, unless the trace is not from a GPU."""
     if report.trace.header.get("device_kind") == "sim":
         return ()

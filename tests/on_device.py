@@ -79,7 +79,7 @@ def nothing_leaks(device: str) -> Iterator[None]:
     cudatool.synchronize()
     clear_workspaces()
     gc.collect()
-    assert cudatool.memory_allocated() <= before  # less, where a test that failed before has let go
+    assert cudatool.memory_allocated() <= before  # less, if an earlier failed test has freed memory
     assert cudatool.current_stream() == cudatool.default_stream()
 
 

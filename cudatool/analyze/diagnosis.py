@@ -33,7 +33,7 @@ class Topic(StrEnum):
     LEAK = "leak"
     """A call site that grows."""
     LIMIT = "limit"
-    """Memory ran out although the card had some."""
+    """Memory ran out although the device had some."""
     NEED = "need"
     """Memory ran out because the program needs what it has."""
     SETTING = "setting"
@@ -177,7 +177,7 @@ def diagnose(
 _LONGEST: Final = 500_000  # largest recording replayed here, in events: about 4 s for each setting
 
 
-def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], card: int | None) -> Advice | None:
+def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], total: int | None) -> Advice | None:
     """Return, from a replay, what settings against the causes of `split` would have saved."""
     try:
         recorded, _ = recorded_settings(trace)
@@ -195,7 +195,7 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], c
     if len(trace.records) > _LONGEST:
         return Advice(None, None, None, 0, (), NoAdvice.TOO_LONG)
     try:
-        return advise(trace, device, confs, recorded=recorded, recorded_memory=card)
+        return advise(trace, device, confs, recorded=recorded, recorded_memory=total)
     except ConfigError:  # an allocator that is not modelled
         return None
     except FileFormatError:  # events that contradict each other

@@ -130,8 +130,8 @@ def _totals(device: int, curve: Timeline, total: int | None) -> Iterator[LintFin
     for name, column in (("reserved", curve.reserved), ("active", curve.active)):
         above = np.flatnonzero(column > limit)
         if len(above):
-            card = "the GPU" if total else "any GPU"
-            message = f"{format_bytes(int(column.max()))} {name} is more than {card} has ({format_bytes(limit)})"
+            device_name = "the GPU" if total else "any GPU"
+            message = f"{format_bytes(int(column.max()))} {name} is more than {device_name} has ({format_bytes(limit)})"
             first = int(curve.index[above[0]])
             yield LintFinding("impossible-total", Severity.ERROR, confidence, device, len(above), first, message)
     if len(curve.index) and curve.reserved.any():

@@ -202,9 +202,9 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
         simulated=trace.header.get("device_kind") == "sim",
     )
     curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}
-    cards = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
+    totals = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
     state = getattr(trace, "segments", ())  # a snapshot's, the only kind of trace that states one
-    findings = lint(trace, blocks, segments, curves, final_state=state, total=cards)
+    findings = lint(trace, blocks, segments, curves, final_state=state, total=totals)
     return Report(trace, summary, blocks, segments, tuple(timelines), ran, tuple(diagnoses), findings, tuple(ledgers))
 
 

@@ -620,7 +620,7 @@ def _record(asked: Requests) -> Record:
     return Record(most, asked.retries, asked.calls.number_of(Verb.FAILED_MALLOC), asked.ceiling)
 
 
-def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int | None, int | None, bool]:
+def _limits(asked: Requests, recorded: Settings, total: int | None) -> tuple[int | None, int | None, bool]:
     """Return the memory of the recorded device, how much of it could be reserved, and whether that is sure.
 
     A request that failed or needed a retry shows the limit: it lies between the peak of reserved bytes and the amount
@@ -628,13 +628,13 @@ def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int 
     """
     fraction, ceiling = recorded.per_process_memory_fraction, asked.ceiling
     if asked.available is not None:
-        return card or asked.available, asked.available, True
-    if fraction and card is None and ceiling is not None:
-        card = int(ceiling / fraction)
-    if ceiling is None or (fraction and card and int(fraction * card) <= ceiling):
-        return card, card, False
-    limit = min(ceiling, card) if card else ceiling
-    return card, limit, limit <= asked.peak_reserved * (1 + _WORTH_NAMING)
+        return total or asked.available, asked.available, True
+    if fraction and total is None and ceiling is not None:
+        total = int(ceiling / fraction)
+    if ceiling is None or (fraction and total and int(fraction * total) <= ceiling):
+        return total, total, False
+    limit = min(ceiling, total) if total else ceiling
+    return total, limit, limit <= asked.peak_reserved * (1 + _WORTH_NAMING)
 
 
 def _most_growth(settings: Settings) -> float:

@@ -44,7 +44,7 @@ MAP_KINDS: Final = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 _LONGEST: Final = 80  # characters of a name that a report shows
 
 MAX_SIZE: Final = 1 << 48
-"""Bytes that are more than any card's address space."""
+"""Bytes that are more than any device's address space."""
 
 
 @dataclass(frozen=True, slots=True)

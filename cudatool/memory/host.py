@@ -363,16 +363,16 @@ class CachingHostAllocator:
             self._events.append((self.provider.record_event(stream), block))
             self._wanted.set()
         if not streams:
-            self._nobody_uses(block)
+            self._release_to_cache(block)
 
     def _process_events(self) -> None:
         while self._events and self.provider.event_passed(self._events[0][0]):
             _, block = self._events.popleft()
             block.outstanding_events -= 1
             if block.outstanding_events == 0:
-                self._nobody_uses(block)
+                self._release_to_cache(block)
 
-    def _nobody_uses(self, block: _Block) -> None:
+    def _release_to_cache(self, block: _Block) -> None:
         bucket = self._buckets[block.size]
         bucket.free.append(block)
         bucket.active.decrease(1)

@@ -555,7 +555,7 @@ class Policy:
         for block in reuse.take_reusable(stream):
             self._deferred.remove(block)
             block.stream_uses = None
-            self._nobody_uses(block)
+            self._complete_free(block)
 
     def _record_deferred_events(self) -> None:
         if self._capture_reuse is not None:
@@ -566,7 +566,7 @@ class Policy:
             streams = [stream for stream, while_captured in block.stream_uses.items() if not while_captured]
             self._record_events(block, streams)
             if not streams:
-                self._nobody_uses(block)
+                self._complete_free(block)
 
     def free_passed_blocks(self) -> None:
         """Free the pending blocks whose events have passed."""
@@ -599,9 +599,9 @@ class Policy:
     def _event_over(self, block: Block) -> None:
         block.outstanding_events -= 1
         if block.outstanding_events == 0:
-            self._nobody_uses(block)
+            self._complete_free(block)
 
-    def _nobody_uses(self, block: Block) -> None:
+    def _complete_free(self, block: Block) -> None:
         self.statistics.pending_block_freed(block.pool.level, block.size, block.requested_size)
         self._merge(block)
 

@@ -289,8 +289,8 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"{_count(gap.count, 'child process', 'child processes')} ({_some(gap.names)})",
         lambda gap: (
             f"{_count(gap.count, 'process', 'processes')} that the program started ({_some(gap.names)}) "
-            f"{'was' if gap.count == 1 else 'were'} not recorded. Recorded are Python processes that find this "
-            "cudatool and its environment variables as they start, until the program ends."
+            f"{'was' if gap.count == 1 else 'were'} not recorded. Only Python processes that find this "
+            "cudatool and its environment variables as they start are recorded, until the program ends."
         ),
     ),
     GapKind.REPLACED: _Words(

@@ -206,7 +206,7 @@ class Scheduler(_queue.Queue):
         self.synchronized()
 
     def _finish(self, operations: Iterable[Operation], *, stay: bool = True) -> bool:
-        """Execute until all of `operations` are done; without `stay` as far as values in memory let them be.
+        """Execute until all of `operations` are done; without `stay`, stop where a wait for a value in memory blocks.
 
         Return whether they are done.
         """
@@ -236,7 +236,7 @@ class Scheduler(_queue.Queue):
     def drop(self, operations: Iterable[Operation]) -> None:
         """Let `operations` that are not done never be, and touch no memory from now on.
 
-        For those on memory of the caller, who may let go of it once the driver's call has returned, as it does when
+        For those on memory of the caller, who may free it once the driver's call has returned, as it does when
         Ctrl-C ends the wait for them.
         """
         for operation in operations:

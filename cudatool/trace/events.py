@@ -147,9 +147,9 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.SEGMENT_UNMAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.OOM: "size=rounded block, aux0=free bytes on the device, flags=1 not known, aux1=pool, stream, stack",
     Kind.MEMORY_FRACTION: "size=bytes of the device, aux0=bits of a float64: the share that may be reserved, stack",
-    Kind.DEVICE_USE: "what NVML says of a card, after what may have changed it: size=bytes that the driver charges to "
-    "this process (0 if it does not say), address=bytes of the card in use by all, aux0=bytes of the card, "
-    "flags=UseFlag",
+    Kind.DEVICE_USE: "memory use by NVML, after calls that may have changed it: size=bytes that the driver charges to "
+    "this process (0 if it does not say), address=bytes of the device in use by all processes, aux0=bytes of the "
+    "device, flags=UseFlag",
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, "
     "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
@@ -287,7 +287,7 @@ class ProcessFlag(IntFlag):
 
 
 class UseFlag(IntFlag):
-    """Flags of ``DEVICE_USE``: what happened since the one before that takes memory of the card, by no call's size."""
+    """Flags of ``DEVICE_USE``: what may have taken device memory implicitly since the previous one."""
 
     CONTEXT = 1
     """A context was made."""

@@ -59,7 +59,7 @@ def hide(directory: str) -> None:
 def capture(skip: int = 0) -> int:
     """Return the id of the caller's Python stack; equal stacks have equal ids, 0 is the empty stack.
 
-    Left out are frames of cudatool itself, of NumPy, contextlib, ``runpy`` and the import system, and everything
+    Frames of cudatool itself, of NumPy, contextlib, ``runpy`` and the import system are left out, and so is everything
     outside the program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the
     innermost ones.
 

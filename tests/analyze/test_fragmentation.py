@@ -168,7 +168,7 @@ def test_a_hole_names_the_blocks_that_pin_its_segment_the_oldest_first() -> None
     assert (BASE + 12 * MIB, 8 * MIB, first.pins) == (second.address, second.size, second.pins)
 
 
-def test_without_a_clock_nobody_says_how_long_a_block_lived() -> None:
+def test_without_a_clock_the_age_of_a_block_is_unknown() -> None:
     made = trace(large(0, 20 * MIB), alloc(0, MIB), (Kind.OOM, {"size": 40 * MIB}), header={"time_axis": "index"})
     assert None is split_of(made)[-1].holes[0].pins[0].lived
 

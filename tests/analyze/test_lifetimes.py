@@ -48,7 +48,7 @@ def test_a_lost_free_ends_where_the_address_is_handed_out_again() -> None:
     assert [(0, 0, 1, 1), (0, 1, 2, 3), (0, 3, 4, 4)] == spans(rows)
 
 
-def test_a_free_without_an_alloc_is_nobodys() -> None:
+def test_a_free_without_an_alloc_ends_no_block() -> None:
     assert [(512, 2, 3, 3)] == spans(analyze.blocks(trace(free(0), freed(0), alloc(512, 512))))
 
 

@@ -176,7 +176,7 @@ ct.synchronize()
 """
 
 
-def test_the_byte_behind_an_array_is_nobodys_without_caching(run_warm, tmp_path):
+def test_the_byte_after_an_array_is_unallocated_without_caching(run_warm, tmp_path):
     (tmp_path / "behind.py").write_text(_BEHIND)
     done = run_warm("sanitize", "behind.py", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     assert done.returncode == 1

@@ -902,7 +902,7 @@ def test_sanitizer_understands_graphs_from_what_the_runtime_tells(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU: nobody but the runtime knows the nodes, and kernels' accesses are inferred from PTX."""
+    """As on a GPU: only the runtime knows the nodes, and kernels' accesses are inferred from PTX."""
     monkeypatch.setattr(hooks, "wants_accesses", True)
     a, b = cudatool.zeros(100), cudatool.zeros(100)
     cudatool.synchronize()

@@ -542,7 +542,7 @@ def test_out_of_memory_is_an_event_with_the_free_bytes(make: Make, events: list[
     assert (Kind.OOM, 512, MIB, 4) == (event.kind, event.size, event.aux0, event.stream)
 
 
-def test_nothing_is_built_when_nobody_listens(allocator: CachingAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_event_is_built_without_subscribers(allocator: CachingAllocator, monkeypatch: pytest.MonkeyPatch) -> None:
     def emit(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("emitted without a subscriber")
 

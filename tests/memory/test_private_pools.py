@@ -86,7 +86,7 @@ def test_pool_without_users_waits_for_its_last_block(provider: FakeProvider, wit
         with_pool.pool_use_count(POOL)
 
 
-def test_retry_releases_pools_that_nobody_uses(make: Make) -> None:
+def test_retry_releases_unused_pools(make: Make) -> None:
     allocator = make("", 40 * MIB)
     allocator.create_or_incref_pool(POOL)
     allocator.free(in_pool(allocator, 30 * MIB))

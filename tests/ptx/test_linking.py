@@ -24,7 +24,7 @@ def test_declaration_finds_its_definition_in_either_order():
         assert ["k"] == list(module.kernels)
 
 
-def test_what_nobody_defines_is_named():
+def test_undefined_symbol_is_named():
     other = (
         HEADER + b".extern .global .align 4 .u32 counter;\n.extern .func vprintf();\n.extern .shared .b8 dynamic[];\n"
     )

@@ -360,7 +360,7 @@ def test_seeds_can_be_set_before_there_is_a_device() -> None:
     assert (6, {5} if rest else set()) == (first, set(rest))
 
 
-def test_seed_sets_what_nobody_can_foresee() -> None:
+def test_seed_sets_an_unpredictable_seed() -> None:
     random.manual_seed(3)
     random.seed()
     assert 3 != random.initial_seed()

@@ -212,7 +212,7 @@ def test_what_is_no_array_is_refused(events):
         pass
 
 
-def test_nothing_happens_while_nobody_listens():
+def test_nothing_happens_without_subscribers():
     with ct.annotate(reads=["no array"]):
         pass
 

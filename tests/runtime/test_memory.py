@@ -194,7 +194,7 @@ def test_ranges_are_recorded_in_pairs(events: list[Event]) -> None:
     ]
 
 
-def test_nothing_is_emitted_when_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_emitted_without_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
     from cudatool.trace import hooks
 
     calls: list[object] = []

@@ -83,7 +83,7 @@ def test_findings_are_joined_by_fingerprint_with_the_schedules_that_saw_them():
     assert report.notes == ("one", "two")
 
 
-def test_a_proof_is_kept_whoever_found_it():
+def test_a_proof_is_kept_under_whichever_schedule_found_it():
     runs = [run("fifo", findings=(race("a", no_witness="none"),)), run("lifo", findings=(race("a", witness=PROOF),))]
     assert joined(runs, runs[0]).findings[0].witness == PROOF
 

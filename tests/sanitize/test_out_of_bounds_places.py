@@ -39,7 +39,7 @@ def test_place_is_relative_to_the_argument_that_the_address_was_computed_from(
     kernel = ct.compile(SOURCE, "move")
     # A pool has segments of its own, so it is known what lies beside x.
     with record(tmp_path / "run.ctrace", checks=["memcheck"]), ct.use_mem_pool(ct.MemPool()):
-        arrays = {"gap": ct.zeros(1), "x": ct.zeros(N), "y": ct.ones(N)}  # before x lie 508 bytes that nobody owns
+        arrays = {"gap": ct.zeros(1), "x": ct.zeros(N), "y": ct.ones(N)}  # before x lie 508 bytes of no block
         one = ct.LaunchConfig(grid=1, block=1)
         ct.launch(ct.current_stream(), one, kernel, arrays["x"], arrays["y"], np.int64(i), np.int64(j))
         ct.synchronize()

@@ -112,7 +112,7 @@ def test_accesses_may_come_later_in_the_file_than_their_operation() -> None:
     assert (report.operations, report.unchecked_launches) == (2, 0)
 
 
-def test_accesses_without_a_correlation_belong_to_nobody() -> None:
+def test_accesses_without_a_correlation_belong_to_no_operation() -> None:
     program = Program()
     for stream in (program.stream(), program.stream()):
         program.emit(Kind.KERNEL_LAUNCH, stream=stream, name="k")

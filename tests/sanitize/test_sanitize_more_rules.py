@@ -83,7 +83,7 @@ def test_wait_for_a_value_comes_after_the_write_that_was_seen(program: Program) 
     assert [] == kinds(program)
 
 
-def test_write_of_a_value_orders_nobody_who_does_not_wait_for_it(program: Program) -> None:
+def test_write_of_a_value_orders_nothing_that_does_not_wait_for_it(program: Program) -> None:
     a, b = program.stream(), program.stream()
     write(program, a)
     program.emit(Kind.STREAM_WRITE_VALUE, stream=a, address=FLAG, aux0=1, size=4)
@@ -342,7 +342,7 @@ def test_other_work_between_two_kernels_makes_the_second_one_wait() -> None:
 
 
 @pytest.mark.parametrize("how", ["synchronize", "wait", "legacy"])
-def test_whoever_waits_for_the_stream_waits_for_a_kernel_that_began_early(how: str) -> None:
+def test_a_wait_for_the_stream_includes_a_kernel_that_began_early(how: str) -> None:
     program = Program()
     legacy, a, b = program.stream(flags=StreamFlag.LEGACY_DEFAULT), program.stream(flags=0), program.stream()
     program.kernel(a, (W, 0x1000, 64), flags=_TRIGGERS)

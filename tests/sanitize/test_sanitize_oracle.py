@@ -70,7 +70,7 @@ class Oracle:
         return len(self.after) - 1
 
     def tails(self, stream: int) -> list[int]:
-        """The nodes that whoever waits for `stream`, or is enqueued on it, comes after."""
+        """The nodes before anything that waits for `stream` or is enqueued on it."""
         implied = BLOCKING if stream == LEGACY else (LEGACY,) if stream in BLOCKING else ()
         return [self.tail.get(s, -1) for s in (stream, *implied)]
 
@@ -163,7 +163,7 @@ def play(steps: list[Any]) -> tuple[Program, Oracle]:
                 oracle.values.append((value, oracle.enqueue(stream)))
             case "wait for value", stream, value:
                 met = [{node, *oracle.after[node]} for written, node in oracle.values if written >= value]
-                if met:  # else nobody knows what it waits for
+                if met:  # else it is unknown what it waits for
                     oracle.call()
                     program.emit(Kind.STREAM_WAIT_VALUE, stream=stream, address=5000, aux0=value, size=4)
                     oracle.enqueue(stream, *set.intersection(*met))

@@ -418,7 +418,7 @@ def test_stream_that_waits_for_a_captured_event_joins_the_capture(program: Progr
     assert kinds(program) == ["race-raw"]
 
 
-def test_event_recorded_again_outside_the_capture_takes_nobody_into_it(program: Program) -> None:
+def test_event_recorded_again_outside_the_capture_takes_no_stream_into_it(program: Program) -> None:
     a, b, c, event = program.stream(), program.stream(), program.stream(), program.event()
     program.emit(Kind.GRAPH_CAPTURE_BEGIN, stream=b)
     program.record(event, b)

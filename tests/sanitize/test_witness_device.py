@@ -37,7 +37,7 @@ CASES = {
         ct.synchronize()
         x.get()
     """,
-    "waw that nobody looks at": """
+    "waw that is never read": """
         x = new()
         ct.synchronize()
         with ct.stream(a): put[G](x, 2.0)
@@ -403,8 +403,8 @@ def test_the_two_sides_change_places_between_the_orders(reports):
     assert pair(finding, "order_b") == sides[::-1]
 
 
-def test_what_nobody_copies_is_seen_in_memory_at_the_end(reports):
-    finding = only_finding(reports["waw that nobody looks at"])
+def test_memory_that_is_never_copied_is_compared_at_the_end(reports):
+    finding = only_finding(reports["waw that is never read"])
     seen = finding["witness"]["observed_at"]
     assert seen.startswith("what the memory allocated at <string>:")
     assert seen.endswith(" holds in the end, which nothing copied to the host; it was freed by then")

@@ -396,7 +396,7 @@ def test_every_kind_of_copy_says_what_it_initializes(driver, ok, uninitialized, 
     context = ok(driver.cuCtxGetCurrent())
     ok(driver.cuMemcpyPeer(target, context, blank, context, 32))
     ok(driver.cuCtxSynchronize())
-    assert 32 == uninitialized(target, 64)  # values that nobody gave are copied, too
+    assert 32 == uninitialized(target, 64)  # uninitialized values are copied, too
     ok(driver.cuStreamDestroy(stream))
 
 

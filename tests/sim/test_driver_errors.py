@@ -228,7 +228,7 @@ def test_stray_kernel_ends_its_context_and_not_the_process(driver, ok, machine):
     context = ok(driver.cuCtxCreate(None, 0, 0))
     module = ok(driver.cuModuleLoadData(_STRAY + b"\0"))
     function = ok(driver.cuModuleGetFunction(module, b"stray"))
-    argument = ctypes.c_uint64(machine.arena.base + machine.arena.size - 4096)  # reserved, but nobody's
+    argument = ctypes.c_uint64(machine.arena.base + machine.arena.size - 4096)  # reserved, but not allocated
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
     ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, ctypes.addressof(pointers), 0))
     for _ in range(2):  # and again: the error stays

@@ -93,7 +93,7 @@ def test_memory_is_seen_and_written_by_another_process(driver, ok, child):
     child(f"globals().update(a=opened('cuIpcOpenMemHandle', '{text}', 1)[1])")
     read = "(ctypes.c_ubyte * 4).from_address(a + (1 << 20) - 4)[:]"
     assert "[5, 5, 5, 5]" == child(read)
-    ok(driver.cuMemsetD8Async(address, 6, 1 << 20, 0))  # runs, though nobody here waits
+    ok(driver.cuMemsetD8Async(address, 6, 1 << 20, 0))  # runs, although no call here waits
     until(lambda: child(read) == "[6, 6, 6, 6]")
     child("ok(driver.cuMemsetD8(a, 7, 16))")
     assert "()" == child("ok(driver.cuCtxSynchronize())")

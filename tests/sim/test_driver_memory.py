@@ -177,7 +177,7 @@ def test_only_memory_of_the_host_is_registered(driver, ok):
     address = ok(driver.cuMemAlloc(4096))
     data = np.zeros(4096, np.uint8)
     assert driver.cuMemHostRegister(int(address), 4096, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
-    beyond = int(address) + (64 << 20)  # which is a device's, if nobody's now
+    beyond = int(address) + (64 << 20)  # a device address without an allocation
     assert driver.cuMemHostRegister(beyond, 4096, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
     assert driver.cuMemHostRegister(4096, 4096, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"  # nothing is mapped there
     assert driver.cuMemHostRegister(data.ctypes.data, data.size, 16)[0].name == "CUDA_ERROR_INVALID_VALUE"

@@ -158,7 +158,7 @@ def test_virtual_time_does_not_run_ahead_of_the_writer(driver, ok, streams, word
     ok(driver.cuMemFree(big))
 
 
-def test_a_value_that_nobody_writes_is_an_error_and_no_hang():
+def test_a_wait_for_a_value_that_is_never_written_is_an_error_and_no_hang():
     program = """
 from cuda.bindings import driver
 from cudatool import _driver

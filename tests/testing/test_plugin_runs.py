@@ -128,7 +128,7 @@ def test_fixtures_of_a_wider_scope(run: Run, pytester: pytest.Pytester) -> None:
         @pytest.fixture(scope="module")
         def shared():
             with stream:
-                x = ct.full(64, 1)      # and nobody waits for it
+                x = ct.full(64, 1)      # and nothing waits for it
             yield x
             with ct.Stream():
                 x.fill_(2)

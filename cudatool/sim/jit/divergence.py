@@ -71,8 +71,8 @@ yield.end:
   br i1 %yielded.all, label %yield.done, label %yield
 yield.done:
   %yielded.any = load i32, ptr %yielded
-  %nobody = icmp eq i32 %yielded.any, 0
-  br i1 %nobody, label %deadlock, label %yield.count
+  %none_left = icmp eq i32 %yielded.any, 0
+  br i1 %none_left, label %deadlock, label %yield.count
 yield.count:
   %pass.0 = load i32, ptr %passes
   %pass = add i32 %pass.0, 1

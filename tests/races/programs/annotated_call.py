@@ -1,5 +1,5 @@
 # race corpus
-# rule = "A call of which nobody can tell what it touches counts with the accesses that the program says it has"
+# rule = "A call with unknown accesses counts with the accesses that the program declares"
 # source = "CUDA Programming Guide, Asynchronous Execution, CUDA Streams; cudatool.annotate"
 # [expect]
 # racy = [["race-raw", "write", "call"]]

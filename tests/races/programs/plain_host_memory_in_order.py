@@ -1,5 +1,5 @@
 # race corpus
-# rule = "Device work, host functions and waits in order leave nothing to report, whoever changes the bytes"
+# rule = "Device work, host functions and waits in order leave nothing to report, on whichever side the bytes change"
 # source = "Driver API, Stream Management; Execution Control, cuLaunchHostFunc"
 # cuda = "what the host does through a plain view is seen on the software device alone"
 # [expect]

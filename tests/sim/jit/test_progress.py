@@ -351,7 +351,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(launch, "_STALLED_S", 0.2)
 
 
-def test_a_wait_that_nobody_ends_is_reported_with_who_waits_where(launch, ptx_of, impatient):
+def test_a_wait_that_never_ends_is_reported_with_its_threads_and_lines(launch, ptx_of, impatient):
     source = r"""extern "C" __global__ void k(volatile int *flag) {
         if (threadIdx.x < 16)
             while (*flag == 0) {}
