@@ -100,8 +100,8 @@ no_children_option = option(
     "--no-children",
     is_flag=True,
     group="Recording",
-    help="Record the program's own process alone. Otherwise each Python process that it starts and that uses a device "
-    "has a trace of its own.",
+    help="Record only the program's own process. Otherwise each Python process that it starts and that uses a device "
+    "gets its own trace.",
 )
 
 

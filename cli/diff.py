@@ -50,8 +50,8 @@ def diff(
 ) -> None:
     """Compare what two traces or snapshots hold at their peaks, by call site.
 
-    Each is taken at the moment when it had the most bytes active. A call site keeps its place when only line numbers
-    or folders change; JSON says by what each was matched. A range is taken of both.
+    Each is taken at its peak of active bytes. A call site keeps its place when only line numbers
+    or folders change; JSON says how each was matched. A range applies to both.
     """
 
     check_outputs([html] if html else [], [before, after], force=force)

@@ -88,7 +88,7 @@ _NOTHING = (
     show_default=True,
     group="Recording",
     help="How much to record of what a GPU does: memory (and streams), kernels (and when they and copies ran), "
-    "graph-nodes (also each kernel of a graph's launch). The more, the slower.",
+    "graph-nodes (also each kernel of a graph's launch). More detail takes more time.",
 )
 def run(
     output: str | None,
@@ -104,11 +104,11 @@ def run(
 ) -> None:
     """Run a Python program and record what it does on the device.
 
-    The program runs as `python` would run it: arguments, __main__, exit status and tracebacks are its own. Recorded
-    are the operations of cudatool's runtime; on a GPU what any library asks of the driver, the kernels that ran, and
-    PyTorch's blocks of memory; on the software device the driver calls of any cuda.core or cuda.bindings program.
-    Python processes that it starts are recorded, too: each that uses a device has a trace beside the program's, with
-    its process id in the name.
+    The program runs as `python` would run it: arguments, __main__, exit status and tracebacks are its own. cudatool
+    records the operations of its own runtime. On a GPU it also records any library's calls of the driver, the kernels
+    that ran, and PyTorch's blocks of memory; on the software device, the driver calls of any cuda.core or cuda.bindings
+    program. Python processes that the program starts are recorded, too: each that uses a device gets a trace next to
+    the program's, with its process id in the name.
     """
 
     if html and workload[:1] not in (("-m",), ("-c",)) and not is_page(html):

@@ -121,14 +121,14 @@ def sanitize(
 ) -> None:
     """Find unsynchronized accesses and memory errors in a program or a recorded trace.
 
-    Two accesses to the same bytes, at least one of them a write, that CUDA's rules leave in no order are reported
-    with both stacks, whatever order they happened to run in. On the software device the bytes that kernels touch are
+    Two accesses to the same bytes, at least one of them a write, are reported with both stacks if CUDA's rules do not
+    order them, in whatever order they happened to run. On the software device the bytes that kernels touch are
     measured. On a GPU those of cudatool's kernels are inferred from their PTX, and those of PyTorch's operators follow
     from their schemas and tensors; the report says what was not checked.
 
-    On the software device also: memcheck (accesses out of bounds, misaligned or after a free, wrong frees and copies),
+    The software device also has memcheck (accesses out of bounds, misaligned or after a free, wrong frees and copies),
     initcheck (reads of memory never written), racecheck (threads of one kernel that race), synccheck (barriers that
-    not all threads come to), leak (memory never given back). The default are those that cost little.
+    not all threads reach), leak (memory never freed). The default is the checks that cost little.
 
     A comment `# cudatool: ignore[race]` on the line of either access accepts a finding there; in brackets stand checks
     or kinds of finding, without brackets it accepts all.
