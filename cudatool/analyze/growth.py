@@ -185,8 +185,10 @@ def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
         silence = len(rise) - 1 - int(rises[-1])
         still = (1 - silence / time) ** (len(rises) - 1)
         if still < _STOPPED:
-            # One low floor hides all rises before it: longer windows skip it.
-            return Growth(Trend.BOUNDED), bool((np.diff(held[-silence:]) < 0).any())
+            # One slightly lower floor hides all rises before it: longer windows skip it.
+            end = held[-silence:]
+            is_little = int(end.max() - end[-1]) <= _FELL * int(rise.sum())
+            return Growth(Trend.BOUNDED), is_little and bool((np.diff(end) < 0).any())
         judged = _judge(held, rises, rise[rises], time, slow)
         if judged == Trend.GROWS and _evidence(np.flatnonzero(rise), begin, len(rise)) < _CONVINCING:
             judged = Trend.FEW
