@@ -30,6 +30,10 @@ _LAUNCHERS: Final = {
     "mpirun": "mpirun [OPTIONS] python -m cudatool {command}",
     "mpiexec": "mpiexec [OPTIONS] python -m cudatool {command}",
     "srun": "srun [OPTIONS] python -m cudatool {command}",
+    **{
+        name: f"{name} run python -m cudatool {{command}}"
+        for name in ("conda", "hatch", "mamba", "pdm", "pipenv", "pixi", "poetry", "uv")
+    },
 }
 
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)

@@ -81,6 +81,7 @@ def test_a_command_that_cannot_run_here_is_refused(folder, monkeypatch, head, me
         (["python", "-O", "train.py", "a b"], "python -O -m cudatool sanitize train.py 'a b'"),
         (["python2", "train.py"], "not in python2; install it there"),
         (["mpirun", "-n", "2", "train.py"], r"mpirun \[OPTIONS\] python -m cudatool sanitize PROGRAM.py"),
+        (["uv", "run", "train.py"], "uv run python -m cudatool sanitize PROGRAM.py"),
     ],
 )
 def test_what_cannot_be_run_says_what_to_type(words, message):
