@@ -71,8 +71,8 @@ KINDS: Final[dict[FindingKind, KindText]] = {
     FindingKind.WAIT_UNRECORDED: KindText(
         "a wait for an event that was not recorded yet",
         "Before its first record an event is an empty set of work, so the wait did nothing, and what it was meant to "
-        "order races. Record the event before the call that waits for it. Such a wait is reported only beside a race "
-        "that it would have prevented.",
+        "order races. Record the event before the call that waits for it. Such a wait is reported only together "
+        "with a race that it would have prevented.",
     ),
     FindingKind.CAPTURE_MISSED: KindText(
         "work outside a capture that needs what was captured",
