@@ -28,7 +28,7 @@ from cudatool.analyze.refused import likely_frees, with_smallest_sizes
 from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.replay_start import with_start_in
 from cudatool.analyze.requests import RELEASES, Requests, Verb
-from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, check_model, run_model, run_model_up_to
+from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, check_model, run_model
 from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size, segment_size
 from cudatool.memory.settings import UNLIMITED, Settings
@@ -368,10 +368,7 @@ class _Experiment:
         scenario = self._first_scenario(conf)
         if (conf, scenario) in self._runs:
             return 0
-        asked, total, limit, course = scenario.asked, scenario.total, scenario.limit, scenario.course
-        found, is_all = run_model_up_to(
-            self._trace, asked, settings, conf, total=total, limit=limit, course=course, frees=self._frees, most=most
-        )
+        found, is_all = self._replay(settings, conf, scenario, most)
         if not is_all:
             return found.reserved_peak_bytes
         self._runs[conf, scenario] = found
@@ -598,11 +595,16 @@ class _Experiment:
     def _run(self, settings: Settings, conf: str, scenario: _Scenario) -> Outcome:
         """Return what is reserved under some settings in one scenario."""
         if (conf, scenario) not in self._runs:
-            asked, total, limit, course = scenario.asked, scenario.total, scenario.limit, scenario.course
-            self._runs[conf, scenario] = run_model(
-                self._trace, asked, settings, conf, total=total, limit=limit, course=course, frees=self._frees
-            )
+            self._runs[conf, scenario], _ = self._replay(settings, conf, scenario)
         return self._runs[conf, scenario]
+
+    def _replay(
+        self, settings: Settings, conf: str, scenario: _Scenario, most: int | None = None
+    ) -> tuple[Outcome, bool]:
+        asked, total, limit, course = scenario.asked, scenario.total, scenario.limit, scenario.course
+        return run_model(
+            self._trace, asked, settings, conf, total=total, limit=limit, course=course, frees=self._frees, most=most
+        )
 
 
 def _record(asked: Requests) -> Record:

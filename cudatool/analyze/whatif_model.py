@@ -24,7 +24,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
 
-__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model", "run_model_up_to"]
+__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model"]
 
 _UNKNOWN_CARD = 1 << 44  # more memory than any device has
 
@@ -175,8 +175,9 @@ def run_model(
     limit: int | None,
     course: Course | None = None,
     frees: Mapping[int, int] | None = None,
-) -> Outcome:
-    """Return the cost of requests under `settings`, whose spelling is `conf`.
+    most: int | None = None,
+) -> tuple[Outcome, bool]:
+    """Return the cost of requests under `settings`, whose spelling is `conf`, and whether all of them ran.
 
     Parameters
     ----------
@@ -189,28 +190,8 @@ def run_model(
     frees
         For the event of a request that failed in the recording, the event of the call before which its block is likely
         freed; blocks without an entry are freed at once.
-    """
-    return run_model_up_to(
-        trace, asked, settings, conf, total=total, limit=limit, course=course, frees=frees, most=None
-    )[0]
-
-
-@refuses_contradictions
-def run_model_up_to(
-    trace: Trace,
-    asked: Requests,
-    settings: Settings,
-    conf: str,
-    *,
-    total: int | None,
-    limit: int | None,
-    course: Course | None,
-    frees: Mapping[int, int] | None,
-    most: int | None,
-) -> tuple[Outcome, bool]:
-    """Return the cost of requests until more than `most` bytes are reserved, and whether all of them ran.
-
-    The other parameters are those of :func:`run_model`.
+    most
+        The run ends as soon as more bytes are reserved; None if it does not end early.
     """
     model = _model(trace, asked, settings, total, limit, course)
     model.frees = frees or {}

@@ -99,6 +99,9 @@ class TorchBlocks:
 
 
 def _give_up(reason: str) -> None:
-    text = f"PyTorch's memory is told by its segments alone: {reason}"
-    hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
+    _warn(f"PyTorch's memory is told by its segments alone: {reason}", WarningFlag.UNSEEN)
+
+
+def _warn(text: str, flags: int = 0) -> None:
+    hooks.emit(Kind.WARNING, name=text, flags=flags)
     _log.warning("%s", text)
