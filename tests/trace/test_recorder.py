@@ -70,7 +70,7 @@ events = st.builds(
     size=st.integers(0, MAX_MEMORY - 1),
     aux0=st.integers(0, MAX_MEMORY - 1),
     aux1=unsigned(62),
-)
+).filter(lambda event: event.kind is not Kind.DEVICE_USE or event.address < MAX_MEMORY)  # it is a size there
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
