@@ -16,7 +16,8 @@ demo: $(VENV)/installed
 	@echo "Page:   $(CURDIR)/demo/mlp.html   (open it in a browser)"
 
 test: $(VENV)/installed-dev
-	$(PYTHON) -m pytest -q -n auto
+	@# Without -q, for the header: it has the seed of the order, with which a failure can be repeated.
+	$(PYTHON) -m pytest -n auto
 
 test-asan: $(VENV)/installed-dev
 	PYTHON=$(CURDIR)/$(PYTHON) tests/security/asan.sh

@@ -351,6 +351,24 @@ static PyObject *py_set_guard(PyObject *module, PyObject *address) {
     Py_RETURN_NONE;
 }
 
+/* Call `function` as the first thing that a new thread does. In Python 3.11 a new thread's state has, until it runs, the id
+ * of the thread `starter`, and stands first in the list: an exception for that thread lands there (PyThreadState_SetAsyncExc).
+ * It would end the new thread before its first line; it goes to whom it was meant for. */
+static PyObject *py_begin_thread(PyObject *module, PyObject *args) {
+    unsigned long starter;
+    PyObject *function;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "kO", &starter, &function)) return NULL;
+    PyThreadState *own = PyThreadState_Get();
+    PyObject *exception = own->async_exc;
+    own->async_exc = NULL;
+    if (exception) {
+        PyThreadState_SetAsyncExc(starter, exception);
+        Py_DECREF(exception);
+    }
+    return PyObject_CallNoArgs(function);
+}
+
 static PyMethodDef methods[] = {
     {"install", (PyCFunction)(void (*)(void))py_install, METH_VARARGS | METH_KEYWORDS, NULL},
     {"bind", py_bind, METH_VARARGS, NULL},
@@ -359,6 +377,7 @@ static PyMethodDef methods[] = {
     {"launch_config", py_launch_config, METH_O, NULL},
     {"guarded_call", (PyCFunction)(void (*)(void))py_guarded_call, METH_FASTCALL, NULL},
     {"set_guard", py_set_guard, METH_O, NULL},
+    {"begin_thread", py_begin_thread, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

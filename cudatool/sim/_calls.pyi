@@ -65,3 +65,6 @@ def guarded_call(function: int, argument: int, address: int, interruptible: bool
 
 def set_guard(address: int, /) -> None:
     """Give the address of ``cudatool_guarded_call``."""
+
+def begin_thread(starter: int, function: Callable[[], object], /) -> None:
+    """Call `function`: the first that a thread does which a driver call starts, on the thread with the id `starter`."""

@@ -11,6 +11,7 @@ Two orders are kept apart on purpose:
 
 from __future__ import annotations
 
+import _thread
 import random
 import threading
 import time
@@ -19,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx.kernel_names import kernel_name
-from cudatool.sim import _queue, abi, signals
+from cudatool.sim import _calls, _queue, abi, signals
 from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError, Result
 
@@ -161,7 +162,7 @@ class Scheduler(_queue.Queue):
         """By address, what writes a value there and was enqueued last."""
         self._random = random.Random(seed)
         self._soon: list[Operation] = []
-        self._runner: threading.Thread | None = None
+        self._has_runner = False
 
     @property
     def schedule(self) -> Schedule:
@@ -250,9 +251,10 @@ class Scheduler(_queue.Queue):
         What other processes wait for, and host functions, which the host can wait for without the driver.
         """
         self._soon.append(operation)
-        if self._runner is None:
-            self._runner = threading.Thread(target=self._run_what_is_due, name="cudatool.sim", daemon=True)
-            self._runner.start()
+        if not self._has_runner:
+            self._has_runner = True
+            # Not by threading.Thread: its start waits, with the driver's lock held, until the new thread has begun.
+            _thread.start_new_thread(_calls.begin_thread, (threading.get_ident(), self._run_what_is_due))
 
     def share(self) -> None:
         """From now on other processes see memory of this one: let everything run before long, what is pending too."""
@@ -267,7 +269,7 @@ class Scheduler(_queue.Queue):
             with lock:
                 due, self._soon = [o for o in self._soon if not o.done], []
                 if not due:
-                    self._runner = None
+                    self._has_runner = False
                     return
                 if self.watch is not None:
                     self.watch.look(later=True)
