@@ -399,11 +399,14 @@ static int run(Queue *self, PyObject *given) {
         PyErr_Fetch(&type, &value, &traceback);
     }
     --self->running;
-    int failed = self->watch != Py_None && tell(self->watch, "after", given);
-    if (failed && type) PyErr_WriteUnraisable(given);
-    if (!failed) failed = finish(self, operation);
+    if (self->watch != Py_None && tell(self->watch, "after", given)) {
+        if (type) PyErr_WriteUnraisable(given);
+        else PyErr_Fetch(&type, &value, &traceback);
+    }
+    int failed = finish(self, operation); /* whatever was raised: others wait for it */
     Py_DECREF(context);
     if (type) {
+        if (failed) PyErr_WriteUnraisable(given);
         PyErr_Restore(type, value, traceback);
         failed = -1;
     }

@@ -252,9 +252,9 @@ class Scheduler(_queue.Queue):
         """
         self._soon.append(operation)
         if not self._has_runner:
-            self._has_runner = True
             # Not by threading.Thread: its start waits, with the driver's lock held, until the new thread has begun.
             _thread.start_new_thread(_calls.begin_thread, (threading.get_ident(), self._run_what_is_due))
+            self._has_runner = True
 
     def share(self) -> None:
         """From now on other processes see memory of this one: let everything run before long, what is pending too."""

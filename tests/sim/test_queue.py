@@ -90,6 +90,24 @@ def test_what_an_operation_raises_that_is_no_error_of_the_driver_comes_out():
         assert not scheduler.is_busy and context.error is None
 
 
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_an_operation_whose_observer_fails_is_over_all_the_same(step):
+    context = new_context(0)
+    scheduler = Scheduler(Schedule.FIFO, 0)
+
+    def fail(_: Operation) -> None:
+        raise KeyError("a mistake")
+
+    watch = dict.fromkeys(("look", "blur", "enqueued", "before", "after", "waited"), lambda *_: None)
+    scheduler.watch = SimpleNamespace(**{**watch, step: fail})
+    with abi.lock:
+        operation = Operation(context.legacy_stream, "kernel", "k", 1)
+        scheduler.enqueue(operation, cost=1)
+        with pytest.raises(KeyError, match="a mistake"):
+            scheduler.wait(operation)
+        assert operation.done and not scheduler.is_busy and scheduler._running == 0
+
+
 def test_time_beyond_what_can_be_counted_stands_still():
     context = new_context(0)
     scheduler = Scheduler(Schedule.FIFO, 0)
