@@ -6,6 +6,7 @@ workload itself failed, 70 an internal error, 130 interrupted. ``run`` exits wit
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -80,7 +81,9 @@ class _LazyGroup(click.Group):
         except BrokenPipeError as error:
             raise _ReaderGoneError from error
         except OSError as error:
-            what = error.filename or "cannot write the output"
+            # Only os.getcwd names no file where one is missing: the directory that the command runs in is gone.
+            nameless = "the current directory" if error.errno == errno.ENOENT else "cannot write the output"
+            what = error.filename or nameless
             raise OutputError(f"{what}: {error.strerror or error}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

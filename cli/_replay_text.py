@@ -33,13 +33,14 @@ def print_check(console: Console, result: Check) -> None:
         text = f"Device {result.device}: nothing to check: the file has no history of requests, only "
         console.print(f"{text}{counted(result.final_blocks, 'block')} at the end", markup=False, soft_wrap=True)
         return
+    end = f"{result.final_blocks_differ:,} of {result.final_blocks:,} blocks differ"
     share = f"{100 * result.exact / result.allocs:.4g} %" if result.allocs else "no allocation"
     verdict = "exact" if result.is_exact else "not exact"
     lines = [
         f"Device {result.device}: {verdict}",
         f"  addresses   {result.exact:,} of {result.allocs:,} the same ({share})",
         f"  segments    {result.segments_exact:,} of {result.segments:,} the same",
-        f"  at the end  {result.final_blocks_differ:,} of {result.final_blocks:,} blocks differ",
+        f"  at the end  {end if result.final_blocks else 'no blocks were recorded to compare with'}",
         f"  peaks       {format_bytes(result.reserved_peak_bytes)} reserved, "
         f"{format_bytes(result.active_peak_bytes)} in use",
         f"  began with  {_BEGINNINGS[result.initial_state]}",

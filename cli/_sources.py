@@ -119,13 +119,16 @@ def say_notes(trace: Trace) -> None:
 
 
 def refuse_recording(target: str) -> None:
-    """Raise :class:`UsageError` if the program to run is a trace or a snapshot.
+    """Raise :class:`UsageError` if the program to run is a trace, a snapshot, or RMM's log.
 
-    Plain Python would only complain about null bytes.
+    Plain Python would only complain about null bytes or about the log's header.
     """
 
     what = "a trace" if reader.is_trace(target) else ""
-    if not what and target.endswith(_SNAPSHOTS) and os.path.isfile(target) and torch_snapshot.is_snapshot(target):
-        what = "a memory snapshot"
+    if not what and os.path.isfile(target):
+        if target.endswith(_SNAPSHOTS) and torch_snapshot.is_snapshot(target):
+            what = "a memory snapshot"
+        elif rmm_log.is_rmm_log(target):
+            what = "RMM's log of allocations"
     if what:
         raise UsageError(f"{target} is {what}, not a program; try `cudatool snapshot {shlex.quote(target)}`")

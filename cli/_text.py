@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "echo_json",
     "messages",
     "new_table",
+    "path_from",
     "plain",
     "print_rest",
     "print_rows",
@@ -50,6 +52,15 @@ def messages() -> Console:
 def say(text: str) -> None:
     """Print one line to stderr, with any names in it made printable."""
     click.echo(printable(text), err=True)
+
+
+def path_from(folder: str, path: str) -> str:
+    """Return an absolute path as it is typed in `folder`: relative if it lies there.
+
+    Commands that run a program pass the directory that they began in: the program may have changed to another one.
+    """
+    relative = os.path.relpath(path, folder)
+    return path if relative.startswith("..") else relative
 
 
 def bytes_or_unknown(size: int | None) -> str:

@@ -23,7 +23,7 @@ from cudatool.cli._options import (
 )
 from cudatool.cli._pages import open_page
 from cudatool.cli._sources import beside, refuse_recording
-from cudatool.cli._text import counted, messages, plain, say
+from cudatool.cli._text import counted, messages, path_from, plain, say
 from cudatool.collect.cupti import Level
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
@@ -117,10 +117,11 @@ def run(
     program.check()
     if program.start is Start.SCRIPT:
         refuse_recording(program.target)
-    path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")  # the program may change directory
+    here = os.getcwd()  # the program may change directory, and remove this one
+    path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")
     page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
-    check_outputs(map(_short, filter(None, (path, page))), program.files, force=force)
-    shown = _short(path)
+    check_outputs((path_from(here, one) for one in (path, page) if one), program.files, force=force)
+    shown = path_from(here, path)
     survives = f"cudatool: the program ended at once; its trace is {shown} (cudatool snapshot {shlex.quote(shown)})"
     with (
         record(
@@ -141,8 +142,8 @@ def run(
     trace = read(path)
     children = children_of(trace)
     _print_summary(trace, status)
-    _wrote(path)
-    _say_children(children)
+    _wrote(path, here)
+    _say_children(children, here)
     if reason := trace.header.get("cupti_error"):
         say(f"Not all of what the program's libraries do on the GPU is recorded: {printable(reason)}")
     if not (len(trace.records) or children or status):
@@ -152,31 +153,25 @@ def run(
         from cudatool import viz  # only a page needs it
 
         viz.write_page(trace, page)
-        _wrote(page)
+        _wrote(page, here)
         for child in children:
             viz.write_page(child, beside(page, child))
-            _wrote(beside(page, child))
+            _wrote(beside(page, child), here)
         if opens:
             open_page(page)
     elif len(trace.records) or children:
-        say(f"Next: cudatool snapshot {shlex.quote(_short(path))} --html")
+        say(f"Next: cudatool snapshot {shlex.quote(shown)} --html")
     sys.exit(status)
 
 
-def _short(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+def _wrote(path: str, here: str) -> None:
+    say(f"Wrote {path_from(here, path)} ({format_bytes(Path(path).stat().st_size)})")
 
 
-def _wrote(path: str) -> None:
-
-    say(f"Wrote {_short(path)} ({format_bytes(Path(path).stat().st_size)})")
-
-
-def _say_children(children: list[Trace]) -> None:
+def _say_children(children: list[Trace], here: str) -> None:
     for child in children[:_MOST_CHILDREN]:
         running = "; it is still running" if child.ending is Ending.GROWING else ""
-        say(f"Wrote {_short(child.source)} ({printable(process_name(child))}{running})")
+        say(f"Wrote {path_from(here, child.source)} ({printable(process_name(child))}{running})")
     if len(children) > _MOST_CHILDREN:
         say(f"and {len(children) - _MOST_CHILDREN:,} more traces of processes beside it")
 

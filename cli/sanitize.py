@@ -19,7 +19,7 @@ from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import checked, trace_of
 from cudatool.cli._schedules import explored
 from cudatool.cli._sources import beside
-from cudatool.cli._text import say
+from cudatool.cli._text import path_from, say
 from cudatool.errors import UsageError
 from cudatool.sanitize import Outcome, Outputs, Run, joined_processes, of_process, parse_checks, render_text
 from cudatool.sanitize.kinds import CHECKS
@@ -152,7 +152,7 @@ def sanitize(
         formats = (*(formats if source is ParameterSource.COMMANDLINE else ()), "json")
     inputs = [*Workload.parse(workload, "sanitize").files, *acceptance.read]
     outputs = Outputs.parse(formats, html, acceptance.written, inputs=inputs)
-    html, root = html and os.path.abspath(html), project_root()
+    html, root, here = html and os.path.abspath(html), project_root(), os.getcwd()
 
     if proof.schedules is not None:
         if html:
@@ -191,7 +191,7 @@ def sanitize(
                 viz.write_page(one, page, of_process(report, own) if len(traces) > 1 else report)
                 written.append(page)
         for path in written:
-            say(f"Wrote {os.path.relpath(path)}")
+            say(f"Wrote {path_from(here, path)}")
         if html and opens and trace is not None:
             open_page(html)
     if report.unchecked_launches and trace is not None and trace.header.get("device_kind") == "cuda":

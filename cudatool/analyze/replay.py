@@ -631,8 +631,9 @@ class _Replay:
             if segment.get("device", 0) == self.asked.device
             for block in segment["blocks"]
         ]
-        if self.asked.prior_memory:
-            # The last requested size of a free block may be from before the recording.
+        says_of_free = any(asked for _, _, asked, state in recorded if state == "inactive")
+        if self.asked.prior_memory or not says_of_free:
+            # The last requested size of a free block may be from before the recording, and no trace of ours has it.
             ours = {(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in ours}
             recorded = [(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in recorded]
         return max(len(ours - set(recorded)), len(set(recorded) - ours)), len(recorded)

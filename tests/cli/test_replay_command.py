@@ -43,6 +43,11 @@ def test_check_of_our_own_trace_is_exact(run_command) -> None:
     done = run_command("replay", "--check")
     assert 0 == done.returncode
     assert "Device 0: exact" in done.stdout
+    assert "at the end  no blocks were recorded to compare with\n" in done.stdout
+    assert 0 == run_command("export", "own.ctrace", "--to", "torch", "-o", "own.pickle").returncode
+    done = run_command("replay", "own.pickle", "--check")  # what was asked for in free blocks, no trace has
+    assert 0 == done.returncode
+    assert re.search(r"at the end  0 of [1-9]\d* blocks differ\n", done.stdout)
 
 
 def test_check_under_other_settings_says_where_it_differs_and_why(run_command) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -91,11 +92,14 @@ def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
         (["run", "--no-such-option", "ok.py"], "No such option"),
         (["run", "-o", "no/such/dir/t.ctrace", "ok.py"], "no/such/dir/t.ctrace"),
         (["run", "--html", "no/such/dir/p.html", "ok.py"], "no/such/dir/p.html"),
+        (["run", "rmm.csv"], "rmm.csv is RMM's log of allocations, not a program; try `cudatool snapshot rmm.csv`"),
+        (["sanitize", "rmm.csv"], "rmm.csv is RMM's log of allocations, not a program"),
         (["no-such-command"], "There is no command"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(run_here, tmp_path, arguments, message):
     (tmp_path / "ok.py").write_text("print('must not run')")
+    (tmp_path / "rmm.csv").write_text("Thread,Time,Action,Pointer,Size,Stream\n")
     done = run_here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
@@ -183,6 +187,15 @@ def test_page_lies_beside_the_trace_and_its_option_takes_no_program(run_command,
         done = run_command("run", *words)
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
     assert {"t.html", "u.html", "v.html"} == {path.name for path in tmp_path.glob("*.html")}
+
+
+@pytest.mark.parametrize("after", ["", "; os.rmdir(os.getcwd())"], ids=["elsewhere", "nowhere"])
+@pytest.mark.parametrize("words", [("run", "-o", "x.ctrace"), ("sanitize", "--allow-empty", "--format", "json=x.json")])
+def test_files_are_named_from_where_the_command_began(run_warm, tmp_path, words, after) -> None:
+    (tmp_path / "x.py").write_text(f"import os; os.makedirs('a/b'); os.chdir('a/b'){after}")
+    done = run_warm(*words, "x.py")
+    assert 0 == done.returncode, done.stderr
+    assert re.search(rf"^Wrote {words[-1].rpartition('=')[2]}( |$)", done.stderr, re.MULTILINE)
 
 
 def test_forked_child_ends_without_a_summary(run_command, tmp_path):
