@@ -120,8 +120,8 @@ def run(
     here = os.getcwd()  # the program may change directory, and remove this one
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")
     page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
-    check_outputs((path_from(here, one) for one in (path, page) if one), program.files, force=force)
     shown = path_from(here, path)
+    check_outputs([shown, *([path_from(here, page)] if page else [])], program.files, force=force)
     survives = f"cudatool: the program ended at once; its trace is {shown} (cudatool snapshot {shlex.quote(shown)})"
     with (
         record(
@@ -150,18 +150,21 @@ def run(
         for line in _NOTHING:
             say(line)
     if page:
-        from cudatool import viz  # only a page needs it
-
-        viz.write_page(trace, page)
-        _wrote(page, here)
-        for child in children:
-            viz.write_page(child, beside(page, child))
-            _wrote(beside(page, child), here)
+        _write_pages([trace, *children], page, here)
         if opens:
             open_page(page)
     elif len(trace.records) or children:
         say(f"Next: cudatool snapshot {shlex.quote(shown)} --html")
     sys.exit(status)
+
+
+def _write_pages(traces: list[Trace], page: str, here: str) -> None:
+    from cudatool import viz  # only a page needs it
+
+    for index, trace in enumerate(traces):
+        path = beside(page, trace) if index else page
+        viz.write_page(trace, path)
+        _wrote(path, here)
 
 
 def _wrote(path: str, here: str) -> None:

@@ -10,10 +10,13 @@ import errno
 import os
 from typing import Final, NamedTuple
 
-__all__ = ["BEGAN", "Journal", "Note", "STARTED", "REPLACED", "TRACED", "UNRECORDED", "identity_of"]
+__all__ = ["BEGAN", "IMPORTED", "Journal", "Note", "STARTED", "REPLACED", "TRACED", "UNRECORDED", "identity_of"]
 
 BEGAN: Final = "began"
 """Recording will begin in the process when it comes to use a device. The text is empty."""
+IMPORTED: Final = "imported"
+"""The process ended without a use of a device that was recorded, and had imported a library that may use one. The text
+is its name."""
 STARTED: Final = "started"
 """The process was started by `by`. The text is the program's name."""
 REPLACED: Final = "replaced"

@@ -113,7 +113,7 @@ def record(
             os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level)
         )
         beside = nullcontext() if children is None else _children.unrecorded()
-        with recorder, _children.recorded(family) if children else beside:
+        with recorder, _children.recorded(family, recorder) if children else beside:
             try:
                 yield recorder
             finally:

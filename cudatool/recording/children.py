@@ -33,7 +33,7 @@ from cudatool import _driver, recording
 from cudatool.errors import CudatoolError, OutputError
 from cudatool.files import KeptDescriptor
 from cudatool.processes import child
-from cudatool.processes.journal import BEGAN, REPLACED, STARTED, TRACED, UNRECORDED, Journal, identity_of
+from cudatool.processes.journal import BEGAN, IMPORTED, REPLACED, STARTED, TRACED, UNRECORDED, Journal, identity_of
 from cudatool.progress import QUIET, announce
 from cudatool.text import printable
 from cudatool.trace import hooks
@@ -84,7 +84,7 @@ _recorder: _ChildRecorder | None = None
 
 
 @contextmanager
-def recorded(settings: Settings) -> Iterator[None]:
+def recorded(settings: Settings, recorder: Recorder) -> Iterator[None]:
     """Record the processes that this one starts inside of the ``with`` block, and list them at its end."""
     global _settings, _first
     before = os.environ.get(child.VARIABLE)
@@ -98,7 +98,7 @@ def recorded(settings: Settings) -> Iterator[None]:
         yield
     finally:
         if os.getpid() == _first:
-            _tell(journal)
+            _tell(journal, recorder)
             _settings = None
             _restore(before)
         file.close()
@@ -126,9 +126,12 @@ def _restore(before: str | None) -> None:
         os.environ[child.VARIABLE] = before
 
 
-def _tell(journal: Journal) -> None:
-    """Emit what the processes have noted."""
+def _tell(journal: Journal, recorder: Recorder) -> None:
+    """Record what the processes have noted."""
     notes = journal.notes()
+    imported = sorted({note.text for note in notes if note.what == IMPORTED})
+    if imported and not recorder.is_closed:
+        recorder.add_facts({"child_libraries": imported})
     traces = {note.pid: note.text for note in notes if note.what == TRACED}
     missing = {note.pid: note.text for note in notes if note.what == UNRECORDED}
     for note in notes:
@@ -296,7 +299,12 @@ class _ChildRecorder:
         """Finish the trace, if there is one."""
         hooks.unsubscribe(self)
         recorder = self._recorder
-        if recorder is None or self._process != os.getpid():
+        if self._process != os.getpid():
+            return
+        if recorder is None:
+            if (journal := child.journal()) is not None:
+                for name in recording.libraries():
+                    journal.note(IMPORTED, os.getpid(), name)
             return
         try:
             recorder.add_facts({"libraries": recording.libraries()})

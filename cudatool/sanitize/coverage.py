@@ -127,9 +127,12 @@ def _libraries(trace: Trace) -> tuple[str, ...]:
 
 
 def _unrecorded_libraries(trace: Trace) -> tuple[str, ...]:
-    """Return the program's libraries whose work is not recorded, or PyTorch's, which may be recorded."""
+    """Return the libraries whose work is not recorded, or PyTorch's, which may be recorded: those of the program and of
+    the processes that it started.
+    """
     on_sim = trace.header.get("device_kind") == "sim"  # where the driver's calls are recorded, and so all of numba's
-    return tuple(name for name in _libraries(trace) if not (on_sim and name == "numba"))
+    names = dict.fromkeys((*_libraries(trace), *trace.header.get("child_libraries", ())))
+    return tuple(name for name in names if not (on_sim and name == "numba"))
 
 
 def _processes(trace: Trace, beside: Collection[int]) -> list[Gap]:

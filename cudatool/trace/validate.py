@@ -89,6 +89,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "allocator_conf": ("text", _text),
     "argv": ("a list of texts", _list_of(_text)),
     "checks": ("a list of texts", _list_of(_text)),
+    "child_libraries": ("a list of texts", _list_of(_text)),
     "cudatool": ("text", _text),
     "device": ("text", _text),
     "device_kind": ("text", _text),

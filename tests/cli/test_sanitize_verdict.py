@@ -43,6 +43,14 @@ def test_program_that_does_nothing_on_the_device_itself_was_not_checked(run_warm
     assert json.loads((tmp_path / "a.json").read_text())["outcome"] == "not-checked"
 
 
+def test_library_of_a_child_process_is_the_reason_that_nothing_was_checked(run_warm, tmp_path):
+    (tmp_path / "jax.py").write_text("")  # what matters is its name
+    (tmp_path / "a.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import jax'])\n")
+    done = run_warm("sanitize", "a.py")
+    assert (done.returncode, last_line(done)) == (2, "cudatool sanitize: nothing was checked"), done.stderr
+    assert "The work of JAX is not recorded." in done.stdout
+
+
 @pytest.mark.parametrize("option", [("--explore", "2"), ("--witness",)])
 def test_empty_program_was_not_checked_however_it_is_searched(run_warm, tmp_path, option):
     (tmp_path / "a.py").write_text("")
