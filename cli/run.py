@@ -27,6 +27,7 @@ from cudatool.cli._text import counted, messages, path_from, plain, say
 from cudatool.collect.cupti import Level
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
+from cudatool.sanitize.coverage import why_nothing
 from cudatool.text import printable, short_names
 from cudatool.trace.events import Kind, WarningFlag
 from cudatool.trace.family import children_of, process_name
@@ -46,7 +47,7 @@ _NOTHING = (
     "No CUDA activity was recorded. Recorded are:",
     "- the calls of cudatool's runtime",
     "- on a GPU, what PyTorch does, and through CUPTI what any library asks of the driver",
-    "- on the software device, the driver calls of cuda.core and cuda.bindings",
+    "- on the software device, the driver calls of cuda.core, cuda.bindings, numba and Triton",
 )
 
 
@@ -146,8 +147,9 @@ def run(
     _say_children(children, here)
     if reason := trace.header.get("cupti_error"):
         say(f"Not all of what the program's libraries do on the GPU is recorded: {printable(reason)}")
-    if not (len(trace.records) or children or status):
-        for line in _NOTHING:
+    libraries = why_nothing(trace)
+    if not (len(trace.records) or children) and (libraries or not status):  # what failed may have its reason here
+        for line in (*_NOTHING, *libraries):
             say(line)
     if page:
         _write_pages([trace, *children], page, here)

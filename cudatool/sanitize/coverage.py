@@ -19,7 +19,7 @@ from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag,
 from cudatool.trace.model import Ending, Trace
 from cudatool.units import format_bytes
 
-__all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
+__all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in", "why_nothing"]
 
 _ON_TRACES = ("race", "leak")  # the other checks are made while the program runs
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
@@ -226,8 +226,13 @@ def _no_operations(names: Sequence[str]) -> list[str]:
     if "PyTorch" in names:
         said.append("PyTorch is recorded on a GPU only, and needs a build for CUDA.")
     if others := [name for name in names if name != "PyTorch"]:
-        said.append(f"The work of {_some(others)} is not recorded.")
+        said.append(f"{_some(others)} {'is' if len(others) == 1 else 'are'} recorded on a GPU only.")
     return said
+
+
+def why_nothing(trace: Trace) -> list[str]:
+    """Return sentences about libraries of a program that were not recorded, for a trace without any event."""
+    return _no_operations(_unrecorded_libraries(trace))
 
 
 def _some(names: Sequence[str], separator: str = ", ") -> str:

@@ -214,6 +214,14 @@ def test_program_that_did_nothing_on_the_device_is_told_what_is_recorded(run_com
     assert "Next:" not in done.stderr
 
 
+def test_library_that_cannot_use_the_software_device_is_named(run_command, tmp_path):
+    (tmp_path / "cupy.py").write_text("")  # what matters is its name
+    (tmp_path / "a.py").write_text("import cupy\nraise RuntimeError('cudaErrorCallRequiresNewerDriver')\n")
+    done = run_command("run", "a.py")
+    assert done.returncode == 1
+    assert "CuPy is recorded on a GPU only." in done.stderr.splitlines()
+
+
 def test_next_command_can_be_pasted_into_a_shell(run_command, tmp_path):
     (tmp_path / "an odd name.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\n")
     done = run_command("run", "-o", "an odd name.ctrace", "an odd name.py")

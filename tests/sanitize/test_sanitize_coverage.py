@@ -54,7 +54,7 @@ def test_program_without_work_was_not_checked_and_its_libraries_say_why() -> Non
 def test_library_that_is_recorded_is_not_named_as_one_that_is_not(device: str, names: tuple[str, ...]) -> None:
     found = gaps(Program(), libraries=["CuPy", "numba"], device_kind=device)[GapKind.OPERATIONS]
     assert found.names == names
-    assert f"The work of {', '.join(names)} is not recorded." in gap_why(found)
+    assert f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} recorded on a GPU only." in gap_why(found)
 
 
 def test_allocations_are_something_to_check_for_leaks_and_nothing_for_races() -> None:
