@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, NamedTuple
 
-from cudatool.ptx import Flow, Function, Immediate, InstructionClass, Operand, Register, opcode_of, type_bytes
+from cudatool.ptx import Flow, Function, Immediate, InstructionClass, Operand, Register, opcode_of
+from cudatool.ptx.effects import memory_operands
 from cudatool.ptx.flow import writes
 
 __all__ = [
@@ -138,9 +139,8 @@ def work_of_a_thread(function: Function) -> Work:
         weight = _LOOP_COUNT ** min(around[number], 4)
         executed += weight * (block.stop - block.start)
         for instruction in code[block.start : block.stop]:
-            if opcode_of(instruction.opcode).kind in _MOVES and "global" in instruction.modifiers:
-                lanes = next((int(m[1]) for m in instruction.modifiers if m in ("v2", "v4")), 1)
-                moved += weight * lanes * type_bytes(instruction.modifiers[-1])
+            if opcode_of(instruction.opcode).kind in _MOVES:
+                moved += weight * sum(one.width for one in memory_operands(instruction) if one.space == "global")
             elif instruction.opcode == "nanosleep":
                 slept += weight * _constant(function, instruction.operands[0])
     return Work(executed, moved, slept)

@@ -18,6 +18,11 @@ def test_straight_code_counts_once():
     assert (3, 16 + 2, 0) == work("ld.global.v4.f32 {%r1, %r2, %r3, %r4}, [%d1]; st.global.u16 [%d1], %r1; ret;")
 
 
+def test_the_type_may_stand_anywhere_among_the_modifiers():
+    text = "red.global.v2.f32.add [%d1], {%r1, %r2}; red.global.add.noftz.v4.f16 [%d1], {%r1, %r2, %r3, %r4}; ret;"
+    assert (3, 8 + 8, 0) == work(text)
+
+
 def test_a_loop_counts_eight_times():
     assert (8 * 2 + 1, 8 * 4, 0) == work("L: ld.global.u32 %r1, [%d1]; @%p1 bra L; ret;")
 
