@@ -9,7 +9,8 @@ operations have yet to transfer (40 to 61, signed), and the phase (63).
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, Operand, Register
+from cudatool.ptx import Instruction, Operand, Register, space_of
+from cudatool.ptx.operands import GENERIC
 from cudatool.sim.jit import races
 from cudatool.sim.jit.collective import SUSPENSIONS, Kind, Suspension, read_array
 from cudatool.sim.jit.emit import ASYNC_QUEUE, ATOMIC, READ, WRITE, Emitter
@@ -179,7 +180,7 @@ def _bulk(e: Emitter, i: Instruction) -> None:
     e.emit(f"call void @llvm.memcpy.p0.p0.i32(ptr {to}, ptr {source}, i32 {size}, i1 false)")
     if "mbarrier::complete_tx::bytes" in i.modifiers:
         done = e.op(f"sub i64 0, {e.op(f'zext i32 {size} to i64')}")
-        _update(e, i, i.operands[3], Arrival.COPIES, arrivals="0", bytes_=done)
+        _update(e, i, i.operands[3], Arrival.COPIES, arrivals="0", bytes_=done, space="shared")
 
 
 def _finish_all(e: Emitter) -> None:
@@ -266,12 +267,26 @@ define internal i64 @mbarrier_update(ptr %barrier, i64 %arrivals, i64 %drops, i6
 }"""
 
 
+def _object(e: Emitter, i: Instruction, address: Operand, space: str = "") -> tuple[str, str]:
+    """Return the state space of an mbarrier, shared memory where the address is generic too, and a pointer to it."""
+    space, pointer = e.pointer(space or space_of(i), address)
+    return "shared" if space == GENERIC else space, pointer
+
+
 def _update(
-    e: Emitter, i: Instruction, address: Operand, what: Arrival, *, arrivals: str, drops: str = "0", bytes_: str = "0"
+    e: Emitter,
+    i: Instruction,
+    address: Operand,
+    what: Arrival,
+    *,
+    arrivals: str,
+    drops: str = "0",
+    bytes_: str = "0",
+    space: str = "",
 ) -> str:
     """Change an mbarrier; return what it was, which is the state that waiting for its phase needs."""
     e.define(_UPDATE)
-    space, pointer = e.pointer("shared", address)
+    space, pointer = _object(e, i, address, space)
     pointer = e.guarded(space, pointer, 8, ATOMIC, i, flags=Flag.STRONG | Flag.WIDE)
     state = e.op(f"call i64 @mbarrier_update(ptr {pointer}, i64 {arrivals}, i64 {drops}, i64 {bytes_})")
     races.mbarrier(e, pointer, what)
@@ -282,14 +297,14 @@ def _update(
 def _mbarrier(e: Emitter, i: Instruction) -> None:
     operation = i.modifiers[0]
     if operation == "init":
-        space, pointer = e.pointer("shared", i.operands[0])
+        space, pointer = _object(e, i, i.operands[0])
         pointer = e.guarded(space, pointer, 8, WRITE, i)
         count = e.op(f"zext i32 {e.get(i.operands[1], 'u32')} to i64")
         both = e.op(f"or i64 {count}, {e.op(f'shl i64 {count}, 20')}")
         e.emit(f"store i64 {both}, ptr {pointer}")
         races.mbarrier(e, pointer, Arrival.INIT)
     elif operation == "inval":
-        space, pointer = e.pointer("shared", i.operands[0])
+        space, pointer = _object(e, i, i.operands[0])
         pointer = e.guarded(space, pointer, 8, WRITE, i)
         e.emit(f"store i64 0, ptr {pointer}")
     elif operation == "pending_count":
@@ -318,8 +333,8 @@ def _arrive(e: Emitter, i: Instruction) -> None:
         e.set(target, state, "b64")
 
 
-# Waiting is a suspension: the thread is ready when the phase that it waits for is complete. ``try_wait`` may block for
-# as long as it likes; ``test_wait`` gives up when no other thread of the block can go on.
+# Waiting is a suspension: the thread is ready when the phase that it waits for is complete. It gives up when no other
+# thread of the block can go on: ``try_wait`` has a time limit of the device's choice, ``test_wait`` none to speak of.
 
 
 def _leave_wait(i: Instruction) -> list[tuple[str, Operand, str]]:
@@ -327,7 +342,7 @@ def _leave_wait(i: Instruction) -> list[tuple[str, Operand, str]]:
 
 
 def _observe_wait(e: Emitter, i: Instruction, space: str, pointer: str) -> str:
-    return e.guarded("shared" if space == "generic" else space, pointer, 8, ATOMIC, i, flags=Flag.STRONG | Flag.WIDE)
+    return e.guarded("shared" if space == GENERIC else space, pointer, 8, ATOMIC, i, flags=Flag.STRONG | Flag.WIDE)
 
 
 def _combine_nothing(e: Emitter, i: Instruction) -> None:
@@ -345,6 +360,6 @@ def _take_wait(e: Emitter, i: Instruction) -> None:
 
 
 SUSPENSIONS += [
-    ("mbarrier", "try_wait", Suspension(Kind.WAIT, _leave_wait, _combine_nothing, _take_wait, access=_observe_wait)),
-    ("mbarrier", "test_wait", Suspension(Kind.POLL, _leave_wait, _combine_nothing, _take_wait, access=_observe_wait)),
+    ("mbarrier", operation, Suspension(Kind.WAIT, _leave_wait, _combine_nothing, _take_wait, access=_observe_wait))
+    for operation in ("try_wait", "test_wait")
 ]

@@ -332,7 +332,7 @@ class _Kernel:
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
-        if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
+        if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
         self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
         self.parts.append(functions(self.instrument, self.validated))
@@ -534,7 +534,7 @@ class _Kernel:
                 ]
             )
         )
-        checked = self._apart(instruction, row) or row.kind in (Kind.WAIT, Kind.POLL)
+        checked = self._apart(instruction, row) or row.kind == Kind.WAIT
         if row.kind == Kind.WARP:
             mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)

@@ -58,10 +58,9 @@ class Kind:
     BARRIER = 2  # "a" is the barrier's number, "b" how many threads it waits for (0: all)
     BARRIER_REDUCE = 3  # a barrier whose predicates, in "c", are combined
     PRESENT = 4  # never waits: the lanes that are there take part (activemask)
-    WAIT = 5  # each thread waits by itself: until the top bit of the word that "a" points to is not that of "c"
-    POLL = 6  # the same, but it goes on when no other thread of the block can
-    ARRIVE = 7  # never waits, but counts at the barrier whose number is in "a"
-    YIELD = 8  # waits for whatever other threads do (see progress.py)
+    WAIT = 5  # each thread by itself: until the top bit of the word at "a" is not that of "c", or no other can go on
+    ARRIVE = 6  # never waits, but counts at the barrier whose number is in "a"
+    YIELD = 7  # waits for whatever other threads do (see progress.py)
 
 
 _Combine = Callable[[Emitter, Instruction], None]

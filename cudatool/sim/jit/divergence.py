@@ -7,7 +7,7 @@
             ready: every live lane of its member mask waits there
             combine it for those lanes; run each of them to its next suspension
         for each barrier number that enough threads wait at: run those threads to their next suspension
-        none: threads that only poll go on
+        none: threads that wait for an mbarrier give up waiting and go on
         none: threads that wait for memory to change go on (the fourth time: park the block; others may have to go on)
         none ready: all threads ended, or none can go on (deadlock)
     until all threads agree again
@@ -25,7 +25,7 @@ from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
 __all__ = ["divergent"]
 
-_MOST_POLLS = 1 << 20  # rounds in which threads did nothing but look whether they may go on; then it is a deadlock
+_MOST_POLLS = 1 << 25  # how often threads gave up waiting while no other could go on; then it is a deadlock
 
 
 _BLOCK = "i32 %bx, i32 %by, i32 %bz"
@@ -72,7 +72,10 @@ yield.end:
 yield.done:
   %yielded.any = load i32, ptr %yielded
   %none_left = icmp eq i32 %yielded.any, 0
-  br i1 %none_left, label %deadlock, label %yield.count
+  br i1 %none_left, label %idle, label %yield.count
+idle:
+  %polled.any = load i1, ptr %polled
+  br i1 %polled.any, label %again, label %deadlock
 yield.count:
   %pass.0 = load i32, ptr %passes
   %pass = add i32 %pass.0, 1
@@ -122,8 +125,10 @@ _WAIT = """phase:
   %wait.bit = shl i32 1, %wait.lane
   br i1 %passed, label %ready, label %leader.end
 """
-# No barrier opens: look for a wait that another warp has ended meanwhile; else let a poll go on, but not for ever.
+# No barrier opens: look for a wait that another warp has ended meanwhile; else let those that wait give up, but not
+# for ever.
 _SECOND_CHANCE = f"""second:
+  store i1 false, ptr %polled
   br label %waiting
 waiting:
   %ut = phi i32 [ 0, %second ], [ %ut.next, %waiting.end ]
@@ -136,7 +141,8 @@ waiting.live:
   %us.x = zext i32 %us to i64
   %uk.p = getelementptr i8, ptr @kinds, i64 %us.x
   %uk = load i8, ptr %uk.p
-  switch i8 %uk, label %waiting.end [ i8 {Kind.WAIT}, label %waiting.look  i8 {Kind.POLL}, label %waiting.look ]
+  %uk.wait = icmp eq i8 %uk, {Kind.WAIT}
+  br i1 %uk.wait, label %waiting.look, label %waiting.end
 waiting.look:
   %u.passed = call i1 @passed(ptr %slots, i32 %ut)
   br i1 %u.passed, label %again, label %waiting.end
@@ -146,13 +152,10 @@ waiting.end:
   br i1 %u.done, label %poll, label %waiting
 poll:
   %polls.0 = load i32, ptr %polls
-  %polls.1 = add i32 %polls.0, 1
-  store i32 %polls.1, ptr %polls
-  %enough.polls = icmp ugt i32 %polls.1, {_MOST_POLLS}
-  br i1 %enough.polls, label %deadlock, label %release.poll
+  %enough.polls = icmp ugt i32 %polls.0, {_MOST_POLLS}
+  br i1 %enough.polls, label %stuck.waits, label %release.poll
 release.poll:
   %pt = phi i32 [ 0, %poll ], [ %pt.next, %poll.end ]
-  %let.go = phi i1 [ false, %poll ], [ %let.go.next, %poll.end ]
   %pt.x = zext i32 %pt to i64
   %ps.p = getelementptr i32, ptr %slots, i64 %pt.x
   %ps = load i32, ptr %ps.p, align 4
@@ -162,18 +165,24 @@ poll.live:
   %ps.x = zext i32 %ps to i64
   %pk.p = getelementptr i8, ptr @kinds, i64 %ps.x
   %pk = load i8, ptr %pk.p
-  %is.poll = icmp eq i8 %pk, {Kind.POLL}
+  %is.poll = icmp eq i8 %pk, {Kind.WAIT}
   br i1 %is.poll, label %poll.go, label %poll.end
 poll.go:
+  store i1 true, ptr %polled
+  %polls.1 = load i32, ptr %polls
+  %polls.2 = add i32 %polls.1, 1
+  store i32 %polls.2, ptr %polls
   call void @resume({VALUES}, i32 %ps, i32 %pt)
   br label %poll.end
 poll.end:
-  %let.go.next = phi i1 [ %let.go, %release.poll ], [ %let.go, %poll.live ], [ true, %poll.go ]
   %pt.next = add i32 %pt, 1
   %p.done = icmp eq i32 %pt.next, %n
-  br i1 %p.done, label %polled, label %release.poll
-polled:
-  br i1 %let.go.next, label %again, label %deadlock
+  br i1 %p.done, label %stuck.waits, label %release.poll
+"""
+# Nothing but waits is left: either some gave up, or no thread can go on.
+_STUCK_WAITS = """stuck.waits:
+  %let.go = load i1, ptr %polled
+  br i1 %let.go, label %again, label %deadlock
 """
 
 
@@ -230,6 +239,8 @@ entry:
   %site = alloca [16 x i32]
   %mixed = alloca [16 x i32]
   %yielded = alloca i32
+  %polled = alloca i1
+  store i1 false, ptr %polled
   %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
   %passes = getelementptr i32, ptr %arrived, i64 16
 {field("threads", "n")}
@@ -281,7 +292,6 @@ chosen:
   %nothing = icmp eq i32 %region, {EXIT}
   br i1 %nothing, label %warp.end, label %collective
 collective:
-  store i32 0, ptr %polls
   %chosen.lanes = load i32, ptr %best.lanes
   call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
   br label %run
@@ -407,8 +417,9 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) ->
     If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
     """
     found = set(kinds.values())
-    waits = bool({Kind.WAIT, Kind.POLL} & found)
-    stuck = "yields" if Kind.YIELD in found else "deadlock"
+    waits = Kind.WAIT in found
+    yields = Kind.YIELD in found
+    stuck = "yields" if yields else "deadlock"
     return "".join(
         [
             "\n",
@@ -424,8 +435,9 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) ->
             _RUN_CHOSEN,
             _count_waiting(checked=checked),
             _open_barriers("second" if waits else stuck, arrivals=Kind.ARRIVE in found, checked=checked),
-            _SECOND_CHANCE.replace("label %deadlock", f"label %{stuck}") if waits else "",
-            _YIELDS if Kind.YIELD in found else "",
+            _SECOND_CHANCE.replace("%stuck.waits", "%yields") if waits and yields else "",
+            _SECOND_CHANCE + _STUCK_WAITS if waits and not yields else "",
+            _YIELDS if yields else "",
             _release(kinds),
             _END,
         ]
@@ -495,7 +507,7 @@ none:
 
 def _choose(*, waits: bool, checked: bool) -> str:
     """Return the search of each warp for its first suspension that is ready, and the lanes that wait there."""
-    cases = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase" if waits else ""
+    cases = f"i8 {Kind.WAIT}, label %phase" if waits else ""
     wait_check, wait_who = (_WAIT, ", [ %wait.bit, %phase ]") if waits else ("", "")
     mask_check = _MASK_CHECK if checked else ""
     return (

@@ -271,7 +271,7 @@ def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool) -> st
         return _all_suspended(number)
     if kind == Kind.BARRIER:
         return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) #0 {{\n  ret i1 true\n}}\n"
-    if kind in (Kind.WAIT, Kind.POLL):
+    if kind == Kind.WAIT:
         return _all_passed(number)
     check = _CHECK_MASKS if check_masks else "\n  br label %combine"
     fill = _SUSPEND_ALL.format(number=number) if check_masks else ""
@@ -327,7 +327,7 @@ no:
 
 
 def _all_passed(number: int) -> str:
-    """Return the ``warps_<number>`` of a wait or a poll: whether every thread may go on."""
+    """Return the ``warps_<number>`` of a wait: whether every thread may go on."""
     return f"""
 define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
 entry:

@@ -63,10 +63,12 @@ mad.lo.u32 %x, %t, 4, %s; st.shared.u32 [%x], %t; {meet}
 xor.b32 %y, %t, 63; mad.lo.u32 %x, %y, 4, %s; ld.shared.u32 %y, [%x]; ret;"""
 
 
-def test_mbarrier_orders_what_it_separates(check):
-    meet = """mbarrier.arrive.shared.b64 %state, [%d];
-    again: mbarrier.try_wait.shared.b64 %go, [%d], %state; @!%go bra again;"""
-    assert [] == check(Instrument.RACECHECK, EXCHANGE.format(meet=meet), 64)
+@pytest.mark.parametrize("kinds", [Instrument.RACECHECK, Instrument.MEMCHECK | Instrument.RACECHECK])
+@pytest.mark.parametrize("space, address", [(".shared", "%d"), ("", "%o")])
+def test_mbarrier_orders_what_it_separates(check, kinds, space, address):
+    meet = f"""mov.u64 %o, bar; cvta.shared.u64 %o, %o; mbarrier.arrive{space}.b64 %state, [{address}];
+    again: mbarrier.try_wait{space}.b64 %go, [{address}], %state; @!%go bra again;"""
+    assert [] == check(kinds, EXCHANGE.format(meet=meet), 64)
     assert Defect.READ_AFTER_WRITE in {
         found.defect for found in check(Instrument.RACECHECK, EXCHANGE.format(meet=""), 64)
     }

@@ -196,6 +196,36 @@ def test_missing_arrival_is_a_deadlock(ptx_kernel, launch, wait):
         launch(kernel, 1, 32, data, data)
 
 
+@pytest.mark.parametrize("wait", ["try_wait.parity", "test_wait.parity"])
+@pytest.mark.parametrize("spins", [False, True])
+def test_a_wait_that_gives_up_may_be_what_others_wait_for(ptx_kernel, launch, wait, spins):
+    """Warp 0 tries the first mbarrier, which it completes itself later, and the second, which warp 1 completes."""
+    result = np.zeros(32, np.uint32)
+    look = "mbarrier.{wait}.shared.b64 %go, [%d+{at}], 0;"
+    spin = "again: ld.volatile.shared.u32 %x, [s]; setp.eq.u32 %go, %x, 0; @%go bra again;" if spins else ""
+    body = f"""{HEAD} .shared .align 8 .b64 pair[2]; mov.u32 %d, pair; setp.eq.u32 %go, %t, 0; mov.u32 %x, 0;
+    st.shared.u32 [s], %x; @%go mbarrier.init.shared.b64 [%d], 32; @%go mbarrier.init.shared.b64 [%d+8], 32; bar.sync 0;
+    mul.wide.u32 %o, %t, 4; add.u64 %q, %q, %o; setp.lt.u32 %go, %t, 32; @!%go bra other;
+    {look.format(wait=wait, at=0)} selp.u32 %y, 1, 0, %go; mbarrier.arrive.shared.b64 _, [%d]; st.shared.u32 [s], %t;
+    mov.u32 %x, 1; st.volatile.shared.u32 [s], %x;
+    poll: {look.format(wait=wait, at=0)} @%go bra both; {look.format(wait=wait, at=8)} bra poll;
+    both: {look.format(wait=wait, at=8)} @!%go bra poll; add.u32 %y, %y, 10; st.global.u32 [%q], %y; ret;
+    other: {spin} {look.format(wait="try_wait.parity", at=0)} @!%go bra other; mbarrier.arrive.shared.b64 _, [%d+8]; ret;"""
+    launch(ptx_kernel(PARAMS, body), 1, 64, result, result)
+    assert [10] * 32 == result.tolist()
+
+
+def test_generic_addresses_of_an_mbarrier(ptx_kernel, launch):
+    result = np.zeros(64, np.uint32)
+    body = f"""{HEAD} .reg .b64 %b; mov.u64 %b, bar; cvta.shared.u64 %b, %b; setp.eq.u32 %go, %t, 0;
+    @%go mbarrier.init.b64 [%b], 64; bar.sync 0; mbarrier.arrive.b64 %state, [%b]; mul.wide.u32 %o, %t, 4;
+    add.u64 %q, %q, %o; again: mbarrier.try_wait.b64 %go, [%b], %state; @!%go bra again;
+    mbarrier.pending_count.b64 %x, %state; min.u32 %x, %x, 1; st.global.u32 [%q], %x; bar.sync 0;
+    setp.eq.u32 %go, %t, 0; @%go mbarrier.inval.b64 [%b]; ret;"""
+    launch(ptx_kernel(PARAMS, body), 1, 64, result, result)
+    assert [1] * 64 == result.tolist()
+
+
 def test_arrivals_at_a_barrier_count_for_those_who_wait(ptx_kernel, launch):
     """Warp 0 produces and goes on; warp 1 waits for it. Each of three rounds uses two barriers."""
     result = np.zeros((3, 32), np.uint32)
