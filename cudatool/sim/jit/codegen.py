@@ -59,7 +59,15 @@ from cudatool.sim.jit.collective import (
 )
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
-from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.emit import (
+    ASYNC_QUEUE,
+    ENVIRONMENT,
+    SPECIAL,
+    Emitter,
+    Layout,
+    UntranslatedInstruction,
+    storage_type,
+)
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.table import TABLE, Lowering
 
@@ -131,8 +139,18 @@ def generate(
     ------
     UnsupportedInstruction
         Names the instruction.
+    UntranslatedInstruction
+        The translator failed at it.
     """
-    return _Kernel(function, layout, instrument, large_grid, needless, marked=marked).generate()
+    at: list[Instruction] = []
+    try:
+        return _Kernel(function, layout, instrument, large_grid, needless, marked=marked, at=at).generate()
+    except PtxError:
+        raise
+    except Exception as error:  # an unforeseen form fails the kernel, not the driver
+        what, line = (at[-1].name, at[-1].line) if at else ("the kernel", 0)
+        reason = f"{type(error).__name__}: {error}"
+        raise UntranslatedInstruction(what, function.name, None, line, reason) from error
 
 
 class _Kernel:
@@ -145,6 +163,7 @@ class _Kernel:
         needless: Needless,
         *,
         marked: bool,
+        at: list[Instruction],
     ) -> None:
         self.marked = marked
         # A copy: operands are replaced below, and the condition code becomes a register where it is used.
@@ -157,11 +176,16 @@ class _Kernel:
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
+        self.at = at  # what is looked at, for the message if that fails
+        extra = 0
         for index, instruction in enumerate(self.code):
+            at[:] = [instruction]
             row = suspension_of(instruction)
             if row is not None:
                 self.rows[index] = row
                 self.code[index] = self._with_constants(instruction)
+                extra = max(extra, row.extra(self.code[index]))
+        at.clear()
         self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
         self.may_end = any(one.opcode in ("trap", "call", "overflow") for one in self.code)
         self.orders_by_flags = any(
@@ -173,7 +197,6 @@ class _Kernel:
         self.flow = Flow(self.function, split)
         self.repeatable = self._repeatable()
         self.slots: dict[str, int] = {}
-        extra = max((row.extra(self.code[index]) for index, row in self.rows.items()), default=0)
         self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
@@ -428,6 +451,7 @@ class _Kernel:
     def _begin(self, e: Emitter, instruction: Instruction) -> None:
         """Let what is emitted next be for `instruction`."""
         e.instruction = instruction
+        self.at[:] = [instruction]
         if self.marked:
             e.lines.append(f"{MARK}{instruction.line} {instruction.name}")
 

@@ -88,7 +88,7 @@ class UnsupportedInstruction(PtxError):
 
 
 class UntranslatedInstruction(UnsupportedInstruction):
-    """The translator made code for an instruction that LLVM refuses; `reason` is what LLVM says. A fault of ours."""
+    """The translator failed at an instruction, or LLVM refuses its code, as `reason` says. A fault of ours."""
 
     def __init__(self, instruction: str, kernel: str, source: SourceLine | None, line: int, reason: str) -> None:
         super().__init__(instruction, kernel, source, line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from float_formats import BFLOAT16, HALF
 
 from cudatool.sim import jit
+from cudatool.sim.jit import collective
 from cudatool.sim.jit.table import TABLE
 
 HALVES = {"f16": HALF, "bf16": BFLOAT16}
@@ -301,3 +303,23 @@ def test_code_that_llvm_refuses_is_blamed_on_its_instruction(ptx_kernel, monkeyp
     said = str(refused.value)
     assert "cannot translate popc.b32 (PTX line " in said and "nothing.of.the.kind" in said
     assert pickle.loads(pickle.dumps(refused.value)).args == refused.value.args
+
+
+@pytest.mark.parametrize("place", ["plain", "collective"])
+def test_a_failure_of_the_translator_names_the_instruction(ptx_kernel, monkeypatch, place):
+    """Whatever an instruction's translation raises: the driver says which instruction, not "unknown error"."""
+
+    def fails(*_: object) -> None:
+        raise ArithmeticError("a form that was not thought of")
+
+    if place == "plain":
+        monkeypatch.setitem(TABLE, "popc", fails)
+        code, name = "popc.b32 %r, %r;", "popc.b32"
+    else:
+        monkeypatch.setattr(
+            collective, "SUSPENSIONS", [("vote", "", replace(collective.SUSPENSIONS[0][2], extra=fails))]
+        )
+        code, name = "vote.sync.ballot.b32 %r, 1, -1;", "vote.sync.ballot.b32"
+    kernel = ptx_kernel("", f".reg .b32 %r; {code} ret;")
+    with pytest.raises(jit.UnsupportedInstruction, match=rf"k: the software device cannot translate {name} .*Arithm"):
+        kernel.llvm_ir()
