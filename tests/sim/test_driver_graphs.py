@@ -964,6 +964,43 @@ def test_two_executable_graphs_have_values_of_their_own(driver, ok, programs):
     ok(driver.cuStreamDestroy(other))
 
 
+def test_update_of_a_conditional_node_takes_its_handle_and_bodies(driver, ok, programs):
+    """Kernels of the new graph set the new graph's handle; the graph itself may be gone by then."""
+
+    def build(added):
+        handle = programs.condition(default=1)
+        _, (body,) = programs.add_conditional(WHILE, 1, handle)
+        first = programs.affine(1, added, at=1, graph=body)
+        programs.add_kernel("count_down", programs.memory, handle, after=[first], graph=body)
+
+    original = programs.graph
+    build(3)
+    executable = programs.instantiate()
+    programs.graph = ok(driver.cuGraphCreate(0))
+    build(7)
+    info = ok(driver.cuGraphExecUpdate(executable, programs.graph))
+    assert "CU_GRAPH_EXEC_UPDATE_SUCCESS" == info.result.name
+    ok(driver.cuGraphDestroy(programs.graph))
+    programs.graph = original
+    for count in (4, 2):
+        programs.set(count, 0)
+        programs.run(executable)
+        assert [0, 7 * count] == programs.numbers(2)
+    ok(driver.cuGraphExecDestroy(executable))
+
+
+def test_work_can_be_captured_into_the_body_of_a_conditional_node(driver, ok, programs):
+    _, bodies = programs.add_conditional(SWITCH, 2, programs.condition(default=1))
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    for index, body in enumerate(bodies):
+        ok(driver.cuStreamBeginCaptureToGraph(programs.stream, body, None, None, 0, mode))
+        ok(driver.cuMemsetD32Async(programs.memory + 4 * index, 7 + index, 1, programs.stream))
+        assert int(body) == int(ok(driver.cuStreamEndCapture(programs.stream)))
+    programs.set(0, 0)
+    programs.run()
+    assert [0, 8] == programs.numbers(2)
+
+
 def test_conditional_nodes_that_make_no_sense_are_refused(driver, ok, programs):
     handle, other = programs.condition(), ok(driver.cuGraphCreate(0))
     add = driver.cuGraphAddNode

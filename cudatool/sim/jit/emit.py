@@ -141,8 +141,9 @@ def _uses_reserved_shared(function: Function) -> bool:
 class Layout:
     """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals.
 
-    `constants` are the sizes, bytes, of those globals that are in constant memory. `reserved_shared` bytes of shared
-    memory, the first ones, are the system's: ``cooperative_groups`` keeps the state of tiles of several warps there.
+    `constants` are the sizes, bytes, of those globals that are in constant memory. `kernels` names the module's
+    kernels, which have no address. `reserved_shared` bytes of shared memory, the first ones, are the system's:
+    ``cooperative_groups`` keeps the state of tiles of several warps there.
     """
 
     param_offsets: dict[str, int] = field(default_factory=dict)
@@ -156,6 +157,7 @@ class Layout:
     local_align: int = 16
     globals: dict[str, int] = field(default_factory=dict)
     constants: dict[str, int] = field(default_factory=dict)
+    kernels: frozenset[str] = frozenset()
 
     @classmethod
     def of_params(cls, function: Function) -> Layout:
@@ -456,6 +458,8 @@ class Emitter:
             return "shared"
         if name in layout.globals:
             return "global"
+        if name in layout.kernels:
+            raise self.unsupported(f"address of kernel {name}: kernels cannot launch kernels")
         raise self.unsupported(f"symbol {name}")
 
     def address_of(self, symbol: Symbol) -> str:

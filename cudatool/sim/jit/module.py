@@ -240,6 +240,7 @@ class JitKernel:
         """Where the kernel's variables lie."""
         if self._layout is None:
             self._layout = Layout.of(self._function, self._owner._module.variables, self._owner.numbers)
+            self._layout.kernels = frozenset(self._owner._module.kernels)
         return self._layout
 
     @property

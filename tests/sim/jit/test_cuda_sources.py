@@ -204,3 +204,11 @@ def test_threads_that_leave_a_barrier_for_good(program):
     loaded.launch("leave", 1, 70, out)
     found = loaded.download(out, 1 + 70, np.int32)
     assert [70, *range(1, 71)] == found.tolist()  # thread n comes after all those before it have left
+
+
+def test_a_kernel_that_launches_a_kernel_is_refused_in_these_words(ptx_of):
+    source = """__global__ void child(int *out) { *out = 1; }
+    extern "C" __global__ void k(int *out) { child<<<1, 1>>>(out); }"""
+    kernel = jit.load(ptx_of(source, "--relocatable-device-code=true")).kernels["k"]
+    with pytest.raises(jit.UnsupportedInstruction, match=r"kernel _Z5childPi: kernels cannot launch kernels"):
+        kernel.llvm_ir()
