@@ -54,6 +54,7 @@ def calls() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     event = stream.record()
     handle = driver.CUstream(int(stream.handle))
     to, source = (driver.cuMemAlloc(4096)[1] for _ in range(2))
+    pinned = driver.cuMemAllocHost(4096)[1]
     found: dict[str, Callable[[], object]] = {
         "launch of an empty kernel": lambda: launch(stream, config, kernel),
         "event record": lambda: stream.record(event),
@@ -61,6 +62,7 @@ def calls() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
         "stream wait for an event": lambda: stream.wait(event),
         "stream synchronize": stream.sync,
         "1 KiB copy on the device": lambda: driver.cuMemcpyDtoDAsync(to, source, 1024, handle),
+        "1 KiB copy to pinned memory": lambda: driver.cuMemcpyDtoHAsync(pinned, source, 1024, handle),
         "current context": driver.cuCtxGetCurrent,
     }
     return {what: (call, stream.sync) for what, call in found.items()}

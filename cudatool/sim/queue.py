@@ -163,6 +163,10 @@ class Scheduler(_queue.Queue):
         self._random = random.Random(seed)
         self._soon: list[Operation] = []
         self._has_runner = False
+        # What pending operations read of pinned memory, None where anything, by sequence number; and the latest of the
+        # operations that were looked at for it. So each is looked at once, however many copies to the host follow.
+        self._host_reads: dict[int, list[tuple[int, int]] | None] = {}
+        self._looked_at = 0
 
     @property
     def schedule(self) -> Schedule:
@@ -307,13 +311,24 @@ class Scheduler(_queue.Queue):
         """
         if self._until:
             return True
-        for operation in self._pending.values():
+        pending, reads = self._pending, self._host_reads
+        for sequence in reversed(pending):
+            if sequence <= self._looked_at:
+                break
+            operation = pending[sequence]
             if operation.kind == "host":
-                return True
-            ranges = operation.host_memory if operation.kind == "kernel" else (operation.host_source,)
-            if any(start < address + size and address < start + length for start, length in ranges):
-                return True
-        return False
+                reads[sequence] = None
+            elif operation.kind == "kernel" and operation.host_memory:
+                reads[sequence] = list(operation.host_memory)
+            elif operation.kind != "kernel" and operation.host_source[1]:
+                reads[sequence] = [operation.host_source]
+        self._looked_at = next(reversed(pending), self._looked_at)
+        for sequence in [sequence for sequence in reads if sequence not in pending]:
+            del reads[sequence]
+        return any(
+            ranges is None or any(start < address + size and address < start + length for start, length in ranges)
+            for ranges in reads.values()
+        )
 
     def wait_context(self, context: Any) -> None:
         """Execute everything that is pending in `context`."""

@@ -70,8 +70,10 @@ def _check_access(allocations: list[Allocation | None], stream: StreamState) -> 
     That is the stream's device, or another one that has all of the memory within its reach without it.
     """
     known = [found for found in allocations if found is not None and found.device >= 0]
-    pools = [state.machine.pools.live[found.pool] for found in known if found.pool]
     own = stream.context.device.ordinal
+    pools = [state.machine.pools.live[found.pool] for found in known if found.pool]
+    if not pools:
+        return
     others = {found.device for found in known} - {own}
     # Managed memory was made for one device, and is in the reach of the stream's.
     others -= {device for device in others for found in known if found.kind == "managed" and found.device != device}
@@ -82,7 +84,11 @@ def _check_access(allocations: list[Allocation | None], stream: StreamState) -> 
 def need_device(address: int, size: int) -> None:
     """Fail with CUDA_ERROR_INVALID_VALUE if the driver does not know the memory at an address."""
     if size and state.machine.locate(address, size) is None:
-        raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address", address=address)
+        raise _unknown(address)
+
+
+def _unknown(address: int) -> DriverError:
+    return DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address", address=address)
 
 
 def copy(
@@ -92,12 +98,13 @@ def copy(
     hStream: int | None,
     name: str,
     *,
+    known: tuple[bool, bool] = (False, False),
     peer: bool = False,
     now: bool = False,
     footprint: bool = False,
 ) -> None:
     """Enqueue a copy of `size` bytes; the keywords are those of :func:`copy_box`."""
-    copy_box(Box(dst), Box(src), Extent(size), hStream, name, peer=peer, now=now, footprint=footprint)
+    copy_box(Box(dst), Box(src), Extent(size), hStream, name, known=known, peer=peer, now=now, footprint=footprint)
 
 
 def copy_box(
@@ -107,6 +114,7 @@ def copy_box(
     hStream: int | None,
     name: str,
     *,
+    known: tuple[bool, bool] = (False, False),
     peer: bool = False,
     now: bool = False,
     footprint: bool = True,
@@ -117,6 +125,8 @@ def copy_box(
     ----------
     hStream
         None is a synchronous call on the default stream.
+    known
+        Whether the destination, and the source, must be memory that the driver knows: the call takes a CUdeviceptr.
     peer
         Whether the two contexts were named, so that no access need have been given.
     now
@@ -130,15 +140,19 @@ def copy_box(
         return
     if not to.address or not source.address:
         raise DriverError(Result.INVALID_VALUE)
-    target = machine.locate(to.address, to.span(extent), to_write=True)
-    origin = machine.locate(source.address, source.span(extent))
+    size, to_span, source_span = extent.size, to.span(extent), source.span(extent)
+    target = machine.locate(to.address, to_span, to_write=True)
+    origin = machine.locate(source.address, source_span)
+    for must, found, box in ((known[0], target, to), (known[1], origin, source)):
+        if must and found is None:
+            raise _unknown(box.address)
     if not peer:
         _check_access([target, origin], stream)
     # Without gaps on either side, the box is one row.
-    lines = Extent(extent.size) if to.is_dense(extent) and source.is_dense(extent) else extent
+    lines = Extent(size) if to_span == source_span == size else extent
     operation = Operation(stream, "memcpy", name, abi.call.correlation)
     move = _Move(operation, to, source, lines, target, origin)
-    operation.host_memory = [(box.address, box.span(extent)) for box in (source, to)]
+    operation.host_memory = [(source.address, source_span), (to.address, to_span)]
     if machine.scheduler.watch is not None:
         machine.scheduler.watch.look(operation.host_memory)  # before the driver itself writes there, below
     if hStream is not None and (origin is None or now):
@@ -147,17 +161,17 @@ def copy_box(
     elif hStream is not None and target is not None and move.from_device and not move.to_device:
         # Until the copy runs, its destination holds neither the old nor the new bytes; unless something earlier is
         # still going to read the old ones, as it may.
-        if not machine.scheduler.may_read_host(to.address, to.span(extent)):
+        if not machine.scheduler.may_read_host(to.address, to_span):
             move.poison()
     elif origin is not None and not move.from_device:
-        operation.host_source = source.address, source.span(extent)
+        operation.host_source = source.address, source_span
     if footprint:
         operation.footprint = [
             (row, lines.width, flag) for box, flag in ((source, _READ), (to, _WRITE)) for row in box.rows(lines)
         ]
     operation.run = move.run
     on_device = move.to_device and move.from_device
-    machine.scheduler.enqueue(operation, cost=profile.copy_cost(extent.size, on_device=on_device), engine=move.engine)
+    machine.scheduler.enqueue(operation, cost=profile.copy_cost(size, on_device=on_device), engine=move.engine)
     # Synchronous calls return when done, except device to device, and so do all from host to host ("Memcpy"). An
     # asynchronous one to pageable memory waits too, as the driver may, and as this one must: it cannot know how long
     # that memory lives.

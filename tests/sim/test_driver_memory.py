@@ -101,6 +101,29 @@ def test_pinned_destination_is_garbage_until_the_copy_is_waited_for(driver, ok):
     ok(driver.cuMemFreeHost(pinned))
 
 
+def test_pinned_destination_keeps_its_bytes_while_pending_work_may_read_them(driver, ok):
+    stream = ok(driver.cuStreamCreate(1))
+    address = int(ok(driver.cuMemAlloc(8)))
+    pinned, data = _pinned(driver, ok, 8)
+    data[:] = 3
+    ok(driver.cuMemsetD8Async(address, 7, 8, stream))
+    ok(driver.cuMemcpyDtoHAsync(pinned + 4, address, 4, stream))
+    assert [3, 3, 3, 3] == data[:4].tolist() and 3 not in data[4:]
+    ok(driver.cuMemcpyHtoDAsync(address + 4, pinned, 4, stream))  # what reads it comes after one that was looked at
+    for _ in range(2):
+        ok(driver.cuMemcpyDtoHAsync(pinned, address, 4, stream))
+        assert [3, 3, 3, 3] == data[:4].tolist()
+    ok(driver.cuStreamSynchronize(stream))
+    assert [7] * 8 == data.tolist()
+    ok(driver.cuMemcpyDtoHAsync(pinned, address, 4, stream))  # what read it is done
+    assert 7 not in data[:4] and [7, 7, 7, 7] == data[4:].tolist()
+    ok(driver.cuStreamSynchronize(stream))
+    assert [7] * 8 == data.tolist()
+    ok(driver.cuStreamDestroy(stream))
+    ok(driver.cuMemFree(address))
+    ok(driver.cuMemFreeHost(pinned))
+
+
 def test_stream_ordered_memory_lives_until_its_free_runs(driver, ok):
     stream = ok(driver.cuStreamCreate(1))
     free = ok(driver.cuMemGetInfo())[0]

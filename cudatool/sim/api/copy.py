@@ -49,6 +49,9 @@ def _is_now(order: int) -> bool:
 
 # ---- One dimension ----
 
+# Which of the destination and the source are device pointers.
+_TO_DEVICE, _FROM_DEVICE, _ON_DEVICE = (True, False), (False, True), (True, True)
+
 
 @entry("cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)")
 def cuMemcpy(dst: int, src: int, ByteCount: int) -> None:
@@ -57,24 +60,17 @@ def cuMemcpy(dst: int, src: int, ByteCount: int) -> None:
 
 @entry("cuMemcpyHtoD(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)")
 def cuMemcpyHtoD(dstDevice: int, srcHost: int, ByteCount: int) -> None:
-    current_context()
-    need_device(dstDevice, ByteCount)
-    copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
+    copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD", known=_TO_DEVICE)
 
 
 @entry("cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)")
 def cuMemcpyDtoH(dstHost: int, srcDevice: int, ByteCount: int) -> None:
-    current_context()
-    need_device(srcDevice, ByteCount)
-    copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
+    copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH", known=_FROM_DEVICE)
 
 
 @entry("cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)")
 def cuMemcpyDtoD(dstDevice: int, srcDevice: int, ByteCount: int) -> None:
-    current_context()
-    need_device(dstDevice, ByteCount)
-    need_device(srcDevice, ByteCount)
-    copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
+    copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD", known=_ON_DEVICE)
 
 
 @entry("cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)")
@@ -84,24 +80,17 @@ def cuMemcpyAsync(dst: int, src: int, ByteCount: int, hStream: int) -> None:
 
 @entry("cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)")
 def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> None:
-    stream_of(hStream)
-    need_device(dstDevice, ByteCount)
-    copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
+    copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync", known=_TO_DEVICE)
 
 
 @entry("cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
 def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
-    stream_of(hStream)
-    need_device(srcDevice, ByteCount)
-    copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
+    copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync", known=_FROM_DEVICE)
 
 
 @entry("cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
 def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
-    stream_of(hStream)
-    need_device(dstDevice, ByteCount)
-    need_device(srcDevice, ByteCount)
-    copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
+    copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync", known=_ON_DEVICE)
 
 
 @entry(
