@@ -16,7 +16,7 @@ from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.sites import SiteTree, site_tree
 from cudatool.analyze.steps import PARTS_OF_STEPS, find_steps
 from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
-from cudatool.analyze.whatif import Advice, NoAdvice, advise
+from cudatool.analyze.whatif import Advice, Caveat, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import Settings, setting_texts
 from cudatool.progress import advance
@@ -271,6 +271,8 @@ def _of_settings(tried: Advice) -> Iterator[Remedy]:
         if not tried.gain_bytes:
             saved = "memory would not run out where it did with"
         text = f"{saved} PYTORCH_CUDA_ALLOC_CONF={conf}, as a replay of this recording shows"
+        if Caveat.OTHER_COURSE in tried.best.caveats:
+            text += "; what the program would do after that is not known"
         yield Remedy(Topic.SETTING, tried.gain_bytes or tried.best.reserved_peak_bytes, text, conf)
 
 

@@ -234,6 +234,15 @@ def test_a_gain_is_a_lower_bound_where_the_recording_leaves_something_open(
     assert f"{bound}1 GiB less would be reserved with {conf}, as a replay of this recording shows" == remedy.text
 
 
+def test_setting_that_serves_a_failed_request_leaves_open_what_comes_after() -> None:
+    size = 1 << 30
+    used = Outcome("", size, size, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0, size, size)
+    best = replace(used, conf="expandable_segments:True", oom=None, caveats=(Caveat.OTHER_COURSE,))
+    (remedy,) = diagnosis._of_settings(Advice(Record(size, 1, 1, None), used, best, 0, (used, best)))
+    assert remedy.text.startswith("memory would not run out where it did with ")
+    assert remedy.text.endswith("; what the program would do after that is not known")
+
+
 def test_a_memory_fraction_that_all_settings_share_is_said_once() -> None:
     limit = "per_process_memory_fraction:0.5"
     arguments = [str(DATA / "streams_default.pickle.xz"), "--recorded-conf", limit, "--card", "8GiB"]
