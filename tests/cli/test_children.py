@@ -15,6 +15,13 @@ from cudatool.trace.model import Ending
 from cudatool.trace.reader import newest_trace, read
 
 WORK = "import cudatool as ct; ct.zeros(1000).get()"
+_UNTIL_TOLD = """
+import os, time
+print(flush=True)
+for _ in range(600):
+    if os.path.exists("end"): break
+    time.sleep(0.1)
+"""
 PROGRAM = f"""
 import multiprocessing, os, signal, subprocess, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -134,11 +141,12 @@ def test_process_that_cannot_be_recorded_is_a_gap_in_the_verdict(run_command, tm
         "subprocess.run(['true'], check=True)\n"
         "subprocess.run([sys.executable, '-c', 'import os; os.execvp(\"true\", [\"true\"])'], check=True)\n"
         f"subprocess.run([sys.executable, '-c', {limited!r}])\n"
-        "sleeps = 'import time; print(flush=True); time.sleep(9)'\n"
+        f"sleeps = {_UNTIL_TOLD!r}\n"
         "child = subprocess.Popen([sys.executable, '-c', sleeps], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
         "child.stdout.readline()  # it has begun\n"
     )
     done = run_command("sanitize", "--json", "a.py")
+    (tmp_path / "end").touch()
     gaps = {gap["kind"]: gap for gap in json.loads(done.stdout)["gaps"]}
     assert {"child-processes", "replaced"} == gaps.keys()
     assert 5 == gaps["child-processes"]["count"], gaps

@@ -95,7 +95,7 @@ stream.sync()
 print("stopped", stopped)
 """
 WHOLE_KERNEL = """
-import os, signal, time, threading
+import os, signal, threading
 import numpy as np
 import cudatool as ct
 count = ct.compile('extern "C" __global__ void count(volatile int *x, int n) {'
@@ -104,9 +104,10 @@ x = ct.zeros(32, np.int32)
 came = []
 signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
 ct.launch(ct.current_stream(), ct.LaunchConfig(grid=1, block=32), count, x, 5_000_000)
-threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+timer.start()
 ct.synchronize()
-time.sleep(0.2)
+timer.join()
 print(came == [signal.SIGINT], (x.get() == 5_000_000).all())
 """
 # A host function's interrupt ends the wait for the copy, which the stream has not come to.

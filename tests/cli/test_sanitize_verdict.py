@@ -206,8 +206,8 @@ time.sleep(0.3)
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        while "ready" not in process.stderr.readline():
-            pass
+        while "ready" not in (line := process.stderr.readline()):
+            assert line, "the program ended before it began"
         process.send_signal(signal.SIGTERM)
         assert process.stderr.readline() == "got 15 1\n"
         process.send_signal(signal.SIGINT)
@@ -221,11 +221,10 @@ def test_workload_does_not_outlive_a_killed_command(tmp_path):
     environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        line = ""
-        while not line.strip().isdigit():
-            line = process.stderr.readline()
+        while not (line := process.stderr.readline()).strip().isdigit():
+            assert line, "the program ended before it began"
         process.kill()
-    for _ in range(100):
+    for _ in range(1000):
         try:
             os.kill(int(line), 0)
         except ProcessLookupError:

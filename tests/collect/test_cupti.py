@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import random
-import signal
 import threading
-import warnings
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import pytest
 
@@ -270,20 +269,15 @@ def test_a_forked_child_waits_for_no_lock_of_the_reader(collected):
     reader = threading.Thread(target=reads)
     reader.start()
     assert held.wait(60)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which is what is tried here
-        child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(30)  # ends a child that waits
-        try:
-            hooks.emit(Kind.MARK, name="in the child")
-            os._exit(7)
-        finally:
-            os._exit(8)
+
+    def in_the_child():
+        hooks.emit(Kind.MARK, name="in the child")
+        return 7
+
+    status = forked.status_of(in_the_child)
     done.set()
     reader.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert status == 7
 
 
 def test_lost_records_are_said(collected):

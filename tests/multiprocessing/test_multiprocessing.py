@@ -54,10 +54,13 @@ def other(part: Callable[..., None]) -> Iterator[tuple[Any, Any, Any]]:
     inbox, outbox = CONTEXT.Queue(), CONTEXT.Queue()
     process = CONTEXT.Process(target=part, args=(inbox, outbox))
     process.start()
-    yield inbox, outbox, process
-    inbox.put(None)
-    process.join(timeout=60)
-    assert process.exitcode is not None
+    try:
+        yield inbox, outbox, process
+        inbox.put(None)
+        process.join(timeout=60)
+        assert process.exitcode is not None
+    finally:
+        process.kill()  # this process would wait for it at its end
 
 
 def test_array_is_used_where_it_lies() -> None:

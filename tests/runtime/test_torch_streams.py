@@ -171,7 +171,7 @@ def test_other_threads_run_while_one_waits_for_the_device(wait: str) -> None:
     waits = threading.Event()
 
     def set_flag() -> None:
-        waits.wait()
+        waits.wait(60)
         flag[0] = 1
 
     setter = threading.Thread(target=set_flag)

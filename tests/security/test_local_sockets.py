@@ -29,11 +29,10 @@ class Waiting:
     def __init__(self) -> None:
         self.uid = library.unique_id()
         self.peers: Any = None
-        self._thread = threading.Thread(target=self._meet)
+        self._thread = threading.Thread(target=self._meet, daemon=True)
         self._thread.start()
         self.name = _peers._address(self.uid, 0)
-        while self.name not in abstract_sockets():
-            time.sleep(0.01)
+        until_there(self.name)
 
     def _meet(self) -> None:
         self.peers = Peers(2, self.uid, 0)
@@ -52,6 +51,13 @@ def waiting() -> Iterator[Waiting]:
     if rank.peers is None:
         rank.joined()
     rank.peers.close()
+
+
+def until_there(name: str) -> None:
+    deadline = time.monotonic() + 60
+    while name not in abstract_sockets():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def abstract_sockets() -> set[str]:
@@ -116,8 +122,7 @@ def test_a_socket_of_another_user_is_no_rank(monkeypatch: pytest.MonkeyPatch) ->
     stranger = threading.Thread(target=lambda: said.append(run_as_other_user("import socket", program)))
     assert "" == run_as_other_user("", "")  # skips here, not on the thread
     stranger.start()
-    while _peers._address(uid, 0) not in abstract_sockets():
-        time.sleep(0.01)
+    until_there(_peers._address(uid, 0))
     with pytest.raises(CudaError, match="rank 0 did not come"):
         Peers(2, uid, 1)
     stranger.join()

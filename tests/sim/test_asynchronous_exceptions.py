@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import _thread
 import ctypes
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import forked
 import pytest
 
 from cudatool.sim import queue
@@ -53,12 +53,12 @@ def thread_in_a_call(driver, monkeypatch):
         except Stopped:
             caught.append("in the program")
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert inside.wait(30)
     yield thread, go_on, caught, after
     go_on.set()
-    thread.join()
+    thread.join(30)
 
 
 def test_an_exception_for_a_thread_in_a_call_comes_when_the_call_has_returned(thread_in_a_call):
@@ -116,23 +116,30 @@ def test_exceptions_at_any_moment_leave_no_operation_half_done(driver, ok, machi
     a, b = ok(driver.cuMemAlloc(64)), ok(driver.cuMemAlloc(64))
     begun, done, failures, caught = threading.Event(), threading.Event(), [], [0]
 
+    def copies(streams: list[Any]) -> None:
+        begun.set()
+        ok(driver.cuCtxSetCurrent(context))
+        if not streams:
+            streams.append(ok(driver.cuStreamCreate(0)))
+        while not done.is_set():
+            for result in (
+                driver.cuMemcpyDtoDAsync(a, b, 64, streams[0]),
+                driver.cuMemsetD8Async(b, 1, 64, streams[0]),
+                driver.cuStreamSynchronize(streams[0]),
+            ):
+                if int(result[0]):
+                    failures.append(result[0].name)
+
     def work() -> None:
-        stream = None
-        while True:
+        streams: list[Any] = []
+        while not done.is_set():
             try:
-                begun.set()
-                ok(driver.cuCtxSetCurrent(context))
-                stream = stream or ok(driver.cuStreamCreate(0))
                 while not done.is_set():
-                    for result in (
-                        driver.cuMemcpyDtoDAsync(a, b, 64, stream),
-                        driver.cuMemsetD8Async(b, 1, 64, stream),
-                        driver.cuStreamSynchronize(stream),
-                    ):
-                        if int(result[0]):
-                            failures.append(result[0].name)
-                return
-            except Stopped:
+                    try:
+                        copies(streams)
+                    except Stopped:
+                        caught[0] += 1
+            except Stopped:  # it came between two rounds of the inner loop
                 caught[0] += 1
 
     thread = threading.Thread(target=work, daemon=True)
@@ -154,18 +161,15 @@ def test_exceptions_at_any_moment_leave_no_operation_half_done(driver, ok, machi
 
 def test_a_forked_child_goes_on(driver, ok):
     ok(driver.cuCtxGetCurrent())
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
+
+    def in_the_child() -> int:
         number = int(driver.cuCtxSynchronize()[0])  # CUDA cannot be used in a forked child
         try:
             stop(threading.get_ident())
             for _ in range(1000):
                 pass
         except Stopped:
-            os.write(write, str(number).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        assert answer.read() == "3"
-    os.waitpid(child, 0)
+            return number
+        return 0
+
+    assert forked.status_of(in_the_child) == 3

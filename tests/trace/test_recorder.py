@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -259,18 +260,18 @@ def test_threads_emit_at_once_and_no_event_is_lost_or_reordered(tmp_path: Path) 
 
 
 def test_forked_child_does_not_write_into_its_parents_file(tmp_path: Path) -> None:
+    def in_the_child() -> int:
+        emit_numbered(range(100, 5100))
+        recorder.close()
+        return int(hooks.active)
+
     with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
         emit_numbered([1])
-        child = os.fork()
-        if child == 0:
-            emit_numbered(range(100, 5100))
-            recorder.close()
-            os._exit(int(hooks.active))
-        _, status = os.waitpid(child, 0)
+        status = forked.status_of(in_the_child)
         assert addresses(read(tmp_path / "trace.ctrace")) == [1]
         emit_numbered([2])
     trace = read(tmp_path / "trace.ctrace")
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert status == 0
     assert (addresses(trace), trace.notes) == ([1, 2], [])
 
 

@@ -87,7 +87,11 @@ class Page:
         os.close(self._write)
         os.close(self._read)
         self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait(self._seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._profile.cleanup()
 
     def evaluate(self, expression: str) -> Any:

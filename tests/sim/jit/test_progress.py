@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -403,17 +406,22 @@ def test_a_deadlock_is_a_launch_timeout_of_the_driver(program):
     assert driver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT == loaded.synchronize()
 
 
-def _run(source: str, device: str, **options) -> subprocess.Popen[str]:
+@contextmanager
+def _run(source: str, device: str, **options) -> Iterator[subprocess.Popen[str]]:
     code = textwrap.dedent(source)
     environment = {**os.environ, "CUDATOOL_DEVICE": device}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         **options,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # one that does not end by itself would hold up the tests
 
 
 ENDLESS = """
@@ -428,8 +436,8 @@ ENDLESS = """
     import numpy as np
     out = loaded.upload(np.zeros(2, "i4"))
     loaded.launch("k", {blocks}, 32, out)
-    print("begins", flush=True)
     try:
+        print("begins", flush=True)
         print(loaded.synchronize().name)
     except KeyboardInterrupt:
         print("interrupted")
@@ -450,12 +458,9 @@ def test_ctrl_c_ends_an_endless_loop(blocks):
     with _run(source, "sim:threads=2") as process:
         assert process.stdout is not None
         assert "begins\n" == process.stdout.readline()
-        out = ""
-        while not out and process.poll() is None:
-            try:
-                out, _ = process.communicate(timeout=0.5)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # by now it is most likely in the loop
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
     assert "interrupted" in out
 
 
