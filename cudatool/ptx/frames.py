@@ -245,6 +245,8 @@ class _Merger:
 
     def _allocate(self, i: Instruction) -> None:
         """``alloca`` takes from the top of the stack (PTX ISA, "Stack Manipulation Instructions")."""
+        if len(i.operands) < (2 if i.opcode == "alloca" else 1):
+            raise PtxError(f"{i.name} lacks an operand", i.line)
         if i.opcode == "stacksave":
             self._emit("mov", "u64", i.operands[0], _TOP, guard=i.guard)
             return

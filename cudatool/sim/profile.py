@@ -141,7 +141,7 @@ def work_of_a_thread(function: Function) -> Work:
         for instruction in code[block.start : block.stop]:
             if opcode_of(instruction.opcode).kind in _MOVES:
                 moved += weight * sum(one.width for one in memory_operands(instruction) if one.space == "global")
-            elif instruction.opcode == "nanosleep":
+            elif instruction.opcode == "nanosleep" and instruction.operands:
                 slept += weight * _constant(function, instruction.operands[0])
     return Work(executed, moved, slept)
 

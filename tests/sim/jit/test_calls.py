@@ -282,3 +282,10 @@ def test_what_a_call_passes_must_fit(ptx_kernel, launch):
     kernel = ptx_kernel("", ".reg .b32 %a; mov.b32 %a, 0; call take, (%a); ret;", before=before)
     with pytest.raises(PtxError, match="pair has 2 elements, 1 given"):
         launch(kernel, 1, 1)
+
+
+@pytest.mark.parametrize("code", ["alloca.u64 %d;", "stacksave.u64 ;", "stackrestore.u64 ;"])
+def test_an_instruction_without_its_operands_is_refused_by_name(ptx_kernel, code):
+    kernel = ptx_kernel("", f".reg .b64 %d; {code} ret;")
+    with pytest.raises(jit.UnsupportedInstruction, match=code.split(".")[0]):
+        kernel.llvm_ir()
