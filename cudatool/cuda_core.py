@@ -22,7 +22,7 @@ from cuda import core
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory.pluggable import UncachedAllocator
-from cudatool.runtime.allocator import current_allocator
+from cudatool.runtime.allocator import PlannedMemory, current_allocator
 from cudatool.runtime.calls import operation
 from cudatool.runtime.device import DeviceLike, device_index, synchronize
 
@@ -35,7 +35,7 @@ _streams: dict[tuple[int, int], Any] = {}  # by device and handle: those that me
 class _Block(NamedTuple):
     """Where a buffer's memory comes from, and the handle of the stream it was allocated on."""
 
-    allocator: CachingAllocator | UncachedAllocator
+    allocator: CachingAllocator | UncachedAllocator | PlannedMemory
     stream: int
 
 

@@ -11,6 +11,7 @@
     │   └── OutOfMemoryError       no memory could be had even after cached blocks were given back
     ├── MissingImplementationError an operation has no implementation for this kind of device
     ├── SynchronizationError       a hidden synchronization, while set_sync_debug_mode("error") (also a RuntimeError)
+    ├── GraphBreakError            a function cannot be one graph; ``.line`` says where (also a RuntimeError)
     ├── CompileError               NVRTC refused a kernel; ``.log`` is what it said
     ├── FileFormatError            a file is not what it should be; ``.path`` names it
     │   ├── TraceFormatError       not a cudatool trace, or of an unknown version
@@ -38,6 +39,7 @@ __all__ = [
     "OutOfMemoryError",
     "MissingImplementationError",
     "SynchronizationError",
+    "GraphBreakError",
     "CompileError",
     "FileFormatError",
     "TraceFormatError",
@@ -147,6 +149,26 @@ class MissingImplementationError(CudatoolError, NotImplementedError):
 
 class SynchronizationError(CudatoolError, RuntimeError):
     """The program would have waited for the device without having said so (:func:`cudatool.set_sync_debug_mode`)."""
+
+
+class GraphBreakError(CudatoolError, RuntimeError):
+    """A function does something that :func:`cudatool.compiler.compile` cannot put into a graph.
+
+    Parameters
+    ----------
+    reason
+        What it does.
+    line
+        Where, as ``file.py:12``; empty if no single line does it.
+    """
+
+    def __init__(self, reason: str, line: str = "") -> None:
+        super().__init__(reason, line)
+        self.reason = reason
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.reason}" if self.line else self.reason
 
 
 class CompileError(CudatoolError):

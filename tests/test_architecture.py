@@ -59,6 +59,7 @@ ARROWS = {
     "optim": {"runtime"},
     "amp": {"ops", "optim", "runtime"},
     "graphs": {"_driver", "memory", "random", "runtime", "trace"},
+    "compiler": {"amp", "backends", "graphs", "runtime", "trace"},
     "jiterator": {"ops", "runtime", "trace"},
     "tunable": {"_driver", "blas", "runtime"},
     "comm": {"ops", "runtime"},

@@ -64,6 +64,8 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "nested",
+    "planned",
+    "PlannedMemory",
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_max_memory_cached",
@@ -80,9 +82,11 @@ _allocators: dict[int, CachingAllocator] = {}
 _own: CUDAPluggableAllocator | None = None  # takes their place
 _NEVER_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # whatever it says, as in PyTorch
 _caching = not _NEVER_CACHING
+_planned: dict[tuple[int, int], PlannedMemory] = {}  # by thread and device: what it allocates was planned ahead
 _uncached: dict[int, UncachedAllocator] = {}  # of the program's own allocator, or of the driver
 _lock = threading.Lock()
-_by_address: dict[int, CachingAllocator | UncachedAllocator] = {}  # what caching_allocator_alloc gave, and from where
+# What caching_allocator_alloc gave, and from where.
+_by_address: dict[int, CachingAllocator | UncachedAllocator | PlannedMemory] = {}
 
 
 def allocator(device: int) -> CachingAllocator:
@@ -111,8 +115,34 @@ def _refuse_own() -> None:
         )
 
 
-def current_allocator(device: int) -> CachingAllocator | UncachedAllocator:
+class PlannedMemory(Protocol):
+    """What serves the requests of a thread in the place of the allocator: see :func:`planned`."""
+
+    def malloc(self, size: int, stream: int) -> int:
+        """Return the address of `size` bytes for use on `stream`."""
+
+    def free(self, address: int) -> None:
+        """Take a block back."""
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Note that `stream` uses the block, too."""
+
+
+@contextmanager
+def planned(source: PlannedMemory, device: int) -> Iterator[None]:
+    """Let whatever the calling thread allocates on a device inside come from `source`."""
+    key = threading.get_ident(), device
+    _planned[key] = source
+    try:
+        yield
+    finally:
+        del _planned[key]
+
+
+def current_allocator(device: int) -> CachingAllocator | UncachedAllocator | PlannedMemory:
     """Return what allocates on the device with this ordinal: usually its caching allocator."""
+    if _planned and (planned := _planned.get((threading.get_ident(), device))) is not None:
+        return planned
     if _caching and _own is None:
         return _allocators.get(device) or allocator(device)
     found = _uncached.get(device)

@@ -30,6 +30,7 @@ PUBLIC_MODULES: Final = (
     "cudatool.backends.cuda",
     "cudatool.blas",
     "cudatool.comm",
+    "cudatool.compiler",
     "cudatool.gds",
     "cudatool.graphs",
     "cudatool.jiterator",

@@ -1,0 +1,447 @@
+"""Compiled functions: what is traced, when a graph is replayed, where its memory lies, and what cannot be a graph."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatool as ct
+from cudatool import blas, ops
+from cudatool.amp import autocast
+from cudatool.compiler import CompiledFunction, compile
+from cudatool.compiler._plan import Buffer, plan
+from cudatool.errors import GraphBreakError, UsageError
+from cudatool.runtime.array import DeviceArray
+from cudatool.trace.events import Event, Kind
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+pytestmark = pytest.mark.usefixtures("device")
+
+
+@pytest.fixture(autouse=True)
+def settings_as_before() -> Any:
+    before = ct.get_float32_matmul_precision()
+    library = ct.backends.cuda.preferred_blas_library()
+    fp16 = ct.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    bf16 = ct.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    yield
+    ct.set_float32_matmul_precision(before)
+    ct.backends.cuda.preferred_blas_library(library)
+    ct.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = fp16
+    ct.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = bf16
+    ct.use_deterministic_algorithms(False)
+
+
+def numbers(*shape: int, dtype: Any = np.float32, seed: int = 0) -> DeviceArray:
+    return ct.asarray(np.random.default_rng(seed).normal(size=shape).astype(dtype))
+
+
+class Model:
+    """State that the guarded function reads."""
+
+    share = 0.5
+
+    def __init__(self) -> None:
+        self.weight = numbers(16, 8)
+        self.rate = 0.25
+        self.names = ["a", "b"]
+        self.layers = [numbers(8), numbers(8, seed=1)]
+        self.table = np.arange(4)
+        self.saved = self.weight
+
+
+FACTOR = 3.0
+
+
+class Case:
+    """A function, its arguments and its surroundings, which a row of the table changes."""
+
+    def __init__(self) -> None:
+        self.model = model = Model()
+        self.args: tuple[Any, ...] = (numbers(4, 16),)
+        self.kwargs: dict[str, Any] = {"scale": 2.0, "mode": "plus", "extra": [numbers(8), 1]}
+        self.around = ExitStack()
+        offset = 1
+
+        def function(x: Any, *more: Any, scale: Any = 1.0, mode: Any = "plus", extra: Any = None, **others: Any) -> Any:
+            y = blas.mm(x.reshape(-1, 16).to(model.weight.dtype), model.weight) * scale * model.rate * model.share
+            y = y + offset + FACTOR + float(model.table.sum()) + len(model.names) + len(others)
+            for part in model.layers:
+                y = y + part
+            if mode == "plus" and extra is not None:
+                y = y + extra[0] * extra[1]
+            model.saved = y
+            return y if not more else y + more[0]
+
+        self.function = function
+
+    def set_offset(self, value: Any) -> None:
+        assert self.function.__closure__ is not None
+        cells = dict(zip(self.function.__code__.co_freevars, self.function.__closure__, strict=True))
+        cells["offset"].cell_contents = value
+
+
+def put(name: str, value: Callable[[Case], Any]) -> Callable[[Case], None]:
+    return lambda case: case.kwargs.update({name: value(case)})
+
+
+def first(value: Callable[[], Any]) -> Callable[[Case], None]:
+    return lambda case: setattr(case, "args", (value(), *case.args[1:]))
+
+
+def state(name: str, value: Callable[[Case], Any]) -> Callable[[Case], None]:
+    return lambda case: setattr(case.model, name, value(case))
+
+
+def inside(context: Callable[[], Any]) -> Callable[[Case], None]:
+    return lambda case: case.around.enter_context(context())
+
+
+def switch(name: str, value: bool) -> Callable[[Case], None]:
+    return lambda case: setattr(ct.backends.cuda.matmul, name, value)
+
+
+CHANGES: dict[str, tuple[Callable[[Case], Any], str]] = {
+    # arguments that are arrays
+    "nothing": (lambda case: None, "hit"),
+    "another array of the same kind": (first(lambda: numbers(4, 16, seed=5)), "hit"),
+    "other values in the array": (lambda case: case.args[0].fill_(2), "hit"),
+    "a contiguous view elsewhere": (first(lambda: numbers(8, 16)[4:]), "hit"),
+    "more rows": (first(lambda: numbers(5, 16)), "retrace"),
+    "no rows": (first(lambda: numbers(0, 16)), "retrace"),
+    "another dimension": (first(lambda: numbers(2, 2, 16)), "retrace"),
+    "the same elements in another shape": (first(lambda: numbers(2, 32)), "retrace"),
+    "another dtype": (first(lambda: numbers(4, 16, dtype=np.float64)), "retrace"),
+    "a shorter dtype": (first(lambda: numbers(4, 16).to(np.float16)), "retrace"),
+    "other strides": (first(lambda: numbers(16, 4).T), "retrace"),
+    "strides with gaps": (first(lambda: numbers(4, 32)[:, ::2]), "error"),
+    "repeated rows": (first(lambda: numbers(16).broadcast_to((4, 16))), "error"),
+    "an argument that is state": (lambda case: setattr(case, "args", (case.model.weight.reshape(8, 16),)), "error"),
+    "one array twice": (lambda case: put("extra", lambda c: [c.args[0].reshape(-1)[:8], 1])(case), "error"),
+    # arguments that are constants, containers and objects
+    "another number": (put("scale", lambda case: 2.5), "retrace"),
+    "an int in place of a float": (put("scale", lambda case: 2), "retrace"),
+    "an equal number": (put("scale", lambda case: float("2.0")), "hit"),
+    "another string": (put("mode", lambda case: "minus"), "retrace"),
+    "an equal list": (put("extra", lambda case: list(case.kwargs["extra"])), "hit"),
+    "a tuple in place of a list": (put("extra", lambda case: tuple(case.kwargs["extra"])), "retrace"),
+    "a longer list": (put("extra", lambda case: [*case.kwargs["extra"], 1]), "retrace"),
+    "None in place of a list": (put("extra", lambda case: None), "retrace"),
+    "one more keyword": (put("other", lambda case: 1), "retrace"),
+    "one more argument": (lambda case: setattr(case, "args", (*case.args, numbers(8))), "retrace"),
+    # state
+    "another weight": (state("weight", lambda case: numbers(16, 8, seed=7)), "retrace"),
+    "the weight changed in place": (lambda case: case.model.weight.fill_(0.5), "hit"),
+    "another number in an attribute": (state("rate", lambda case: 0.5), "retrace"),
+    "an equal list in an attribute": (state("layers", lambda case: case.model.layers), "hit"),
+    "a layer appended": (lambda case: case.model.layers.append(numbers(8)), "retrace"),
+    "a layer replaced": (lambda case: case.model.layers.__setitem__(0, numbers(8, seed=3)), "retrace"),
+    "another host array": (lambda case: case.model.table.fill(2), "retrace"),
+    "a new attribute": (state("new", lambda case: 1), "retrace"),
+    "another number in a closure": (lambda case: case.set_offset(4), "retrace"),
+    "what a run replaces": (state("saved", lambda case: numbers(2)), "hit"),
+    # surroundings
+    "another stream": (inside(lambda: ct.stream(ct.Stream())), "hit"),
+    "autocast": (inside(lambda: autocast(dtype=ct.bfloat16)), "retrace"),
+    "autocast that is off": (inside(lambda: autocast(enabled=False)), "hit"),
+    "TF32": (lambda case: ct.set_float32_matmul_precision("high"), "retrace"),
+    "float16 sums": (switch("allow_fp16_reduced_precision_reduction", False), "retrace"),
+    "bfloat16 sums": (switch("allow_bf16_reduced_precision_reduction", False), "retrace"),
+    "another library": (lambda case: ct.backends.cuda.preferred_blas_library("cublaslt"), "retrace"),
+    "deterministic": (lambda case: ct.use_deterministic_algorithms(True, warn_only=True), "retrace"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:products of cuBLAS may differ")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_a_hit_a_retrace_or_an_error(change: str) -> None:
+    apply, expected = CHANGES[change]
+    case = Case()
+    compiled = compile(case.function, fullgraph=True)
+    for _ in range(3):
+        compiled(*case.args, **case.kwargs)
+    assert (1, 2) == (compiled.hits, compiled.misses), compiled.explain()
+    apply(case)
+    with case.around:
+        wanted = case.function(*case.args, **case.kwargs).get()
+        if change == "what a run replaces":
+            case.model.saved = numbers(2)
+        if expected == "error":
+            compiled(*case.args, **case.kwargs)
+            with pytest.raises(GraphBreakError):
+                compiled(*case.args, **case.kwargs)
+            return
+        first_result = compiled(*case.args, **case.kwargs).get()
+        assert expected == ("hit" if compiled.hits == 2 else "retrace")
+        for _ in range(2):
+            result = compiled(*case.args, **case.kwargs).get()
+        assert compiled.hits > 1
+        np.testing.assert_array_equal(wanted, first_result)
+        np.testing.assert_array_equal(wanted, result)
+
+
+def sample(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"compiled_{name}", SAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_transformer_has_the_same_losses_as_without_in_less_memory() -> None:
+    module = sample("transformer")
+
+    def losses(wrap: Callable[[Any], Any]) -> tuple[list[float], Any]:
+        training, rng = module.Training(), np.random.default_rng(0)
+        step, found = wrap(training.step), []
+        for _ in range(5):
+            training.load(rng)
+            found.append(float(step().get()))
+        return found, step
+
+    eager, _ = losses(lambda step: step)
+    traced, step = losses(lambda step: compile(step, fullgraph=True))
+    assert eager == traced
+    assert (3, 2) == (step.hits, step.misses)
+    (graph,), (memory,) = step.graphs, step.plans
+    assert {"kernel", "product", "fill"} <= {node.kind for node in graph.nodes}
+    assert {"", "bfloat16"} == {node.autocast for node in graph.nodes}
+    assert "cudatool.optim.Optimizer.step" in {node.op for node in graph.nodes}
+    assert memory.peak < memory.unshared / 2
+
+
+def test_a_perceptron_with_kernels_of_its_own_trains_as_without() -> None:
+    source = """
+    extern "C" __global__ void bias_relu(float *x, const float *bias, int rows, int columns) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < rows * columns) x[i] = fmaxf(x[i] + bias[i % columns], 0.0f);
+    }
+    extern "C" __global__ void sgd(float *weight, const float *gradient, float rate, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) weight[i] -= rate * gradient[i];
+    }
+    """
+    bias_relu, sgd = ct.compile(source, "bias_relu"), ct.compile(source, "sgd")
+
+    def train(wrap: Callable[[Any], Any]) -> list[list[float]]:
+        w1, w2, b1 = numbers(16, 32), numbers(32, 8), ct.zeros(32)
+
+        def step(x: DeviceArray, target: DeviceArray) -> DeviceArray:
+            hidden = blas.mm(x, w1)
+            bias_relu[4 * len(x), 128](hidden, b1, len(x), 32)
+            error = blas.mm(hidden, w2) - target
+            gradient = blas.mm(hidden.T, error)
+            sgd[2, 128](w2, gradient, 1e-3, w2.size)
+            return ops.sum(error * error, -1)
+
+        step = wrap(step)
+        return [step(numbers(4, 16, seed=i), numbers(4, 8, seed=i)).get().tolist() for i in range(5)]
+
+    assert train(lambda step: step) == train(lambda step: compile(step, fullgraph=True))
+
+
+def chain(x: DeviceArray) -> DeviceArray:
+    for _ in range(6):
+        x = x * 2.0
+    return x
+
+
+def test_the_planned_peak_is_what_the_allocator_gave_to_the_byte(events: list[Event]) -> None:
+    x = numbers(1000)
+    compiled = compile(chain, fullgraph=True)
+    compiled(x)
+    events.clear()
+    compiled(x)
+    (memory,) = compiled.plans
+    given = [event.size for event in events if event.kind is Kind.BLOCK_ALLOC and not event.aux1]
+    larger_than_arguments_and_results = [size for size in given if size > 4096]
+    assert [memory.peak] == larger_than_arguments_and_results
+    assert (2 * 4096, 6 * 4096) == (memory.peak, memory.unshared)
+    assert "8 KiB planned, 8 KiB used, 24 KiB if no buffers shared" in compiled.explain()
+
+
+def test_results_stay_when_the_function_is_called_again() -> None:
+    compiled = compile(chain, fullgraph=True)
+    results = [compiled(ct.full(4, i)) for i in range(5)]
+    assert [[64.0 * i] * 4 for i in range(5)] == [result.get().tolist() for result in results]
+
+
+def test_arguments_that_the_function_changes_are_changed() -> None:
+    @compile(fullgraph=True)
+    def increase(x: DeviceArray) -> DeviceArray:
+        return x.add_(1.0)
+
+    x, y = ct.zeros(4), ct.zeros(4)
+    for _ in range(4):
+        assert increase(x) is x
+    assert increase(y) is y
+    assert ([4.0] * 4, [1.0] * 4) == (x.get().tolist(), y.get().tolist())
+
+
+def test_work_on_a_second_stream_is_in_the_graph_with_its_waits() -> None:
+    side = ct.Stream()
+
+    @compile(fullgraph=True)
+    def forked(x: DeviceArray) -> DeviceArray:
+        main = ct.current_stream()
+        side.wait_stream(main)
+        with ct.stream(side):
+            y = x * 3.0
+        z = x + 1.0
+        main.wait_stream(side)
+        y.record_stream(main)
+        return y + z
+
+    for i in range(4):
+        assert [4.0 * i + 1] * 3 == forked(ct.full(3, i)).get().tolist()
+    (graph,) = forked.graphs
+    assert {0, 1} == {node.stream for node in graph.nodes}
+    assert 2 == [node.kind for node in graph.nodes].count("wait_event")
+    assert [False] == [buffer.shares for buffer in forked.plans[0].buffers if buffer.stream == 1]
+
+
+def test_questions_about_the_device_become_constants() -> None:
+    @compile(fullgraph=True)
+    def asks(x: DeviceArray) -> DeviceArray:
+        major, _ = ct.get_device_capability()
+        return x * float(major + x.shape[0]) if ct.is_available() else x
+
+    for _ in range(3):
+        asks(ct.ones(2))
+    (graph,) = asks.graphs
+    assert ("cudatool.get_device_capability", "cudatool.is_available") == graph.folded
+    assert ["cudatool.ops.mul"] == [node.op for node in graph.nodes]
+    assert graph.nodes[0].line.startswith("test_compiler.py:")
+
+
+def test_a_value_that_is_needed_breaks_the_graph_and_the_error_names_the_line() -> None:
+    def branches(x: DeviceArray) -> DeviceArray:
+        y = x + 1.0
+        if float(ops.sum(y)) > 3:  # here
+            y = y * 2.0
+        return y
+
+    compiled = compile(branches, fullgraph=True)
+    assert [4.0] * 3 == compiled(ct.ones(3)).get().tolist()
+    with pytest.raises(GraphBreakError) as caught:
+        compiled(ct.ones(3))
+    assert f"test_compiler.py:{branches.__code__.co_firstlineno + 2}" == caught.value.line
+    assert not ct.is_current_stream_capturing()
+
+    eager = compile(branches)
+    for _ in range(3):
+        assert [4.0] * 3 == eager(ct.ones(3)).get().tolist()
+        assert [1.0] * 1 == eager(ct.zeros(1)).get().tolist()
+    assert 0 == eager.hits
+    assert "graph break: test_compiler.py" in eager.explain()
+
+
+def test_a_counter_in_python_breaks_the_graph_and_is_right() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def step(self, x: DeviceArray) -> DeviceArray:
+            self.count += 1
+            return x * float(self.count)
+
+    counter = Counter()
+    step = compile(counter.step)
+    assert [1.0, 2.0, 3.0, 4.0] == [float(step(ct.ones(1))) for _ in range(4)]
+    assert 4 == counter.count
+    assert "the function changes self.count" in step.explain()
+
+
+def test_state_that_is_read_before_it_is_replaced_breaks_the_graph_and_is_right() -> None:
+    class Sum:
+        def __init__(self) -> None:
+            self.total = ct.zeros(2)
+
+        def step(self, x: DeviceArray) -> DeviceArray:
+            self.total = self.total + x
+            return self.total
+
+    total = Sum()
+    step = compile(total.step)
+    assert [1.0, 2.0, 3.0, 4.0] == [float(step(ct.ones(2))[0]) for _ in range(4)]
+    assert "reads self.total before it replaces it" in step.explain()
+
+
+def test_what_a_run_stores_is_what_the_replay_computed() -> None:
+    class Layer:
+        def __init__(self) -> None:
+            self.saved = [ct.zeros(2)]
+
+        def forward(self, x: DeviceArray) -> DeviceArray:
+            self.saved = [x * 3.0]
+            return self.saved[0] + 1.0
+
+    layer = Layer()
+    forward = compile(layer.forward, fullgraph=True)
+    for i in range(5):
+        assert [3.0 * i + 1] * 2 == forward(ct.full(2, i)).get().tolist()
+        assert [3.0 * i] * 2 == layer.saved[0].get().tolist()
+    assert 3 == forward.hits
+
+
+def test_an_argument_that_a_run_stores_is_the_argument_of_each_call() -> None:
+    class Layer:
+        def __init__(self) -> None:
+            self.x = ct.zeros(2)
+
+        def forward(self, x: DeviceArray) -> DeviceArray:
+            self.x = x
+            return x * 3.0
+
+    layer = Layer()
+    forward = compile(layer.forward, fullgraph=True)
+    kept = ct.ones(2)
+    for x in (kept, kept, kept, ct.full(2, 5), kept):
+        assert (x * 3.0).get().tolist() == forward(x).get().tolist()
+        assert layer.x is x
+    assert 3 == forward.hits, forward.explain()
+
+
+def test_a_function_is_given_no_more_than_eight_graphs() -> None:
+    compiled = compile(chain)
+    for size in range(1, 11):
+        for _ in range(2):
+            compiled(ct.ones(size))
+    assert 8 == len(compiled.graphs)
+    assert "has 8 graphs already" in compiled.explain()
+    compiled.reset()
+    assert () == compiled.graphs
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(UsageError, match="compile takes a function, not int"):
+        compile(3)  # type: ignore[call-overload]
+    assert isinstance(compile(chain), CompiledFunction)
+
+
+def test_no_two_buffers_that_exist_at_once_overlap() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        count = int(rng.integers(1, 30))
+        starts = rng.choice(200, count, replace=False)
+        lifetimes = [(int(start), int(start + rng.integers(1, 50))) for start in starts]
+        buffers = [
+            Buffer(512 * int(rng.integers(1, 9)), 0, 0, False, int(rng.integers(2)), bool(rng.integers(5)), "")
+            for _ in range(count)
+        ]
+        found = plan(buffers, lifetimes)
+        assert max(o + b.size for o, b in zip(found.offsets, buffers, strict=True)) == found.peak <= found.unshared
+        for a in range(count):
+            for b in range(a):
+                if found.offsets[a] < found.offsets[b] + buffers[b].size and (
+                    found.offsets[b] < found.offsets[a] + buffers[a].size
+                ):
+                    assert buffers[a].shares and buffers[b].shares and buffers[a].stream == buffers[b].stream
+                    assert lifetimes[a][1] <= lifetimes[b][0] or lifetimes[b][1] <= lifetimes[a][0]
