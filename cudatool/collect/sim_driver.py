@@ -84,6 +84,7 @@ class SimDriverCollector:
         self._graphs = GraphWatcher(machine)
         self._thread = _Thread()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
+        self._failed: set[int] = set()  # contexts
         self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
             "cuStreamCreateWithPriority": self._stream_create,
@@ -274,7 +275,8 @@ class SimDriverCollector:
             self._launches.pop(operation.launch.sequence, None)
         if operation.kind not in _WORK or not correlation:
             return
-        ordinal = operation.stream.context.device.ordinal
+        context = operation.stream.context
+        ordinal = context.device.ordinal
         for address, size, flags, aux0, aux1 in compress(operation.footprint, of_boxes=operation.kind != "kernel"):
             hooks.emit(
                 Kind.ACCESS,
@@ -305,6 +307,10 @@ class SimDriverCollector:
             aux1=operation.end,
             stack=0,
         )
+        if context.error is not None and context.handle not in self._failed:  # nothing of it runs any more
+            self._failed.add(context.handle)
+            text = f"work after {context.error.result.c_name} ({context.error})"
+            hooks.emit(Kind.WARNING, device=ordinal, name=text, flags=WarningFlag.UNSEEN, stack=0)
 
     @staticmethod
     def _finding(found: CheckFinding, **who: int) -> None:

@@ -406,9 +406,10 @@ class Scheduler(_queue.Queue):
         """Let what the work of an operation raised end its context; return whether there is no more to it."""
         context, name = operation.stream.context, kernel_name(operation.name)
         if isinstance(error, DriverError):
-            log_message(f"{name}: {error.result.c_name}: {error}")
+            text = str(error).removeprefix(f"{name}: ")
+            log_message(f"{name}: {error.result.c_name}: {text}")
             if context.error is None:
-                context.error = DriverError(error.result, f"{name}: {error}")
+                context.error = DriverError(error.result, f"{name}: {text}")
                 context.error.logged = True
             return True
         if isinstance(error, signals.Interrupted) and context.error is None:

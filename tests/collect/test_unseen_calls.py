@@ -75,3 +75,32 @@ def test_nodes_that_order_by_values_in_memory_are_a_gap(tmp_path: Path) -> None:
         ok(driver.cuDevicePrimaryCtxRelease(0))
     gaps = [text for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN for text in gap.names]
     assert ["batch memory operation nodes: what they write and wait for is not recorded"] == gaps
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("trap;", "work after CUDA_ERROR_LAUNCH_FAILED (k: block (0, 0, 0), thread 0: trap at"),
+        (
+            ".reg .u32 %t; .reg .pred %p; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 32; @%p bar.sync 1, 64; @!%p bar.sync 2, 64;",
+            "work after CUDA_ERROR_LAUNCH_TIMEOUT (k: no thread can go on: block (0, 0, 0): thread",
+        ),
+    ],
+)
+def test_what_a_failed_kernel_keeps_from_running_is_a_gap(tmp_path: Path, body: str, name: str) -> None:
+    """The program may go on, its kernels do not: such a recording is not clean."""
+    path = tmp_path / "t.ctrace"
+    with recording.record(path, device="sim"):
+        from cuda.bindings import driver
+
+        ok(driver.cuInit(0))
+        context = ok(driver.cuCtxCreate(None, 0, 0))
+        module = ok(driver.cuModuleLoadData(_PTX.replace(b"nothing", b"k").replace(b"ret;", f"{body} ret;".encode())))
+        kernel = ok(driver.cuModuleGetFunction(module, b"k"))
+        ok(driver.cuLaunchKernel(kernel, 1, 1, 1, 64, 1, 1, 0, 0, 0, 0))
+        for _ in range(2):
+            assert driver.cuCtxSynchronize()[0] != 0
+            driver.cuLaunchKernel(kernel, 1, 1, 1, 64, 1, 1, 0, 0, 0, 0)
+        ok(driver.cuCtxDestroy(context))
+    (gap,) = (text for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN for text in gap.names)
+    assert gap.startswith(name)
