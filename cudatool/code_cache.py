@@ -17,6 +17,7 @@ be written, as in a container whose user has no home, ``cudatool-UID`` in the di
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -25,6 +26,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from cudatool.errors import ConfigError
@@ -126,6 +128,26 @@ class CodeCache:
         if self._unseen > limit / _LOOK_AGAIN:
             self._unseen = 0
             _evict(limit)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes and threads that ask for this out of the ``with`` block.
+
+        Of many that compile the same at once, as the ranks of one job do, the first compiles, and the others find it
+        kept. Where nothing can be kept or locked, all compile.
+        """
+        folder = self._open()
+        if folder is None:
+            yield
+            return
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(folder)
 
     def folder(self) -> str | None:
         """Return the path of the compiler's folder, for files that this class does not keep; None if there is none."""

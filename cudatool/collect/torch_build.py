@@ -70,14 +70,22 @@ def _built(torch: ModuleType, name: str) -> bytes:
     facts = (source, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, os.uname().machine)
     key = hashlib.sha256(repr(facts).encode()).hexdigest()
     kept = _KEPT.get(key)
-    if kept is not None:
-        return kept
+    if kept is None:
+        with _KEPT.alone():
+            kept = _KEPT.get(key)
+            if kept is None:
+                kept = _compiled(torch, path)
+                _KEPT.put(key, kept)
+    return kept
+
+
+def _compiled(torch: ModuleType, path: Path) -> bytes:
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise TorchBuildError("watching PyTorch needs a C++ compiler: install g++, or name one in CXX")
     print("cudatool: building the part that watches PyTorch, once for this version of it", file=sys.stderr)  # noqa: T201
     with tempfile.TemporaryDirectory(prefix="cudatool-") as folder:
-        made = Path(folder) / f"{name}.so"
+        made = Path(folder) / f"{path.stem}.so"
         done = subprocess.run(
             [compiler, *_options(torch), str(path), "-o", str(made), *_libraries(torch)],
             capture_output=True,
@@ -87,9 +95,7 @@ def _built(torch: ModuleType, name: str) -> bytes:
         if done.returncode:
             said = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000]
             raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {said}")
-        library = made.read_bytes()
-    _KEPT.put(key, library)
-    return library
+        return made.read_bytes()
 
 
 def _options(torch: ModuleType) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -62,6 +65,27 @@ def test_the_module_is_built_once_where_it_can_be_kept(
     else:
         with pytest.raises(TorchBuildError, match="no-such-option"):
             load(torch)
+
+
+def _value(folder: str) -> int:
+    torch = ModuleType("torch")
+    torch.__version__ = "0.1"
+    torch.version = SimpleNamespace(git_version="abc", cuda=None)
+    os.environ |= {"CUDATOOL_CACHE_DIR": f"{folder}/cache", "CXX": f"{folder}/compiler"}
+    torch_build._FOLDER = Path(folder)
+    torch_build._libraries = lambda torch: []
+    torch_build._options = lambda torch: ["-fPIC", "-shared", f"-I{sysconfig.get_path('include')}"]
+    return load(torch).value
+
+
+def test_of_processes_that_need_the_module_at_once_one_builds_it(tmp_path: Path) -> None:
+    (tmp_path / "torch_log.cpp").write_text(_MODULE)
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho built >> {tmp_path}/log\nsleep 0.3\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        assert [42] * 4 == list(pool.map(_value, [str(tmp_path)] * 4))
+    assert "built\n" == (tmp_path / "log").read_text()
 
 
 def test_a_module_that_cannot_be_loaded_is_a_build_error(

@@ -25,7 +25,7 @@ run() {
 status=0
 for part in ${PARTS:-together alone}; do
     case $part in
-    together) run together -m "not whole_device" -n "${JOBS:-8}" --dist loadgroup "$@" || status=$? ;;
+    together) run together -m "not whole_device" -n "${JOBS:-8}" "$@" || status=$? ;;
     alone) run alone -m whole_device "$@" || status=$? ;;
     *) echo "PARTS: together, alone, not $part" >&2; exit 2 ;;
     esac

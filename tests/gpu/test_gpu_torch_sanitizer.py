@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import pytest
 from cudatool.trace import read
 from cudatool.trace.events import Kind
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("torch sanitizer")]  # what all need is built once
+pytestmark = pytest.mark.gpu
 
 PROGRAMS = Path(__file__).with_name("torch_programs")
 EXPECTED = {  # program -> the finding of its racy version; what PyTorch's sanitizer says of it, and of its clean twin
@@ -106,55 +105,31 @@ def examine(program: str, version: str) -> Outcome:
     return Outcome([finding["kind"] for finding in found], stacks, ours, theirs)
 
 
-@pytest.fixture(scope="module")
-def built() -> None:
-    """The extension, built once for all programs to find."""
+@pytest.fixture(autouse=True, scope="module")
+def pytorch() -> None:
     if find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
     from cudatool import _driver
 
     if _driver.initialize().kind != "cuda":
         pytest.skip("this process uses the software device")
-    assert sanitize(str(PROGRAMS / "side_stream_write.py"), "clean").returncode == 0
-
-
-@pytest.fixture(scope="module")
-def outcomes(built: None) -> dict[tuple[str, str], Outcome]:
-    """What was found, all programs run at once; prints the table."""
-    cases = [(program, version) for program in EXPECTED for version in ("racy", "clean")]
-    with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(cases, pool.map(lambda case: examine(*case), cases), strict=True))
-    print(f"\n{'program':32}{'cudatool sanitize':28}PyTorch's sanitizer")
-    for (program, version), outcome in found.items():
-        ours = ", ".join(outcome.kinds) or "nothing"
-        theirs = "race" if outcome.found_by_pytorch else "nothing"
-        print(f"{program + ' ' + version:32}{ours:28}{theirs}")
-    return found
 
 
 @pytest.mark.parametrize("program", EXPECTED)
-def test_race_is_found_with_both_stacks(outcomes: dict[tuple[str, str], Outcome], program: str) -> None:
-    outcome = outcomes[program, "racy"]
-    assert outcome.kinds == [EXPECTED[program][0]], outcome.ours.stderr[-2000:]
-    assert outcome.ours.returncode == 1
-    assert outcome.stacks == [[f"{program}.py"]] * 2
+def test_race_is_found_with_both_stacks_and_its_clean_twin_has_no_finding(program: str) -> None:
+    kind, *found_by_pytorch = EXPECTED[program]
+    with ThreadPoolExecutor() as pool:
+        racy, clean = pool.map(examine, (program, program), ("racy", "clean"))
+    assert racy.kinds == [kind], racy.ours.stderr[-2000:]
+    assert racy.ours.returncode == 1
+    assert racy.stacks == [[f"{program}.py"]] * 2
+    assert clean.kinds == [], clean.ours.stdout
+    assert clean.ours.returncode == 0, clean.ours.stderr[-2000:]
+    assert [racy.found_by_pytorch, clean.found_by_pytorch] == found_by_pytorch
 
 
-@pytest.mark.parametrize("program", EXPECTED)
-def test_clean_twin_has_no_finding(outcomes: dict[tuple[str, str], Outcome], program: str) -> None:
-    outcome = outcomes[program, "clean"]
-    assert outcome.kinds == [], outcome.ours.stdout
-    assert outcome.ours.returncode == 0, outcome.ours.stderr[-2000:]
-
-
-@pytest.mark.parametrize("program", EXPECTED)
-def test_pytorchs_own_sanitizer_finds_only_some(outcomes: dict[tuple[str, str], Outcome], program: str) -> None:
-    said = outcomes[program, "racy"].found_by_pytorch, outcomes[program, "clean"].found_by_pytorch
-    assert said == EXPECTED[program][1:]
-
-
-def test_both_sides_and_the_life_of_the_memory_have_their_lines(outcomes: dict[tuple[str, str], Outcome]) -> None:
-    (finding,) = json.loads(outcomes["allocator_reuse", "racy"].ours.stdout)["findings"]
+def test_both_sides_and_the_life_of_the_memory_have_their_lines() -> None:
+    (finding,) = json.loads(sanitize(str(PROGRAMS / "allocator_reuse.py"), "racy").stdout)["findings"]
     source = (PROGRAMS / "allocator_reuse.py").read_text().splitlines()
     lines = [source[side["stack"][0]["line"] - 1].strip() for side in (finding["first"], finding["second"])]
     assert lines[0] == "total = used.sum()"
@@ -164,7 +139,7 @@ def test_both_sides_and_the_life_of_the_memory_have_their_lines(outcomes: dict[t
     assert "record_stream" in finding["repair"]
 
 
-def test_kernels_of_the_compiler_are_seen_with_what_they_may_touch(built: None, tmp_path: Path) -> None:
+def test_kernels_of_the_compiler_are_seen_with_what_they_may_touch(tmp_path: Path) -> None:
     trace = tmp_path / "compiled.ctrace"
     command = ["run", "--accesses", "--device", "cuda", "-o", str(trace), str(PROGRAMS / "idioms.py"), "compiled"]
     done = subprocess.run([sys.executable, "-m", "cudatool", *command], capture_output=True, text=True, check=False)
@@ -176,18 +151,9 @@ def test_kernels_of_the_compiler_are_seen_with_what_they_may_touch(built: None, 
     assert set(compiled) <= set(found.of_kind(Kind.ACCESS)["correlation"])
 
 
-@pytest.fixture(scope="module")
-def reports(built: None) -> Iterator[dict[tuple[str, str], Future[subprocess.CompletedProcess[str]]]]:
-    """What is said of correct programs, some run at a time."""
-    with ThreadPoolExecutor(6) as pool:
-        yield {(file, name): pool.submit(sanitize, str(PROGRAMS / file), name) for file, name in CORRECT}
-
-
 @pytest.mark.parametrize(("file", "name"), CORRECT)
-def test_correct_program_has_no_finding(
-    reports: dict[tuple[str, str], Future[subprocess.CompletedProcess[str]]], file: str, name: str
-) -> None:
-    done = reports[file, name].result()
+def test_correct_program_has_no_finding(file: str, name: str) -> None:
+    done = sanitize(str(PROGRAMS / file), name)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
     assert (report["findings"], report["possible"]) == ([], [])
