@@ -81,6 +81,7 @@ class Settings:
 _settings: Settings | None = None
 _first: int = 0  # the process id of the recorded program, in itself and in the children that it forks
 _recorder: _ChildRecorder | None = None
+_had_started_driver = False  # this process or one that it was forked from, when it last forked
 
 
 @contextmanager
@@ -230,13 +231,11 @@ def _forked() -> None:
     _record(header | {"pid": os.getpid()}, ExitStack(), is_fork=True)
 
 
-def _sees_all() -> bool:
-    """Return whether this forked child is recorded completely.
-
-    On a GPU no source of events survives a fork. But where the parent had started the driver, the child cannot use it.
-    """
-    choice = _driver.chosen()
-    return choice is None or choice.machine is not None or _has_started_driver()
+def _forking() -> None:
+    """Note whether the driver has started: forked children cannot ask, since they are told that it has not."""
+    global _had_started_driver
+    if _settings is not None and not _had_started_driver:
+        _had_started_driver = _has_started_driver()
 
 
 def _has_started_driver() -> bool:
@@ -245,6 +244,15 @@ def _has_started_driver() -> bool:
     except OSError:
         return False
     return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+
+
+def _sees_all() -> bool:
+    """Return whether this forked child is recorded completely.
+
+    On a GPU no source of events survives a fork. But where the parent had started the driver, the child cannot use it.
+    """
+    choice = _driver.chosen()
+    return choice is None or choice.machine is not None or _had_started_driver
 
 
 def _unrecorded(why: str) -> None:
@@ -351,4 +359,4 @@ class _ChildRecorder:
         return recorder
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_forking, after_in_child=_forked)
