@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from cudatool.ptx.effects import memory_operands
 from cudatool.ptx.flow import Flow, reads, writes
-from cudatool.ptx.isa import Mode, opcode_of
+from cudatool.ptx.isa import Control, Mode, opcode_of
 from cudatool.ptx.loops import Carried, Loops
 from cudatool.ptx.model import (
     Address,
@@ -44,7 +44,6 @@ THREAD_INDICES = len(_INDICES)
 _COUNTS = tuple(f"%{name}.{axis}" for name in ("ntid", "nctaid") for axis in "xyz")
 _INTEGERS = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
 _STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
-_NO_ACCESS = frozenset({"prefetch", "prefetchu", "applypriority", "createpolicy"})
 _STEPS = 256  # how many combinations of distances are tried before two accesses count as meeting
 
 
@@ -140,7 +139,7 @@ class AffineAddresses:
             addresses = [operand for operand in i.operands if isinstance(operand, Address)]
             if i.opcode == "call" or {"async", "bulk"}.intersection(i.modifiers):
                 return None
-            if not addresses or i.opcode in _NO_ACCESS:
+            if not addresses or opcode_of(i.opcode).is_hint:
                 continue
             if opcode_of(i.opcode).address is None:
                 return None
@@ -185,11 +184,17 @@ class AffineAddresses:
             number = pending.pop()
             block, here = flow.blocks[number], facts[number]
             last = code[block.stop - 1] if block.start < block.stop else None
+            control = Control.NEXT if last is None else opcode_of(last.opcode).control
             for successor in block.successors:
                 known = here
-                if last is not None and last.guard is not None and len(block.successors) == 2 and last.opcode == "bra":
+                if (
+                    last is not None
+                    and last.guard is not None
+                    and len(block.successors) == 2
+                    and control is Control.BRANCH
+                ):
                     known |= self._said_by(last.guard, successor != number + 1)
-                elif last is not None and last.guard is not None and last.opcode in ("ret", "exit", "trap"):
+                elif last is not None and last.guard is not None and control in (Control.END, Control.STOP):
                     known |= self._said_by(last.guard, False)
                 flow.spend(1 + len(known))
                 old = facts.get(successor)

@@ -22,9 +22,9 @@ from typing import Final
 
 from cudatool.limits import VALUE_ROUNDS, VALUE_SCOPES, VALUE_STEPS
 from cudatool.ptx import provenance
-from cudatool.ptx.effects import MemoryOperand, memory_operands, value_type
+from cudatool.ptx.effects import MemoryOperand, has_result, memory_operands, value_type
 from cudatool.ptx.flow import writes
-from cudatool.ptx.isa import opcode_of
+from cudatool.ptx.isa import Passes, opcode_of
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -128,7 +128,7 @@ class Dataflow:
                 known = len(self._scopes)
                 self.spend(len(scope.steps))
                 for instruction in scope.steps if forward else reversed(scope.steps):
-                    _STEPS[instruction.opcode](self, scope, instruction)
+                    _STEPS[opcode_of(instruction.opcode).passes](self, scope, instruction)
                 if len(self._scopes) > known:
                     waiting += self.scopes[known:]  # what is called is looked at in the same round
             forward = not forward  # what is computed from the end to the beginning takes no round for each step
@@ -158,7 +158,7 @@ class Dataflow:
             self._changed = True
             for instruction in function.instructions:
                 self._work_left += VALUE_ROUNDS
-                if instruction.opcode in _STEPS:
+                if opcode_of(instruction.opcode).passes is not Passes.NOTHING:
                     _check_operands(instruction)
                     scope.steps.append(instruction)
                 else:
@@ -400,7 +400,7 @@ class Dataflow:
 
     def _atomic(self, scope: Scope, i: Instruction) -> None:
         access = memory_operands(i)[0]
-        target = i.operands[0] if i.opcode == "atom" else None
+        target = i.operands[0] if has_result(i) else None
         size = max(access.width, 1)
         for source in i.operands[i.operands.index(access.address) + 1 :]:
             self._stored(scope, access, 0, size, self.value(scope, source))
@@ -459,25 +459,20 @@ _CERTAIN = (Kind.VARIABLE, Kind.SHARED, Kind.LOCAL, Kind.ENTRY, Kind.HEAP)
 
 _Step = Callable[[Dataflow, Scope, Instruction], None]
 
-# What every opcode that can carry a pointer does to values; the rest gives numbers.
-_STEPS: dict[str, _Step] = {
-    opcode: step
-    for opcodes, step in {
-        "mov shfl mapa": Dataflow._moves,
-        "cvt cvta neg not abs szext": Dataflow._copies,
-        "and": Dataflow._masks,
-        "add sub addc subc or xor lop3 bfi prmt shf": Dataflow._sums,
-        "mad madc": Dataflow._products,
-        "selp slct min max": Dataflow._chooses,
-        "shl shr bfe": Dataflow._shifts,
-        "ld ldu": Dataflow._load,
-        "st": Dataflow._store,
-        "atom red": Dataflow._atomic,
-        "cp": Dataflow._copy_to_shared,
-        "call": Dataflow._call,
-        "alloca": Dataflow._allocates,
-    }.items()
-    for opcode in opcodes.split()
+_STEPS: dict[Passes, _Step] = {
+    Passes.MOVE: Dataflow._moves,
+    Passes.COPY: Dataflow._copies,
+    Passes.MASK: Dataflow._masks,
+    Passes.SUM: Dataflow._sums,
+    Passes.PRODUCT: Dataflow._products,
+    Passes.CHOICE: Dataflow._chooses,
+    Passes.SHIFT: Dataflow._shifts,
+    Passes.LOAD: Dataflow._load,
+    Passes.STORE: Dataflow._store,
+    Passes.UPDATE: Dataflow._atomic,
+    Passes.COPY_TO_SHARED: Dataflow._copy_to_shared,
+    Passes.CALL: Dataflow._call,
+    Passes.STACK: Dataflow._allocates,
 }
 
 

@@ -1,4 +1,4 @@
-"""What one instruction does to memory: which of its operands it accesses, in which state space and how.
+"""What one instruction does: which of its operands it accesses, in which state space and how, and which it sets.
 
 The rules are those of the PTX ISA, chapter 9.7 (instructions). An instruction that is not known here counts as one
 that reads and writes wherever its address operands point.
@@ -9,28 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cudatool.ptx.isa import Access, Mode, opcode_of
-from cudatool.ptx.model import Address, Immediate, Instruction, VectorOperand, type_bytes
+from cudatool.ptx.isa import TYPE_BYTES, Access, Mode, opcode_of
+from cudatool.ptx.model import Address, Immediate, Instruction, VectorOperand
 from cudatool.ptx.operands import GENERIC, SPACES, space_of
 
-__all__ = ["MemoryOperand", "memory_operands", "value_type"]
-
-
-_OTHER_TYPES: Final = {
-    "e4m3": 1,
-    "e5m2": 1,
-    "e4m3x2": 2,
-    "e5m2x2": 2,
-    "e4m3x4": 4,
-    "e5m2x4": 4,
-    "s4": 1,
-    "u4": 1,
-    "b1": 1,
-}
-_TYPES: Final = frozenset(
-    [f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)]
-    + ["b128", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tf32", "pred"]
-)
+__all__ = ["MemoryOperand", "has_result", "is_asynchronous", "memory_operands", "value_type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +36,23 @@ class MemoryOperand:
 
 def value_type(instruction: Instruction) -> str:
     """Return the type of the value that an instruction moves, empty if it names none."""
-    return next((m for m in reversed(instruction.modifiers) if m in _TYPES or m in _OTHER_TYPES), "")
+    return next((m for m in reversed(instruction.modifiers) if m in TYPE_BYTES), "")
+
+
+def has_result(instruction: Instruction) -> bool:
+    """Return whether the first operand of an instruction, if that is no address, is a register that it sets."""
+    if instruction.opcode in ("bar", "barrier"):
+        return "red" in instruction.modifiers
+    return opcode_of(instruction.opcode).has_result
+
+
+def is_asynchronous(instruction: Instruction) -> bool:
+    """Return whether an instruction accesses memory after it was executed."""
+    return opcode_of(instruction.opcode).can_be_asynchronous and not _ASYNCHRONOUS.isdisjoint(instruction.modifiers)
 
 
 def _width(instruction: Instruction) -> int:
-    name = value_type(instruction)
-    size = _OTHER_TYPES.get(name) or (type_bytes(name) if name else 0)
+    size = TYPE_BYTES.get(value_type(instruction), 0)
     vectors = [operand for operand in instruction.operands if isinstance(operand, VectorOperand)]
     return size * max((len(vector.elements) for vector in vectors), default=1)
 
@@ -72,10 +66,10 @@ def memory_operands(instruction: Instruction) -> list[MemoryOperand]:
     access = opcode_of(opcode).access
     if access is Access.NONE:
         return []
-    if opcode in ("cp", "st", "red") and ("async" in modifiers or "bulk" in modifiers):
+    if is_asynchronous(instruction):
         return _asynchronous(instruction, addresses)
     if opcode == "wmma":
-        size = type_bytes(value_type(instruction)) if value_type(instruction) in _TYPES else 0
+        size = TYPE_BYTES.get(value_type(instruction), 0)
         mode = Mode.READ if "load" in modifiers else Mode.WRITE
         return [MemoryOperand(addresses[0], space, mode, size)]
     if access is Access.BY_MODIFIER:
@@ -87,15 +81,15 @@ def memory_operands(instruction: Instruction) -> list[MemoryOperand]:
     return [MemoryOperand(addresses[0], space, found, _width(instruction))]
 
 
+_ASYNCHRONOUS: Final = frozenset({"async", "bulk"})
 _MODES: Final = {Access.READ: Mode.READ, Access.WRITE: Mode.WRITE, Access.ATOMIC: Mode.ATOMIC}
 _MODIFIERS: Final = {"ld_reduce": Mode.READ, "st": Mode.WRITE, "red": Mode.ATOMIC}  # of multimem
 
 
 def _asynchronous(instruction: Instruction, addresses: list[Address]) -> list[MemoryOperand]:
     """Return the accesses of ``cp.async`` with ``bulk`` and ``reduce``, ``st.async``, ``st.bulk``, ``red.async``."""
-    modifiers = instruction.modifiers
-    if instruction.opcode != "cp":  # into shared memory, of the cluster or of the block
-        mode = Mode.WRITE if instruction.opcode == "st" else Mode.ATOMIC
+    modifiers, mode = instruction.modifiers, _MODES.get(opcode_of(instruction.opcode).access)
+    if mode is not None:  # st, red: into shared memory, of the cluster or of the block
         return [MemoryOperand(addresses[0], "shared", mode, _width(instruction))]
     spaces = [SPACES[m] for m in modifiers if m in SPACES]
     if len(addresses) < 2 or len(spaces) < 2 or "tensor" in modifiers:

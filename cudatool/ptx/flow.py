@@ -9,30 +9,13 @@ from functools import reduce
 from operator import and_
 
 from cudatool.limits import FLOW_STEPS
+from cudatool.ptx.effects import has_result
+from cudatool.ptx.isa import Control, opcode_of
 from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, PtxError, Register, Symbol, VectorOperand
 
 __all__ = ["Block", "Flow", "reads", "writes"]
 
 _LIVE = 4  # what a register that is live in a block costs, as it takes memory
-
-# Instructions that write no register.
-_NO_DESTINATION = frozenset(
-    [
-        *("st", "red", "membar", "fence", "prefetch", "prefetchu", "discard", "applypriority"),
-        *("bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier"),
-        *(
-            "nanosleep",
-            "pmevent",
-            "griddepcontrol",
-            "setmaxnreg",
-            "yield",
-            "step",
-            "progress",
-            "overflow",
-            "stackrestore",
-        ),
-    ]
-)
 
 
 def _registers(operand: Operand) -> Iterator[str]:
@@ -51,15 +34,9 @@ def _registers(operand: Operand) -> Iterator[str]:
         yield operand.second.name
 
 
-def _has_destination(instruction: Instruction) -> bool:
-    if instruction.opcode in ("bar", "barrier"):
-        return "red" in instruction.modifiers
-    return instruction.opcode not in _NO_DESTINATION
-
-
 def writes(instruction: Instruction) -> list[str]:
     """Return the registers that an instruction sets."""
-    if not instruction.operands or not _has_destination(instruction):
+    if not instruction.operands or not has_result(instruction):
         return []
     if isinstance(instruction.operands[0], Address):
         return []
@@ -69,7 +46,7 @@ def writes(instruction: Instruction) -> list[str]:
 def reads(instruction: Instruction) -> list[str]:
     """Return the registers that an instruction uses, its guard included."""
     operands = instruction.operands
-    if operands and _has_destination(instruction) and not isinstance(operands[0], Address):
+    if operands and has_result(instruction) and not isinstance(operands[0], Address):
         operands = operands[1:]
     found = [name for operand in operands for name in _registers(operand)]
     if instruction.guard is not None:
@@ -112,7 +89,7 @@ class Flow:
         self._work_left = FLOW_STEPS
         code = function.instructions
         starts = {0, len(code), *function.labels.values(), *split}
-        starts.update(i + 1 for i, one in enumerate(code) if one.opcode in ("bra", "brx", "ret", "exit", "trap"))
+        starts.update(i + 1 for i, one in enumerate(code) if opcode_of(one.opcode).control is not Control.NEXT)
         ordered = sorted(starts)
         self.blocks = [Block(a, b) for a, b in zip(ordered, [*ordered[1:], len(code)], strict=True)]
         self.at = {block.start: number for number, block in enumerate(self.blocks)}
@@ -228,20 +205,20 @@ class Flow:
         if block.start == block.stop:
             return [number + 1] if number + 1 < len(self.blocks) else []
         last = self.function.instructions[block.stop - 1]
-        targets: list[int] = []
-        if last.opcode == "bra":
+        control, targets = opcode_of(last.opcode).control, list[int]()
+        if control is Control.BRANCH:
             operand = last.operands[0]
             assert isinstance(operand, Symbol)
             targets.append(self.target(last, operand.name))
-        elif last.opcode == "brx":
+        elif control is Control.TABLE:
             table = last.operands[1] if len(last.operands) > 1 else None
             if not isinstance(table, Symbol):
                 raise PtxError("these are no operands of brx", last.line)
             names = self.function.branch_targets.get(table.name, ())
             self.spend(len(names))
             targets.extend(self.target(last, name) for name in names)
-        ends = last.opcode in ("bra", "brx", "ret", "exit", "trap") and last.guard is None
-        if not ends and number + 1 < len(self.blocks):
+        goes_on = control is Control.NEXT or last.guard is not None
+        if goes_on and number + 1 < len(self.blocks):
             targets.append(number + 1)
         return list(dict.fromkeys(targets))
 

@@ -1,8 +1,8 @@
 """What each opcode of PTX is: one row of a table, from the PTX ISA, chapter 9.7 (instructions).
 
-A row holds what is true of the opcode whatever its modifiers say. What modifiers change is read where it matters:
-accesses in :mod:`.effects`, classes in :mod:`.kernel_summary`, pointers in :mod:`.dataflow`. What the software device
-makes of an instruction stands in :mod:`cudatool.sim.jit`.
+A row holds what is true of the opcode whatever its modifiers say. What modifiers change is read in one place each:
+accesses and results in :mod:`.effects`, classes in :mod:`.kernel_summary`. What the software device makes of an
+instruction stands in :mod:`cudatool.sim.jit`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from typing import Final
 
-__all__ = ["Access", "InstructionClass", "Mode", "Opcode", "opcode_of"]
+__all__ = ["TYPE_BYTES", "Access", "Control", "Cost", "InstructionClass", "Mode", "Opcode", "Passes", "opcode_of"]
+
+_TYPES: Final = {
+    1: "u8 s8 b8 pred e4m3 e5m2 u4 s4 b1",  # of the last three, a byte of a matrix holds several
+    2: "u16 s16 b16 f16 bf16 e4m3x2 e5m2x2",
+    4: "u32 s32 b32 f32 tf32 f16x2 bf16x2 u16x2 s16x2 e4m3x4 e5m2x4",
+    8: "u64 s64 b64 f64",
+    16: "b128",
+}
+TYPE_BYTES: Final = {name: size for size, names in _TYPES.items() for name in names.split()}
+"""The types that a modifier can name, and the bytes of a value (chapter 5.2)."""
 
 
 class Mode(IntFlag):
@@ -65,6 +75,59 @@ class Access(StrEnum):
     """Not known: it may do anything."""
 
 
+class Control(StrEnum):
+    """What an opcode does to the flow of control, where its guard holds."""
+
+    NEXT = "next"
+    """Nothing: the next instruction follows."""
+    BRANCH = "branch"
+    """The instruction at the label that its operand names follows."""
+    TABLE = "table"
+    """That at one of the labels of a list, by an index, follows."""
+    END = "end"
+    """The thread leaves the function."""
+    STOP = "stop"
+    """The kernel ends with an error."""
+
+
+class Passes(StrEnum):
+    """What its result may point at, of an opcode that can carry a pointer: the rules of :mod:`.dataflow`."""
+
+    NOTHING = "nothing"
+    """Its result is a number."""
+    MOVE = "move"
+    """Its second operand as it is."""
+    COPY = "copy"
+    """Its second operand, unless it computes with floating point."""
+    MASK = "mask"
+    """A sum, or how an address is aligned."""
+    SUM = "sum"
+    PRODUCT = "product"
+    """A number, and its last operand."""
+    CHOICE = "choice"
+    """One of two operands."""
+    SHIFT = "shift"
+    """A part of its second operand."""
+    LOAD = "load"
+    STORE = "store"
+    UPDATE = "update"
+    """What lay in memory before its operands were put there."""
+    COPY_TO_SHARED = "copy to shared"
+    CALL = "call"
+    STACK = "stack"
+    """New local memory."""
+
+
+class Cost(StrEnum):
+    """What an instruction costs in virtual time, beyond that it is executed."""
+
+    NONE = "none"
+    TRAFFIC = "traffic"
+    """The bytes that it accesses in global memory."""
+    SLEEP = "sleep"
+    """As many ns as its operand says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opcode:
     """One opcode.
@@ -83,6 +146,20 @@ class Opcode:
         Which operand is an address, of what loads, stores or updates memory; None for all else.
     uses_handle
         Whether it accesses the texture or surface whose handle stands in its brackets.
+    has_result
+        Whether its first operand, if that is no address, is a register that it sets.
+    passes
+        What its result may point at.
+    control
+        Which instruction may follow.
+    cost
+        What it costs in virtual time.
+    can_be_asynchronous
+        Whether it has a form that accesses memory after it was executed (``.async``, ``.bulk``).
+    is_hint
+        Whether it only advises caches about what its address operands point at.
+    is_fence
+        Whether it orders the accesses of its thread as other threads see them.
     """
 
     kind: InstructionClass = InstructionClass.OTHER
@@ -91,43 +168,86 @@ class Opcode:
     operands: int = 2
     address: int | None = None
     uses_handle: bool = False
+    has_result: bool = True
+    passes: Passes = Passes.NOTHING
+    control: Control = Control.NEXT
+    cost: Cost = Cost.NONE
+    can_be_asynchronous: bool = False
+    is_hint: bool = False
+    is_fence: bool = False
 
 
 def _tensor(access: Access = Access.NONE) -> Opcode:
     return Opcode(InstructionClass.TENSOR_CORE, access)
 
 
-_PURE: Final = Opcode(is_pure=True)
-_WARP: Final = Opcode(InstructionClass.WARP)
-_BRANCH: Final = Opcode(InstructionClass.BRANCH)
+_CONVERSION: Final = InstructionClass.CONVERSION
+_PREDICATE: Final = InstructionClass.PREDICATE
+_ATOMIC: Final = InstructionClass.ATOMIC
+_BRANCH: Final = InstructionClass.BRANCH
 _MOVE: Final = InstructionClass.MOVE
 _SYNC: Final = InstructionClass.SYNCHRONIZATION
 _TEXTURE: Final = InstructionClass.TEXTURE
+_WARP: Final = InstructionClass.WARP
 
 _ROWS: Final[dict[str, Opcode]] = {
     # Arithmetic and logic, of the class that their types say.
-    "add sub mul neg shl shr or xor not bfe": _PURE,
-    "and min max": Opcode(is_pure=True, operands=3),
-    "mad": Opcode(is_pure=True, operands=4),
-    "madc": Opcode(operands=4),
-    "cvt": Opcode(InstructionClass.CONVERSION, is_pure=True),
-    "setp": Opcode(InstructionClass.PREDICATE, is_pure=True),
-    "set testp": Opcode(InstructionClass.PREDICATE),
+    "add sub or xor": Opcode(is_pure=True, passes=Passes.SUM),
+    "addc subc lop3 bfi shf": Opcode(passes=Passes.SUM),
+    "neg not": Opcode(is_pure=True, passes=Passes.COPY),
+    "abs szext": Opcode(passes=Passes.COPY),
+    "shl shr bfe": Opcode(is_pure=True, passes=Passes.SHIFT),
+    "mul": Opcode(is_pure=True),
+    "and": Opcode(is_pure=True, operands=3, passes=Passes.MASK),
+    "min max": Opcode(is_pure=True, operands=3, passes=Passes.CHOICE),
+    "mad": Opcode(is_pure=True, operands=4, passes=Passes.PRODUCT),
+    "madc": Opcode(operands=4, passes=Passes.PRODUCT),
+    "cvt": Opcode(_CONVERSION, is_pure=True, passes=Passes.COPY),
+    "setp": Opcode(_PREDICATE, is_pure=True),
+    "set testp": Opcode(_PREDICATE),
     # Moves.
-    "mov cvta": Opcode(_MOVE, Access.NONE, is_pure=True),
-    "selp": Opcode(_MOVE, is_pure=True, operands=3),
-    "slct": Opcode(_MOVE, operands=3),
-    "isspacep mapa": Opcode(_MOVE, Access.NONE),
-    "prmt getctarank": Opcode(_MOVE),
+    "mov": Opcode(_MOVE, Access.NONE, is_pure=True, passes=Passes.MOVE),
+    "cvta": Opcode(_MOVE, Access.NONE, is_pure=True, passes=Passes.COPY),
+    "selp": Opcode(_MOVE, is_pure=True, operands=3, passes=Passes.CHOICE),
+    "slct": Opcode(_MOVE, operands=3, passes=Passes.CHOICE),
+    "isspacep": Opcode(_MOVE, Access.NONE),
+    "mapa": Opcode(_MOVE, Access.NONE, passes=Passes.MOVE),
+    "prmt": Opcode(_MOVE, passes=Passes.SUM),
+    "getctarank": Opcode(_MOVE),
     # Memory.
-    "ld ldu": Opcode(InstructionClass.GLOBAL_LOAD, Access.READ, address=1),
-    "st": Opcode(InstructionClass.GLOBAL_STORE, Access.WRITE, address=0),
-    "atom": Opcode(InstructionClass.ATOMIC, Access.ATOMIC, operands=3, address=1),
-    "red": Opcode(InstructionClass.ATOMIC, Access.ATOMIC, address=0),
-    "multimem": Opcode(InstructionClass.ATOMIC, Access.BY_MODIFIER),
-    "cp": Opcode(InstructionClass.ASYNC_COPY, operands=0),  # its accesses by the whole of its modifiers, else anything
-    "discard tensormap": Opcode(access=Access.WRITE),
-    "prefetch prefetchu applypriority createpolicy clusterlaunchcontrol": Opcode(access=Access.NONE),
+    "ld ldu": Opcode(InstructionClass.GLOBAL_LOAD, Access.READ, address=1, passes=Passes.LOAD, cost=Cost.TRAFFIC),
+    "st": Opcode(
+        InstructionClass.GLOBAL_STORE,
+        Access.WRITE,
+        address=0,
+        has_result=False,
+        passes=Passes.STORE,
+        cost=Cost.TRAFFIC,
+        can_be_asynchronous=True,
+    ),
+    "atom": Opcode(_ATOMIC, Access.ATOMIC, operands=3, address=1, passes=Passes.UPDATE, cost=Cost.TRAFFIC),
+    "red": Opcode(
+        _ATOMIC,
+        Access.ATOMIC,
+        address=0,
+        has_result=False,
+        passes=Passes.UPDATE,
+        cost=Cost.TRAFFIC,
+        can_be_asynchronous=True,
+    ),
+    "multimem": Opcode(_ATOMIC, Access.BY_MODIFIER, cost=Cost.TRAFFIC),
+    "cp": Opcode(  # its accesses by the whole of its modifiers, else anything
+        InstructionClass.ASYNC_COPY,
+        operands=0,
+        passes=Passes.COPY_TO_SHARED,
+        cost=Cost.TRAFFIC,
+        can_be_asynchronous=True,
+    ),
+    "discard": Opcode(access=Access.WRITE, has_result=False),
+    "tensormap": Opcode(access=Access.WRITE),
+    "prefetch prefetchu applypriority": Opcode(access=Access.NONE, has_result=False, is_hint=True),
+    "createpolicy": Opcode(access=Access.NONE, is_hint=True),
+    "clusterlaunchcontrol": Opcode(access=Access.NONE),
     # Matrices: of ldmatrix and stmatrix in shared memory only.
     "mma wgmma ldmatrix stmatrix tcgen05": _tensor(),
     "movmatrix": _tensor(Access.UNKNOWN),
@@ -136,12 +256,25 @@ _ROWS: Final[dict[str, Opcode]] = {
     "tex tld4 suld sust sured": Opcode(_TEXTURE, Access.NONE, uses_handle=True),
     "txq suq istypep": Opcode(_TEXTURE, Access.NONE),
     # Threads among each other.
-    "bar barrier membar fence mbarrier": Opcode(_SYNC, Access.NONE),
-    "griddepcontrol nanosleep": Opcode(_SYNC),
-    "shfl vote match redux activemask elect": _WARP,
+    "bar barrier": Opcode(_SYNC, Access.NONE, has_result=False),
+    "membar fence": Opcode(_SYNC, Access.NONE, has_result=False, is_fence=True),
+    "mbarrier": Opcode(_SYNC, Access.NONE),
+    "griddepcontrol": Opcode(_SYNC, has_result=False),
+    "nanosleep": Opcode(_SYNC, has_result=False, cost=Cost.SLEEP),
+    "shfl": Opcode(_WARP, passes=Passes.MOVE),
+    "vote match redux activemask elect": Opcode(_WARP),
     # Control.
-    "bra brx ret exit trap brkpt": _BRANCH,
-    "call": Opcode(InstructionClass.CALL, Access.NONE, operands=1),
+    "bra": Opcode(_BRANCH, has_result=False, control=Control.BRANCH),
+    "brx": Opcode(_BRANCH, has_result=False, control=Control.TABLE),
+    "ret exit": Opcode(_BRANCH, has_result=False, control=Control.END),
+    "trap": Opcode(_BRANCH, has_result=False, control=Control.STOP),
+    "brkpt": Opcode(_BRANCH, has_result=False),
+    "call": Opcode(InstructionClass.CALL, Access.NONE, operands=1, has_result=False, passes=Passes.CALL),
+    # Others.
+    "alloca": Opcode(passes=Passes.STACK),
+    "stackrestore pmevent setmaxnreg": Opcode(has_result=False),
+    # None of PTX: what the software device inserts (cudatool.sim.jit.steps, .progress) and what takes a call's place.
+    "yield step progress overflow": Opcode(has_result=False),
 }
 _BY_OPCODE: Final = {opcode: row for opcodes, row in _ROWS.items() for opcode in opcodes.split()}
 _UNKNOWN: Final = Opcode()

@@ -94,7 +94,7 @@ _SIGNS: Final[dict[Feature, Callable[[Instruction], bool]]] = {
     ),
     Feature.GLOBAL_ATOMIC: _atomic_in("global", GENERIC),
     Feature.SHARED_ATOMIC: _atomic_in("shared"),
-    Feature.FENCE: lambda i: i.opcode in ("membar", "fence"),
+    Feature.FENCE: lambda i: opcode_of(i.opcode).is_fence,
     Feature.TENSOR_CORE: _is_of(InstructionClass.TENSOR_CORE),
     Feature.ASYNC_COPY: _is_of(InstructionClass.ASYNC_COPY),
     Feature.DEPENDENTS: lambda i: i.opcode == "griddepcontrol" and "launch_dependents" in i.modifiers,

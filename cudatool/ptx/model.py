@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cudatool.errors import CudatoolError
+from cudatool.ptx.isa import TYPE_BYTES
 
 __all__ = [
     "PROGRAMS",
@@ -63,13 +64,7 @@ def type_bytes(name: str) -> int:
     >>> type_bytes("u64")
     8
     """
-    if name == "pred":
-        return 1
-    if name in ("f16x2", "bf16x2", "u16x2", "s16x2", "tf32"):
-        return 4
-    if name in ("e4m3x2", "e5m2x2"):
-        return 2
-    return int(name.lstrip("subf")) // 8
+    return TYPE_BYTES[name]
 
 
 # Elements of a vector register. ``.r .g .b .a`` mean the same as the first four (PTX ISA, "Vectors as Operands"); the

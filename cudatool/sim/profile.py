@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, NamedTuple
 
-from cudatool.ptx import Flow, Function, Immediate, InstructionClass, Operand, Register, opcode_of
+from cudatool.ptx import Flow, Function, Immediate, Operand, Register, opcode_of
 from cudatool.ptx.effects import memory_operands
 from cudatool.ptx.flow import writes
+from cudatool.ptx.isa import Cost
 
 __all__ = [
     "ARCH",
@@ -104,7 +105,6 @@ _KERNEL_LATENCY_NS: Final = 2_500
 _LINK_BYTES_PER_NS: Final = 25  # host link, one direction
 _MEMORY_BYTES_PER_NS: Final = 2_000
 _INSTRUCTIONS_PER_NS: Final = 30_000  # of all threads on the whole device
-_MOVES: Final = (InstructionClass.GLOBAL_LOAD, InstructionClass.GLOBAL_STORE, InstructionClass.ATOMIC)
 _LOOP_COUNT: Final = 8
 
 
@@ -139,9 +139,10 @@ def work_of_a_thread(function: Function) -> Work:
         weight = _LOOP_COUNT ** min(around[number], 4)
         executed += weight * (block.stop - block.start)
         for instruction in code[block.start : block.stop]:
-            if opcode_of(instruction.opcode).kind in _MOVES:
+            cost = opcode_of(instruction.opcode).cost
+            if cost is Cost.TRAFFIC:
                 moved += weight * sum(one.width for one in memory_operands(instruction) if one.space == "global")
-            elif instruction.opcode == "nanosleep" and instruction.operands:
+            elif cost is Cost.SLEEP and instruction.operands:
                 slept += weight * _constant(function, instruction.operands[0])
     return Work(executed, moved, slept)
 

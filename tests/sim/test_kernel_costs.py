@@ -23,6 +23,11 @@ def test_the_type_may_stand_anywhere_among_the_modifiers():
     assert (3, 8 + 8, 0) == work(text)
 
 
+def test_copies_to_shared_memory_move_what_they_read_of_global_memory():
+    assert (2, 16, 0) == work("cp.async.cg.shared.global [%r1], [%d1], 16; ret;")
+    assert (2, 0, 0) == work("cp.async.wait_all; ret;")
+
+
 def test_a_loop_counts_eight_times():
     assert (8 * 2 + 1, 8 * 4, 0) == work("L: ld.global.u32 %r1, [%d1]; @%p1 bra L; ret;")
 

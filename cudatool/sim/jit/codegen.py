@@ -33,6 +33,7 @@ from cudatool.ptx import (
     type_bytes,
 )
 from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.isa import Control
 from cudatool.sim.jit import (
     arithmetic,
     asynchronous,
@@ -189,7 +190,7 @@ class _Kernel:
         self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
         self.may_end = any(one.opcode in ("trap", "call", "overflow") for one in self.code)
         self.orders_by_flags = any(
-            one.opcode in ("fence", "membar") or {"acquire", "release", "acq_rel"}.intersection(one.modifiers)
+            opcode_of(one.opcode).is_fence or {"acquire", "release", "acq_rel"}.intersection(one.modifiers)
             for one in self.code
         )
         self.counts_arrivals = any(row.kind == Kind.ARRIVE for row in self.rows.values())
@@ -436,12 +437,11 @@ class _Kernel:
         for index in range(block.start, block.stop):
             instruction = self.code[index]
             self._begin(e, instruction)
-            opcode = instruction.opcode
             if index in self.rows:
                 following.add(self.region_of[index])
                 self._suspend(e, index, number, written)
                 return [number + 1] if self._conditional(index) else []
-            if opcode in ("bra", "brx", "ret", "exit"):
+            if opcode_of(instruction.opcode).control not in (Control.NEXT, Control.STOP):
                 self._branch(e, instruction, number, following)
                 return leads
             self._instruction(e, instruction)
@@ -468,7 +468,8 @@ class _Kernel:
 
     def _branch(self, e: Emitter, instruction: Instruction, number: int, following: set[int]) -> None:
         guard = instruction.guard
-        if instruction.opcode == "bra":
+        control = opcode_of(instruction.opcode).control
+        if control is Control.BRANCH:
             target = instruction.operands[0]
             assert isinstance(target, Symbol)
             there = f"label %b{self.flow.target(instruction, target.name)}"
@@ -479,7 +480,7 @@ class _Kernel:
             return
         if guard is not None:
             _pass_unless(e, e.get(guard, "pred"), number)
-        if instruction.opcode == "brx":
+        if control is Control.TABLE:
             index, table = instruction.operands
             assert isinstance(table, Symbol)
             targets = [self.flow.target(instruction, name) for name in self.function.branch_targets[table.name]]

@@ -18,11 +18,13 @@ from cudatool.ptx import (
     Function,
     Immediate,
     Instruction,
+    InstructionClass,
     Operand,
     PtxError,
     Register,
     Symbol,
     Variable,
+    opcode_of,
     symbols,
     type_bytes,
 )
@@ -180,7 +182,7 @@ class Layout:
         variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
         # Local arrays last: what is written beyond their end is beyond the thread's local memory.
         variables.sort(key=lambda variable: variable.space == "local")
-        if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
+        if any(opcode_of(i.opcode).kind is InstructionClass.ASYNC_COPY for i in function.instructions):
             layout.local[ASYNC_QUEUE] = layout.local_bytes
             layout.local_bytes += _ASYNC_QUEUE_BYTES
         dynamic = []

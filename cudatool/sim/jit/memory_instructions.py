@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudatool.ptx import Instruction, Operand, elements, space_of, type_bytes
+from cudatool.ptx.effects import has_result
 from cudatool.sim.jit import races
 from cudatool.sim.jit.arithmetic import canonical, extreme
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
@@ -94,7 +95,7 @@ _PLAIN = {
 def _atomic(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     operands = list(i.operands)
-    target = operands.pop(0) if i.opcode == "atom" else None
+    target = operands.pop(0) if has_result(i) else None
     space, pointer = e.pointer(space_of(i), operands[0])
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")

@@ -24,6 +24,7 @@ from cudatool.ptx import (
     function_addresses,
     infer_accesses,
     merge_calls,
+    opcode_of,
     parse_image,
     pointers_at,
 )
@@ -585,7 +586,7 @@ class JitKernel:
         """Whether threads may learn, by flags, what was done in other blocks."""
         orders = {"acquire", "acq_rel"}
         return any(
-            i.opcode in ("fence", "membar") or (i.opcode != "mbarrier" and orders.intersection(i.modifiers))
+            opcode_of(i.opcode).is_fence or (i.opcode != "mbarrier" and orders.intersection(i.modifiers))
             for i in self._function.instructions
         )
 

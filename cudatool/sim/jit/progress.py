@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register
+from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register, opcode_of
+from cudatool.ptx.effects import has_result
 from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.isa import Access
 from cudatool.sim.jit.collective import suspension_of
 
 __all__ = ["insert_yields"]
@@ -81,7 +83,7 @@ def _may_poll(instruction: Instruction) -> bool:
     modifiers = instruction.modifiers
     if instruction.opcode == "ld":
         return not _POLLING_LOADS.isdisjoint(modifiers)
-    if instruction.opcode != "atom":
+    if opcode_of(instruction.opcode).access is not Access.ATOMIC or not has_result(instruction):
         return False
     if "exch" in modifiers or "cas" in modifiers:
         return True
@@ -99,7 +101,7 @@ def _decides(flow: Flow, loop: frozenset[int], index: int) -> bool:
     code = flow.function.instructions
     inside = [i for number in sorted(loop) for i in range(flow.blocks[number].start, flow.blocks[number].stop)]
     poll = code[index]
-    if poll.opcode == "atom" and "cas" in poll.modifiers and _changes(code, inside, poll.operands[2]):
+    if "cas" in poll.modifiers and _changes(code, inside, poll.operands[2]):
         return False
     if "shared" not in poll.modifiers and _suspends(flow, loop):
         return True  # one thread may read for all and tell them through shared memory

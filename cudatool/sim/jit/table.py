@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cudatool.ptx import Instruction
+from cudatool.ptx.isa import TYPE_BYTES
 from cudatool.sim.jit.emit import Emitter
 
 __all__ = ["TABLE", "Lowering", "lowers", "types_of"]
@@ -12,11 +13,6 @@ __all__ = ["TABLE", "Lowering", "lowers", "types_of"]
 Lowering = Callable[[Emitter, Instruction], None]
 
 TABLE: dict[str, Lowering] = {}
-
-_TYPES = frozenset(
-    [f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)]
-    + ["b128", "f16", "bf16", "f16x2", "bf16x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "f32", "f64", "tf32", "pred"]
-)
 
 
 def lowers(opcodes: str) -> Callable[[Lowering], Lowering]:
@@ -32,4 +28,4 @@ def lowers(opcodes: str) -> Callable[[Lowering], Lowering]:
 
 def types_of(instruction: Instruction) -> list[str]:
     """Return the types among an instruction's modifiers, in order."""
-    return [modifier for modifier in instruction.modifiers if modifier in _TYPES]
+    return [modifier for modifier in instruction.modifiers if modifier in TYPE_BYTES]
