@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
     from cudatool.analyze import (
         CallSite,
+        Categories,
         DeviceMemory,
         Diagnosis,
         Fragmentation,
         Ledger,
         LintFinding,
+        Remedy,
         Report,
         Summary,
         Usage,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from cudatool.collect.nvml import NvmlDevice
     from cudatool.trace.model import PinnedMemory
 
-__all__ = ["print_report"]
+__all__ = ["print_advice", "print_categories", "print_ledger", "print_report", "print_sites", "print_split"]
 
 _MOST = 8  # rows of each table
 _MOST_HOLES = 3
@@ -51,7 +53,7 @@ def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = 
     for device, diagnosis, ledger in zip(summary.devices, report.diagnoses, report.ledgers, strict=True):
         _print_device(console, device, diagnosis)
         if ledger is not None:
-            _print_ledger(console, ledger, int(report.trace.records["time"][0]))
+            print_ledger(console, ledger, int(report.trace.records["time"][0]))
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
     _print_work(console, summary)
@@ -74,17 +76,17 @@ def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) 
     failed = f", {device.ooms} failed: out of memory" if device.ooms else ""
     console.print(f"\nDevice {device.device}: {counted(device.allocations, 'allocation')}{failed}", style="bold")
     _print_moments(console, device)
-    _print_advice(console, diagnosis)
-    _print_sites(console, "Held at the peak", device.at_peak)
-    _print_categories(console, diagnosis)
+    print_advice(console, diagnosis.advice)
+    print_sites(console, "Held at the peak", device.at_peak)
+    print_categories(console, "Held at the peak, by purpose (inferred)", diagnosis.categories)
     split = diagnosis.fragmentation
     for moment in [*split[:1], *(m for m in split[-1:] if len(split) > 1)]:
-        _print_fragmentation(console, moment)
+        print_split(console, moment)
     for title, usage in (("By stream", diagnosis.by_stream), ("By pool", diagnosis.by_pool)):
         if len(usage) > 1:
             _print_usage(console, title, usage)
     _print_outside(console, diagnosis)
-    _print_sites(console, "Never freed", device.still_live)
+    print_sites(console, "Never freed", device.still_live)
 
 
 def _print_moments(console: Console, device: DeviceMemory) -> None:
@@ -106,14 +108,16 @@ def _print_moments(console: Console, device: DeviceMemory) -> None:
     console.print(table)
 
 
-def _print_advice(console: Console, diagnosis: Diagnosis) -> None:
-    if diagnosis.advice:
+def print_advice(console: Console, remedies: Sequence[Remedy]) -> None:
+    """Print what to do."""
+    if remedies:
         console.print("\nWhat to do", style="bold")
-    for remedy in diagnosis.advice:
+    for remedy in remedies:
         console.print(f"- {remedy.text}", markup=False)
 
 
-def _print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> None:
+def print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> None:
+    """Print the largest call sites, if there are any."""
     if not sites:
         return
     table = new_table("Call site", numbers=("Blocks", "Bytes"))
@@ -123,19 +127,21 @@ def _print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> Non
     print_rest(console, len(sites), _MOST, "call sites")
 
 
-def _print_categories(console: Console, diagnosis: Diagnosis) -> None:
-    shares = [share for share in diagnosis.categories.at_peak if share.size]
+def print_categories(console: Console, title: str, categories: Categories) -> None:
+    """Print what blocks are for, if anything is known of it."""
+    shares = [share for share in categories.at_peak if share.size]
     if all(share.rule.category == "unknown" for share in shares):
         return
     table = new_table("Purpose", "Because", numbers=("Confidence", "Bytes"))
     for share in shares[:_MOST]:
         rule = share.rule
         table.add_row(str(rule.category), rule.reason, str(rule.confidence), format_bytes(share.size))
-    print_table(console, "Held at the peak, by purpose (inferred)", table)
+    print_table(console, title, table)
     print_rest(console, len(shares), _MOST, "rows")
 
 
-def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
+def print_split(console: Console, moment: Fragmentation) -> None:
+    """Print why more is reserved than was requested, and what pins the largest holes."""
     lost = moment.reserved - moment.requested
     if not lost and moment.wanted is None:
         return
@@ -187,7 +193,8 @@ def _print_outside(console: Console, diagnosis: Diagnosis) -> None:
         console.print(f"\n{text}", markup=False)
 
 
-def _print_ledger(console: Console, ledger: Ledger, start: int) -> None:
+def print_ledger(console: Console, ledger: Ledger, start: int) -> None:
+    """Print what all the memory of the process was; `start` is the time of the recording's first event."""
     whole = ledger.used if ledger.process is None else ledger.process
     table = new_table("Held by", "As", numbers=("Bytes", "Share"))
     for line in ledger.lines:

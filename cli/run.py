@@ -27,6 +27,7 @@ from cudatool.cli._text import counted, messages, path_from, plain, say
 from cudatool.collect.cupti import Level
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
+from cudatool.recording.on_oom import REPORT
 from cudatool.sanitize.coverage import why_nothing
 from cudatool.text import printable, short_names
 from cudatool.trace.events import Kind, WarningFlag
@@ -73,6 +74,13 @@ _NOTHING = (
 @force_option
 @device_option
 @html_option("the trace")
+@option(
+    "--on-oom/--no-on-oom",
+    default=True,
+    show_default=True,
+    group="Output",
+    help="When memory runs out for the first time in a process, write next to its trace why: NAME.oom.txt.",
+)
 @option("--no-stacks", is_flag=True, group="Recording", help="Do not record Python stacks.")
 @option(
     "--accesses",
@@ -97,6 +105,7 @@ def run(
     device: str | None,
     html: str | None,
     opens: bool,
+    on_oom: bool,
     no_stacks: bool,
     accesses: bool,
     no_children: bool,
@@ -122,7 +131,7 @@ def run(
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")
     page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
     shown = path_from(here, path)
-    check_outputs([shown, *([path_from(here, page)] if page else [])], program.files, force=force)
+    _check_outputs(path, page, program, here, force=force, on_oom=on_oom)
     survives = f"cudatool: the program ended at once; its trace is {shown} (cudatool snapshot {shlex.quote(shown)})"
     with (
         record(
@@ -133,6 +142,7 @@ def run(
             level=level,
             force=force,
             children=not no_children,
+            on_oom=on_oom,
         ) as recorder,
         last_words(printable(survives)),
     ):
@@ -145,6 +155,7 @@ def run(
     _print_summary(trace, status)
     _wrote(path, here)
     _say_children(children, here)
+    _say_reports([trace, *children], here)
     if reason := trace.header.get("cupti_error"):
         say(f"Not all of what the program's libraries do on the GPU is recorded: {printable(reason)}")
     libraries = why_nothing(trace)
@@ -158,6 +169,15 @@ def run(
     elif len(trace.records) or children:
         say(f"Next: cudatool snapshot {shlex.quote(shown)} --html")
     sys.exit(status)
+
+
+def _check_outputs(path: str, page: str | None, program: Workload, here: str, *, force: bool, on_oom: bool) -> None:
+    """Refuse to overwrite files; remove the report of an earlier run, since this one's memory may last."""
+    report = path.removesuffix(".ctrace") + REPORT
+    outputs = [path, *([page] if page else []), *([report] if on_oom else [])]
+    check_outputs([path_from(here, one) for one in outputs], program.files, force=force)
+    if on_oom and os.path.lexists(report):
+        os.unlink(report)
 
 
 def _write_pages(traces: list[Trace], page: str, here: str) -> None:
@@ -179,6 +199,13 @@ def _say_children(children: list[Trace], here: str) -> None:
         say(f"Wrote {path_from(here, child.source)} ({printable(process_name(child))}{running})")
     if len(children) > _MOST_CHILDREN:
         say(f"and {len(children) - _MOST_CHILDREN:,} more traces of processes beside it")
+
+
+def _say_reports(traces: list[Trace], here: str) -> None:
+    """Name what was written when memory ran out."""
+    reports = [trace.source.removesuffix(".ctrace") + REPORT for trace in traces]
+    for report in [path for path in reports if os.path.exists(path)][:_MOST_CHILDREN]:
+        _wrote(report, here)
 
 
 def _print_summary(trace: Trace, status: int) -> None:

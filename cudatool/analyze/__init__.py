@@ -20,6 +20,7 @@ from cudatool.analyze.execution import (
     operations,
     streams,
 )
+from cudatool.analyze.failure import Failure, Shortage, failure
 from cudatool.analyze.fragmentation import (
     Cause,
     CauseShare,
@@ -96,6 +97,7 @@ __all__ = [
     "DiffRow",
     "Divergence",
     "Doubt",
+    "Failure",
     "Fragmentation",
     "FreeReading",
     "Grouping",
@@ -128,6 +130,7 @@ __all__ = [
     "Rule",
     "Segment",
     "Severity",
+    "Shortage",
     "SiteTree",
     "Steps",
     "Stream",
@@ -150,6 +153,7 @@ __all__ = [
     "copies",
     "diagnose",
     "diff",
+    "failure",
     "find_steps",
     "fragmentation",
     "fragmentation_at",

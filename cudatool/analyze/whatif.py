@@ -126,6 +126,8 @@ class Advice:
         Why there is no advice; None if there may be advice.
     left_out
         Settings whose replay was skipped or stopped, because others are sure to gain as much as these can.
+    untried
+        Settings that the caller left no time for.
     """
 
     record: Record | None
@@ -135,6 +137,7 @@ class Advice:
     tried: tuple[Outcome, ...]
     withheld: NoAdvice | None = None
     left_out: tuple[LeftOut, ...] = ()
+    untried: tuple[str, ...] = ()
 
     def why_not(self) -> str:
         """Return in words why there is no advice; nothing if `withheld` is None."""
@@ -198,8 +201,11 @@ def advise(
     recorded_memory: int | None = None,
     memory: int | None = None,
     progress: Callable[[int], None] | None = None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Advice:
-    """Try some settings, and name the best. The parameters are those of :func:`what_if`.
+    """Try some settings, and name the best. The parameters are those of :func:`what_if`, and `enough`.
+
+    `enough` is asked before each setting: once it returns True, the others are not tried, and the advice names them.
 
     Without `confs`, the settings that can matter are tried: first each by itself, then the best with another one. A
     setting is better if it does not run out of memory, then if it reserves less; of about equal ones the first, simpler
@@ -213,24 +219,35 @@ def advise(
     used = model.outcome(recorded.text)
     withheld = _withheld(record, model.check)
     left_out: tuple[LeftOut, ...] = ()
+    untried: list[str] = []
     if confs:
-        tried = tuple(model.outcome(conf) for conf in confs)
+        tried = tuple(model.outcome(conf) for conf in confs if not _is_put_off(model, conf, enough, untried))
     else:
         search = _Search(model, used, can_leave_out=withheld is None)
         limit = _limit_of(recorded)
         alone = [
             (conf, outcome)
             for conf in _candidates(model.asked, recorded)
+            if not _is_put_off(model, _joined(conf, limit), enough, untried)
             if (outcome := search.outcome(_joined(conf, limit))) is not None
         ]
         if alone and "roundup" not in (least_bad := min(alone, key=lambda tried: _badness(tried[1]))[0]):
             for partner in ("roundup_power2_divisions:4", "roundup_power2_divisions:8"):
-                search.outcome(_joined(least_bad, partner, limit))
+                if not _is_put_off(model, _joined(least_bad, partner, limit), enough, untried):
+                    search.outcome(_joined(least_bad, partner, limit))
         tried, left_out = tuple(model.done.values()), tuple(search.left_out)
     if withheld is not None:
-        return Advice(record, model.check, None, 0, tried, withheld, left_out)
+        return Advice(record, model.check, None, 0, tried, withheld, left_out, tuple(untried))
     best, gain = _best(model, used, tried)
-    return Advice(record, model.check, best, gain, tried, None, left_out)
+    return Advice(record, model.check, best, gain, tried, None, left_out, tuple(untried))
+
+
+def _is_put_off(model: _Experiment, conf: str, enough: Callable[[], bool], untried: list[str]) -> bool:
+    """Return whether a setting is not to be tried any more; then it is noted."""
+    if conf not in model.done and enough():
+        untried.append(conf)
+        return True
+    return False
 
 
 class _Search:
@@ -331,6 +348,9 @@ class _Experiment:
         self.record = _record(self.asked)
         last = self.asked.calls.last(Verb.MALLOC, Verb.FAILED_MALLOC)
         self._last_request = self.asked.calls[last].event if last >= 0 else -1
+        # Whether the one request that failed is the end of the recording: no course of the program follows it.
+        self._ends_with_failure = last == len(self.asked.calls) - 1 and self.record.failures == 1
+        self._ends_with_failure &= last >= 0 and self.asked.calls[last].verb is Verb.FAILED_MALLOC
         self.done: dict[str, Outcome] = {}  # by settings string
         self._bare: Requests | None = None  # as `asked`, with nothing cached at the beginning
         self._runs: dict[tuple[str, _Scenario], Outcome] = {}
@@ -551,12 +571,14 @@ class _Experiment:
         plain = self._plain()
         total, limit = plain.total, plain.limit
         is_other = found.conf != self._recorded.text
-        if Caveat.RUNS_OUT in found.caveats:
+        is_at_the_end = found.oom is not None and found.oom.event == self._last_request and self._ends_with_failure
+        if Caveat.RUNS_OUT in found.caveats and not is_at_the_end:
             yield Caveat.RUNS_OUT, replace(plain, course=Course(goes_on=True))
             yield Caveat.RUNS_OUT, replace(plain, course=Course(gives_up=True))
         if Caveat.OTHER_COURSE in found.caveats:
-            yield Caveat.OTHER_COURSE, replace(plain, course=Course(keeps=True))
-            yield Caveat.OTHER_COURSE, replace(plain, course=Course(frees_at_once=True))
+            if not self._ends_with_failure:
+                yield Caveat.OTHER_COURSE, replace(plain, course=Course(keeps=True))
+                yield Caveat.OTHER_COURSE, replace(plain, course=Course(frees_at_once=True))
             yield Caveat.OTHER_COURSE, replace(plain, course=Course(does_without=True))
         if is_other and self._quiet:
             yield Caveat.CALLS_UNSEEN, replace(plain, course=Course(empties=self._quiet))

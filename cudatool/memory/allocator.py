@@ -10,22 +10,20 @@ from contextlib import contextmanager
 from functools import partial
 
 from cudatool.errors import ConfigError, CudatoolError, OutOfMemoryError, UsageError
-from cudatool.memory import snapshot
+from cudatool.memory import observers, snapshot
 from cudatool.memory.blocks import PoolId
 from cudatool.memory.journal import Journal
+from cudatool.memory.observers import OutOfMemoryObserver
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.pools import PoolState, RestoreResult, blocks_of
 from cudatool.memory.provider import SegmentProvider
 from cudatool.memory.settings import Settings
 from cudatool.trace import hooks
 
-__all__ = ["CachingAllocator", "FreeMemoryCallback", "OutOfMemoryObserver"]
+__all__ = ["CachingAllocator", "FreeMemoryCallback"]
 
 FreeMemoryCallback = Callable[[], bool]
 """Frees what the program can do without; returns whether there was anything."""
-
-OutOfMemoryObserver = Callable[[int, int, int, int], None]
-"""Called before an out-of-memory error with device, bytes of the segment asked for, bytes allowed, bytes free."""
 
 _log = logging.getLogger("cudatool.memory")
 
@@ -141,6 +139,7 @@ class CachingAllocator:
             except Exception:
                 _log.exception("out-of-memory observer %r failed", observer)
         try:
+            observers.tell(self.device, out_of_memory.wanted, out_of_memory.allowed, out_of_memory.free)
             raise out_of_memory
         finally:
             del out_of_memory  # else it and this frame would keep each other, and the caller's arrays, alive

@@ -19,9 +19,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from cudatool.errors import CudatoolError, OutOfMemoryError, UsageError
+from cudatool.memory import observers
 from cudatool.memory.provider import SegmentProvider
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import FREE_UNKNOWN, Kind
 from cudatool.units import format_bytes
 
 __all__ = ["CUDAPluggableAllocator", "Function", "Guard", "PluggableProvider", "UncachedAllocator"]
@@ -250,8 +251,14 @@ class UncachedAllocator:
             if size < 0:
                 raise UsageError(f"cannot allocate {size} bytes")
             return 0
-        with self._guard(self._device):
-            address = self._allocator.allocate(size, self._device, stream)
+        try:
+            with self._guard(self._device):
+                address = self._allocator.allocate(size, self._device, stream)
+        except OutOfMemoryError as error:
+            if hooks.active:
+                hooks.emit(Kind.OOM, device=self._device, size=size, flags=FREE_UNKNOWN)
+            observers.tell(self._device, error.wanted or size, error.allowed, error.free)
+            raise
         if hooks.active:
             hooks.emit(Kind.MEM_ALLOC, device=self._device, address=address, size=size, name=self._allocator.name)
         return address

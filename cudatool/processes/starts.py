@@ -150,13 +150,14 @@ def _unknown(result: Any, *arguments: Any) -> int:
 def _is_a_question() -> bool:
     """Whether the standard library or cudatool, not the program, starts the process, to query something.
 
-    For example, ctypes.util runs ldconfig to find a library, and cudatool runs a compiler to watch PyTorch.
+    For example, ctypes.util runs ldconfig to find a library, and cudatool runs a compiler to watch PyTorch, or explains
+    that memory ran out.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in ("subprocess", __name__):
         frame = frame.f_back
     asking = str(frame.f_globals.get("__name__"))
-    return asking in _ASK or asking.startswith("cudatool.collect.")
+    return asking in _ASK or asking.startswith(("cudatool.collect.", "cudatool.recording."))
 
 
 _STARTING: Final[tuple[tuple[Any, str, _Describe, Callable[..., int]], ...]] = (

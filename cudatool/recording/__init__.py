@@ -18,6 +18,7 @@ from cudatool.collect.hand_overs import HandOvers
 from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
+from cudatool.recording.on_oom import OomReport, explained_by
 from cudatool.trace import hooks, stacks
 from cudatool.trace.recorder import Recorder
 from cudatool.units import format_bytes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from cudatool.trace.events import Event
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "is_observing", "libraries", "narrow", "observing", "record", "release_caches", "sources"]
+__all__ = ["drain", "flush", "is_observing", "libraries", "narrow", "observing", "record", "release_caches", "sources"]
 
 _LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
 _cupti: CuptiCollector | None = None  # records other libraries' use of a GPU's driver
@@ -46,6 +47,7 @@ def record(
     level: Level | str = Level.KERNELS,
     force: bool = False,
     children: bool | None = None,
+    on_oom: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
@@ -83,6 +85,8 @@ def record(
     children
         Also record the Python processes that are started inside of the block, and those that they start: each that uses
         a device gets a trace next to `path`, with its process id in the name.
+    on_oom
+        When memory runs out for the first time in a process, write a report next to its trace: ``NAME.oom.txt``.
 
     Raises
     ------
@@ -110,10 +114,11 @@ def record(
         for event in (*limits, *held, *living, *shared):
             recorder(event)
         family = _children.Settings(
-            os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level)
+            os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level), on_oom
         )
         beside = nullcontext() if children is None else _children.unrecorded()
-        with recorder, _children.recorded(family, recorder) if children else beside:
+        reporting = explained_by(OomReport(lambda: _up_to_date(recorder))) if on_oom else nullcontext()
+        with recorder, reporting, _children.recorded(family, recorder) if children else beside:
             try:
                 yield recorder
             finally:
@@ -299,14 +304,25 @@ def release_caches() -> None:
     deferred_frees.carry_out()
 
 
+def _up_to_date(recorder: Recorder) -> str | None:
+    """Return the file of a recorder, with all that can be known now without running pending work."""
+    flush()
+    return None if recorder.is_closed else recorder.place
+
+
+def flush() -> None:
+    """Pass on what was logged and not yet reported: on a GPU, PyTorch's and the driver's part."""
+    torch_program.flush()
+    if _cupti is not None:
+        _cupti.flush()
+
+
 def drain() -> None:
     """Pass everything that happened so far to the subscribers.
 
     Pending work of the software device is run; PyTorch's log is read.
     """
-    torch_program.flush()
-    if _cupti is not None:
-        _cupti.flush()
+    flush()
     choice = _driver.chosen()
     if choice is not None and choice.machine is not None:
         from cudatool.recording import software  # a GPU needs none of it

@@ -35,6 +35,7 @@ from cudatool.files import KeptDescriptor
 from cudatool.processes import child
 from cudatool.processes.journal import BEGAN, IMPORTED, REPLACED, STARTED, TRACED, UNRECORDED, Journal, identity_of
 from cudatool.progress import QUIET, announce
+from cudatool.recording.on_oom import OomReport
 from cudatool.text import printable
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, ProcessFlag
@@ -66,7 +67,7 @@ class Settings:
         The program's own trace.
     run
         An id that only its trace and theirs have in common.
-    with_stacks, measure_accesses, checks, level
+    with_stacks, measure_accesses, checks, level, on_oom
         See :func:`cudatool.recording.record`.
     """
 
@@ -76,12 +77,14 @@ class Settings:
     measure_accesses: bool
     checks: Sequence[str]
     level: str
+    on_oom: bool = False
 
 
 _settings: Settings | None = None
 _first: int = 0  # the process id of the recorded program, in itself and in the children that it forks
 _recorder: _ChildRecorder | None = None
 _had_started_driver = False  # this process or one that it was forked from, when it last forked
+_report: OomReport | None = None
 
 
 @contextmanager
@@ -198,10 +201,15 @@ def begin(settings: str) -> None:
 
 def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -> None:
     """Give this process a trace of its own."""
-    global _recorder
+    global _recorder, _report
     assert _settings is not None
     _recorder = recorder = _ChildRecorder(_settings, header)
     hooks.subscribe(recorder)
+    if _report is not None:
+        _report.stop()  # the parent's
+    if _settings.on_oom:
+        _report = OomReport(lambda: recorder.up_to_date())
+        _report.start()
 
     def leave() -> None:
         with undo:
@@ -302,6 +310,11 @@ class _ChildRecorder:
         """See :meth:`Recorder.dropped`."""
         if self._recorder is not None:
             self._recorder.dropped(error)
+
+    def up_to_date(self) -> str | None:
+        """Return the file of the trace with what is known by now, None if there is none."""
+        recording.flush()
+        return None if self._recorder is None or self._recorder.is_closed else self._recorder.place
 
     def close(self) -> None:
         """Finish the trace, if there is one."""

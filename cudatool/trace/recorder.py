@@ -126,6 +126,11 @@ class Recorder:
         return self._closed
 
     @property
+    def place(self) -> str:
+        """The absolute path of the file, wherever the program is by now."""
+        return self._place
+
+    @property
     def recorded(self) -> int:
         """Number of events written so far."""
         return self._written // _RECORD.size

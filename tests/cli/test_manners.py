@@ -92,7 +92,7 @@ def files(folder: Path) -> None:
     ("line", "expected"),
     [
         ("cudatool sn", ["snapshot"]),
-        ("cudatool run --no", ["--no-stacks", "--no-children"]),
+        ("cudatool run --no", ["--no-on-oom", "--no-stacks", "--no-children"]),
         ("cudatool run ", ["deep/", "train.py"]),
         ("cudatool run --device sim t", ["train.py"]),
         ("cudatool run train.py ", ["file"]),

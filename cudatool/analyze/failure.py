@@ -1,0 +1,221 @@
+"""Why an allocation failed: what was requested, what held the memory, why the free memory did not serve it, and what
+would have.
+
+The reason is derived from three numbers at the failed request, after the allocator has given back all that it could::
+
+    needed      bytes that the driver would have had to give, a whole segment
+    free        bytes that the driver had
+    unused      reserved bytes in no live block
+
+    free >= needed            LIMITED      the driver had enough: a memory fraction forbade it
+    unused + free >= size     FRAGMENTED   together it would have been enough, in one piece it was not
+    else                      FULL         not even all of it together was enough
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from cudatool.analyze.categories import Categories, categorize
+from cudatool.analyze.diagnosis import Remedy, advice
+from cudatool.analyze.fragmentation import Fragmentation, fragmentation
+from cudatool.analyze.leaks import Leaks, leaks
+from cudatool.analyze.ledger import Ledger, ledger
+from cudatool.analyze.moments import CallSite, by_call_site
+from cudatool.analyze.outside import Outside, outside
+from cudatool.analyze.recorded import recorded_settings
+from cudatool.analyze.steps import find_steps
+from cudatool.analyze.whatif import Advice, NoAdvice, advise
+from cudatool.errors import ConfigError, FileFormatError
+from cudatool.memory.blocks import segment_size
+from cudatool.memory.settings import Settings
+from cudatool.trace import lifetimes
+from cudatool.trace.events import FREE_UNKNOWN, Kind
+from cudatool.trace.frames import call_site, user_frames
+from cudatool.trace.model import Frame, Trace
+
+__all__ = ["Failure", "Shortage", "failure"]
+
+
+class Shortage(StrEnum):
+    """Why a request found no memory."""
+
+    FULL = "full"
+    """All free memory together was less than the request."""
+    FRAGMENTED = "fragmented"
+    """There was enough free memory, but not in one piece, or not where this request could use it."""
+    LIMITED = "limited"
+    """The driver had enough, and a memory fraction did not allow it."""
+    UNKNOWN = "unknown"
+    """The recording lacks the allocator's segments or the driver's free memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed allocation, explained; sizes in bytes.
+
+    Attributes
+    ----------
+    device, index, time
+        Whose memory; the record, and its time in ns.
+    thread
+        The name of the thread that made the request.
+    size, needed
+        The requested block, and what the driver would have had to give.
+    site, frames
+        The line that made the request, in words, and the user's own frames, innermost first.
+    free, total
+        Of the device, None where the recording does not have it.
+    why, missing
+        The reason; and for ``full``, by how much all free memory together was too small.
+    split
+        Reserved memory at that moment by cause; None where no segments are known.
+    held
+        Live memory by call site, the largest first.
+    categories
+        What live blocks were for, where it can be inferred.
+    ledger
+        What all the process's memory was, where NVML was read.
+    settings
+        Other allocator settings, replayed up to this request; None if that was not possible.
+    remedies
+        What to do, the most bytes first.
+    later
+        How many more allocations failed on any device after this one.
+    """
+
+    device: int
+    index: int
+    time: int
+    thread: str
+    size: int
+    needed: int
+    site: str
+    frames: tuple[Frame, ...]
+    free: int | None
+    total: int | None
+    why: Shortage
+    missing: int
+    split: Fragmentation | None
+    held: tuple[CallSite, ...]
+    categories: Categories
+    leaks: Leaks
+    ledger: Ledger | None
+    settings: Advice | None
+    remedies: tuple[Remedy, ...]
+    later: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data; bytes and ns."""
+        plain = ("device", "index", "time", "thread", "size", "needed", "site", "free", "total", "missing", "later")
+        return {name: getattr(self, name) for name in plain} | {
+            "why": str(self.why),
+            "frames": [frame._asdict() for frame in self.frames],
+            "split": None if self.split is None else self.split.as_dict(),
+            "held": [asdict(site) for site in self.held],
+            "categories": self.categories.as_dict(),
+            "leaks": self.leaks.as_dict(),
+            "ledger": None if self.ledger is None else self.ledger.as_dict(),
+            "settings": None if self.settings is None else asdict(self.settings),
+            "remedies": [asdict(remedy) for remedy in self.remedies],
+        }
+
+
+def failure(
+    trace: Trace, *, total: int | None = None, enough: Callable[[], bool] = lambda: False, replays: bool = True
+) -> Failure | None:
+    """Explain the first failed allocation of a trace, from what was recorded until then; None if none failed.
+
+    Parameters
+    ----------
+    total
+        The device's memory in bytes, if the caller knows it.
+    enough
+        Asked before each replay of another setting: once it returns True, no more are tried.
+    replays
+        Whether to replay other settings at all.
+    """
+    failed = np.flatnonzero(trace.records["kind"] == Kind.OOM)
+    if not len(failed):
+        return None
+    index = int(failed[0])
+    part = trace.selecting(trace.records[: index + 1], np.arange(index + 1))
+    record = part.records[index]
+    device, size = int(record["device"]), int(record["size"])
+    settings = _settings(part)
+    blocks = lifetimes.blocks(part).of_device(device)
+    segments = lifetimes.segments(part).of_device(device)
+    curve = lifetimes.timeline(part, blocks, segments)
+    split = fragmentation(part, blocks, segments, curve, device, settings or Settings())
+    beside = outside(part, segments, curve, device, index, total)
+    steps = find_steps(part, blocks, device)
+    categories = categorize(part, blocks, curve, steps, device, index)
+    grows = leaks(part, blocks, device, steps)
+    held = by_call_site(part, blocks.at(index))
+    tried = None
+    if replays and settings is not None:
+        tried = _tried(part, device, settings, beside, enough)
+    needed = size if (settings or Settings()).expandable_segments else segment_size(size, settings or Settings())
+    free = None if record["flags"] & FREE_UNKNOWN else int(record["aux0"])
+    last = split[-1] if split else None
+    why, missing = _reason(size, needed, free, last)
+    stack = part.stack(int(record["stack"]))
+    return Failure(
+        device=device,
+        index=index,
+        time=int(record["time"]),
+        thread=part.threads[int(record["thread"])] if int(record["thread"]) < len(part.threads) else "",
+        size=size,
+        needed=needed,
+        site=call_site(stack),
+        frames=user_frames(stack),
+        free=free,
+        total=beside.total,
+        why=why,
+        missing=missing,
+        split=last,
+        held=held,
+        categories=categories,
+        leaks=grows,
+        ledger=ledger(part, segments, curve, device),
+        settings=tried,
+        remedies=advice(split, categories, grows, beside, held, tried),
+        later=len(failed) - 1,
+    )
+
+
+def _settings(trace: Trace) -> Settings | None:
+    try:
+        return recorded_settings(trace)[0]
+    except FileFormatError:
+        return None
+
+
+def _tried(trace: Trace, device: int, settings: Settings, beside: Outside, enough: Callable[[], bool]) -> Advice | None:
+    if enough():
+        return Advice(None, None, None, 0, (), NoAdvice.TOO_LONG)
+    try:
+        return advise(trace, device, recorded=settings, recorded_memory=beside.total, enough=enough)
+    except ConfigError:  # an allocator that is not modelled
+        return None
+    except FileFormatError:  # events that contradict each other
+        return Advice(None, None, None, 0, (), NoAdvice.CONTRADICTION)
+
+
+def _reason(size: int, needed: int, free: int | None, split: Fragmentation | None) -> tuple[Shortage, int]:
+    """Return why a request failed, and how much was missing in all; see the top of this module."""
+    if free is not None and free >= needed:
+        return Shortage.LIMITED, 0
+    if split is None:
+        return Shortage.UNKNOWN, 0
+    unused = split.reserved - split.active
+    if unused + (free or 0) >= size:
+        return Shortage.FRAGMENTED, 0
+    if free is None:
+        return Shortage.UNKNOWN, 0
+    return Shortage.FULL, size - unused - free

@@ -1,0 +1,346 @@
+"""The report when memory runs out: right culprit, and a program that ends as it would have without it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HOG = """
+import cudatool as ct
+kept = []
+def hog(n=60 << 20):
+    kept.append(ct.empty(n, "u1"))
+    return kept[-1]
+def modest():
+    return ct.empty(1 << 20, "u1")
+small = [modest() for _ in range(4)]
+"""
+_DEVICE = "sim:memory=256MiB"
+
+# Programs whose memory runs out, each in another place; in all of them, `hog` holds most.
+_PROGRAMS = {
+    "plain": "while True: hog()",
+    "caught": """
+try:
+    while True: hog()
+except ct.OutOfMemoryError as error:
+    print("caught", type(error).__name__)
+""",
+    "retried": """
+for attempt in range(3):
+    try:
+        for _ in range(8): hog()
+    except ct.OutOfMemoryError:
+        print("attempt", attempt)
+        kept.clear()
+""",
+    "swallowed by a bare except": """
+try:
+    while True: hog()
+except BaseException: pass
+raise SystemExit(7)
+""",
+    "a thread": """
+import threading
+def work():
+    while True: hog()
+t = threading.Thread(target=work, name="worker"); t.start(); t.join()
+print("main goes on")
+""",
+    "an executor": """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(lambda _: hog(), range(9)))
+""",
+    "asyncio": """
+import asyncio
+async def one():
+    while True:
+        hog(); await asyncio.sleep(0)
+async def main():
+    await asyncio.gather(one(), asyncio.sleep(0.01))
+asyncio.run(main())
+""",
+    "asyncio in a thread": """
+import asyncio
+async def main():
+    await asyncio.to_thread(lambda: [hog() for _ in range(9)])
+asyncio.run(main())
+""",
+    "a backward pass": """
+class Node:
+    def __init__(self, before): self.before, self.saved = before, hog(20 << 20)
+    def backward(self):
+        gradient = ct.empty(30 << 20, "u1")
+        if self.before is not None: self.before.backward()
+        return gradient
+node = None
+for _ in range(8): node = Node(node)
+node.backward()
+""",
+    "a generator": """
+def batches():
+    while True: yield hog()
+total = sum(one.size for one in batches())
+""",
+    "a context manager": """
+import contextlib
+@contextlib.contextmanager
+def phase():
+    try: yield
+    finally: print("left")
+with phase():
+    while True: hog()
+""",
+    "another exception from it": """
+try:
+    while True: hog()
+except ct.OutOfMemoryError as error:
+    raise RuntimeError("training failed") from error
+""",
+    "an excepthook": """
+import sys
+sys.excepthook = lambda kind, error, tb: print("hook", kind.__name__)
+while True: hog()
+""",
+    "at exit": """
+import atexit
+def leave():
+    try:
+        while True: hog()
+    except ct.OutOfMemoryError: print("at exit")
+atexit.register(leave)
+""",
+    "a memory fraction": """
+ct.set_per_process_memory_fraction(0.6)
+while True: hog()
+""",
+    "a private pool": """
+pool = ct.MemPool()
+with ct.use_mem_pool(pool):
+    while True: hog()
+""",
+    "a side stream": """
+with ct.stream(ct.Stream()):
+    while True: hog()
+""",
+    "a handler of SIGALRM": """
+import signal
+signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+while True: hog()
+""",
+    "a waiter for any child": """
+import signal, os
+def reap(*_):
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]: pass
+    except ChildProcessError: pass
+signal.signal(signal.SIGCHLD, reap)
+while True: hog()
+""",
+    "another directory": """
+import os
+os.mkdir("elsewhere"); os.chdir("elsewhere")
+while True: hog()
+""",
+    "modules of its own beside it": """
+for name in ("click", "numpy", "json"):
+    open(name + ".py", "w").write("raise ImportError('the program has this name')")
+while True: hog()
+""",
+    "os._exit": """
+import os
+try:
+    while True: hog()
+except ct.OutOfMemoryError: os._exit(9)
+""",
+    "no stderr": """
+import os
+os.close(2)
+try:
+    while True: hog()
+except ct.OutOfMemoryError: print("still here")
+""",
+}
+
+
+def _holder(text: str) -> str:
+    """Return the call site that the report names first."""
+    found = re.search(r"^Held when memory ran out\n.*\n(.*?)  ", text, re.MULTILINE)
+    assert found is not None, text
+    return found[1]
+
+
+def _of_program(stderr: str) -> list[str]:
+    """Return what the program wrote: of tracebacks its own frames, since those of threads vary, and the errors."""
+    lines = stderr.partition("\nDevice ")[0].splitlines()
+    return [line for line in lines if "big.py" in line or (line[:1].strip() and not line.startswith("cudatool: "))]
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_program_that_runs_out_of_memory_leaves_a_report_and_ends_as_without(name, run_warm, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + _PROGRAMS[name])
+    plain = run_warm("run", "--no-on-oom", "--device", _DEVICE, "-o", "plain.ctrace", "big.py")
+    if name == "another directory":
+        (tmp_path / "elsewhere").rmdir()
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    text = (tmp_path / "run.oom.txt").read_text()
+    assert text.startswith("Out of memory: big.py:")
+    assert "(hog)" in _holder(text)
+    assert (plain.returncode, plain.stdout) == (done.returncode, done.stdout)
+    assert _of_program(plain.stderr) == _of_program(done.stderr)
+    assert not (tmp_path / "plain.oom.txt").exists()
+
+
+_PARENTS = {
+    "multiprocessing, spawn": """
+import multiprocessing
+from hogs import work
+if __name__ == "__main__":
+    one = multiprocessing.get_context("spawn").Process(target=work); one.start(); one.join(); print(one.exitcode)
+""",
+    "multiprocessing, fork": """
+import multiprocessing
+from hogs import work
+if __name__ == "__main__":
+    one = multiprocessing.get_context("fork").Process(target=work); one.start(); one.join(); print(one.exitcode)
+""",
+    "subprocess": """
+import subprocess, sys
+print(subprocess.run([sys.executable, "-c", "from hogs import work; work()"], stderr=subprocess.DEVNULL).returncode)
+""",
+}
+
+
+@pytest.mark.parametrize("name", _PARENTS)
+def test_child_process_leaves_a_report_of_its_own(name, run_command, tmp_path):
+    (tmp_path / "hogs.py").write_text(
+        f"def work():\n{'    '.join(('', *_HOG.strip().splitlines(True)))}\n    while True: hog()\n"
+    )
+    (tmp_path / "parent.py").write_text(_PARENTS[name])
+    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", "parent.py")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    (report,) = tmp_path.glob("run.*.oom.txt")
+    assert "(work.<locals>.hog)" in report.read_text() or "(hog)" in report.read_text()
+    assert f"Wrote {report.name}" in done.stderr
+    assert not (tmp_path / "run.oom.txt").exists()  # the parent had memory enough
+
+
+def test_two_processes_that_run_out_leave_two_reports(run_command, tmp_path):
+    grows = "\ntry:\n    while True: hog()\nexcept ct.OutOfMemoryError: pass\n"
+    ends = "if not child: os._exit(0)\nos.waitpid(child, 0)\n"
+    (tmp_path / "big.py").write_text(f"import os\nchild = os.fork()\n{_HOG}{grows}{ends}")
+    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    assert done.returncode == 0, done.stderr
+    assert len([*tmp_path.glob("*.oom.txt")]) == 2
+
+
+def test_tests_that_run_out_of_memory_under_pytest(run_command, tmp_path):
+    (tmp_path / "test_big.py").write_text(_HOG + "def test_one():\n    while True: hog()\ndef test_two(): pass\n")
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "test_big.py")
+    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", *words)
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+    assert "(hog)" in _holder((tmp_path / "run.oom.txt").read_text())
+
+
+def test_reason_full_names_what_is_missing(run_warm, run_here, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + "hog(200 << 20); hog(150 << 20)")
+    run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    (failure,) = json.loads(run_here("oom", "--json", "run.ctrace").stdout)["failures"]
+    assert failure["why"] == "full"
+    free_in_all = failure["free"] + failure["split"]["reserved"] - failure["split"]["active"]
+    assert failure["missing"] == failure["size"] - free_in_all > 0
+    assert failure["frames"][0]["function"] == "hog"
+
+
+_FRAGMENTED = "for _ in range(25): hog(9 << 20)"  # two in a segment of 20 MiB, of which 2 MiB stay free
+
+
+def test_reason_fragmented_names_the_setting_that_avoids_it_and_it_does(run_warm, run_command, run_here, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + _FRAGMENTED)
+    assert run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py").returncode == 1
+    (failure,) = json.loads(run_here("oom", "--json", "run.ctrace").stdout)["failures"]
+    assert failure["why"] == "fragmented"
+    conf = failure["settings"]["best"]["conf"]
+    assert conf == "expandable_segments:True"
+    assert f"PYTORCH_CUDA_ALLOC_CONF={conf}" in (tmp_path / "run.oom.txt").read_text().replace("\n", "")
+    again = run_command("run", "--device", _DEVICE, "big.py", environment={"CUDATOOL_ALLOC_CONF": conf})
+    assert again.returncode == 0, again.stderr
+
+
+def test_reason_limited_is_a_memory_fraction(run_warm, run_here, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + "ct.set_per_process_memory_fraction(0.25); hog(40 << 20); hog(40 << 20)")
+    run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    (failure,) = json.loads(run_here("oom", "--json", "run.ctrace").stdout)["failures"]
+    assert failure["why"] == "limited"
+    assert failure["free"] >= failure["needed"]
+
+
+def test_program_with_enough_memory_leaves_no_report_and_an_old_one_goes(run_warm, run_here, tmp_path):
+    (tmp_path / "small.py").write_text(_HOG + "hog(1 << 20)")
+    (tmp_path / "run.oom.txt").write_text("of an earlier run")
+    refused = run_here("run", "--device", _DEVICE, "-o", "run.ctrace", "small.py")
+    assert refused.returncode == 2
+    assert "run.oom.txt" in refused.stderr
+    assert run_warm("run", "-f", "--device", _DEVICE, "-o", "run.ctrace", "small.py").returncode == 0
+    assert not (tmp_path / "run.oom.txt").exists()
+    nothing = run_here("oom", "run.ctrace")
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+
+
+def test_report_that_cannot_be_written_is_said_in_one_line(run_warm, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + "import sys; sys.executable = '/nowhere/python'\nwhile True: hog()")
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "its report" in line]
+    assert line.startswith("cudatool: memory ran out; its report could not be written (No such file or directory)")
+    assert line.endswith("run.ctrace explains it")
+
+
+def test_settings_are_tried_until_the_budget_is_spent(run_warm, run_here, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + _FRAGMENTED)
+    run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    (failure,) = json.loads(run_here("oom", "--json", "--budget", "0", "run.ctrace").stdout)["failures"]
+    assert failure["settings"]["withheld"] == "too-long"
+    (whole,) = json.loads(run_here("oom", "--json", "run.ctrace").stdout)["failures"]
+    assert whole["settings"]["untried"] == []
+
+
+def test_snapshot_of_pytorch_is_explained(run_here):
+    data = Path(__file__).resolve().parents[1] / "data"
+    for path in sorted(data.glob("*.pickle.xz")):
+        done = run_here("oom", "--budget", "0", path)
+        assert done.returncode in (0, 1), done.stderr
+
+
+def test_uncached_memory_that_runs_out_is_reported(run_warm, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + "ct.caching_allocator_enable(False)\nwhile True: hog()")
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    assert done.returncode == 1
+    assert "(hog)" in _holder((tmp_path / "run.oom.txt").read_text())
+
+
+def test_explaining_process_is_no_child_of_the_program(run_warm, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + "while True: hog()")
+    run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    code = "from cudatool.trace import read, Kind; print(len(read('run.ctrace').of_kind(Kind.CHILD_PROCESS)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+
+
+def test_example_of_the_page_prints_what_the_page_shows(run_warm, tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "out-of-memory.md").read_text()
+    program, console = re.findall(r"```(?:python|console)\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "layers.py").write_text(program)
+    run_warm("run", "--device", "sim:memory=256MiB", "-o", "layers.ctrace", "layers.py")
+    report = " ".join((tmp_path / "layers.oom.txt").read_text().split())
+    shown = console.partition("layers.oom.txt\n")[2].split("...")
+    assert len(shown) > 2
+    for part in filter(None, (" ".join(part.split()) for part in shown)):
+        assert part in report
