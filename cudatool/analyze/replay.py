@@ -7,8 +7,8 @@ exactly if there is no difference at all.
 A recording that begins in mid-program starts from the state that can be inferred for that time. Only one thing about it
 is unknown: whether a large block contains a remainder that was too small to be split off. The address of the next block
 after it shows this; without a next block, a block that is too small for a request that should have fit may show it.
-Then the remainder is assumed to be the missing bytes, and the replay starts again, as long as all passes together make
-at most three times the calls of one pass.
+Then the remainder is assumed to be the missing bytes, and the replay starts again, as long as all passes together cost
+at most three times as much as one without differences. A call that differs costs as much as several that do not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cudatool.analyze.replay_script import Script
 from cudatool.analyze.replay_start import own_stream, set_up
 from cudatool.analyze.requests import RELEASES, Call, Part, Requests, Verb, refuses_contradictions, requests
 from cudatool.errors import OutOfMemoryError, UsageError
-from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, PoolId, round_size, segment_size
+from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, BlockPool, PoolId, round_size, segment_size
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
@@ -39,9 +39,11 @@ from cudatool.units import counted
 __all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
 
 _ADDRESS_SPACE = 1 << 46  # for expandable segments if the size of the device is not known
-_MORE_PASSES = 2  # over all calls, after the first pass
-_SHORT = 2500  # calls, which take some milliseconds
-_PREPARED = 100  # calls: what it takes to prepare a pass of none
+# Costs are in calls that are served many at a time.
+_ALONE = 5  # what a call costs more that is taken by itself, measured
+_TIMES = 3  # as much as an exact replay may an inexact one cost
+_SHORT = 5000  # which take some hundredths of a second: may be spent on guesses in any case
+_PREPARED = 100  # to prepare a pass of no calls
 
 # The probable reasons for a difference.
 _ANOTHER_FITS = "another free block fits best here: other settings applied, or a block hides a rest"
@@ -197,27 +199,29 @@ def requests_with_pools(trace: Trace, device: int, settings: Settings, total_mem
 def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
     """Replay repeatedly, each time with a guess from the first difference, until there is no difference or no guess.
 
-    Guessed pools are dropped unless they explain everything. The passes after the first take twice its time at
-    most, or some milliseconds.
+    Guesses are dropped if they do not explain the difference for which they were made; guessed pools, unless they
+    explain everything. All passes together cost at most three times an exact one, or the first one and some hundredths
+    of a second.
     """
     asked = requests(trace, device)
     tails, pools = _visible_tails(asked), UnnamedPools(asked)
     plain = _Replay(trace, asked, settings, total_memory, dict(tails), set(), pools)
     plain.run(goes_on=True)
-    if not plain.guessed:
+    if not plain.guessed or plain.first is None:
         return plain
     with_guess, guesses = plain.tails, plain.guesses
     plain.tails, plain.guesses, plain.unnamed_pools = tails, set(), None
-    prepared = len(asked.calls) // 8 + _PREPARED  # calls that take as long as it takes to prepare a pass
-    left = max(_MORE_PASSES * (len(asked.calls) + prepared), _SHORT)
+    prepared = len(asked.calls) // 8 + _PREPARED
+    exact = len(asked.calls) + _ALONE * len(asked.calls.special())
+    left = max(_TIMES * exact - plain.cost, _SHORT)
     while left > prepared:
         left -= prepared
         replay = _Replay(trace, pools.asked, settings, total_memory, with_guess, guesses, pools)
-        finished = replay.run(at_most=left)
-        left -= replay.calls_made
-        if finished and (replay.first is None or not len(pools)):
-            return replay
+        finished = replay.run(at_most=left, beyond=plain.first.event)
+        left -= replay.cost
         if finished:
+            return replay
+        if not replay.guessed:
             break
     return plain
 
@@ -311,7 +315,8 @@ class _Replay:
         self._perhaps_too_much: list[int] = []
         self._available: list[int] = []  # bytes that could be reserved on the device, at each failure
         self._recorded_level = sum(change.size for change in asked.prior_memory)  # bytes reserved when it was recorded
-        self.allocs = self.exact = self.changes = self.changes_exact = self.calls_made = 0
+        self.allocs = self.exact = self.changes = self.changes_exact = 0
+        self.cost = self._most = 0
         self.first: Divergence | None = None
         self.tails = tails
         self.guesses = guesses  # the tails that were guessed
@@ -321,35 +326,39 @@ class _Replay:
         self._prior_at: dict[int, int] = {}  # end of a prior block in use -> its number
         self.guessed = False  # whether there is a new guess
         self._goes_on = self._stops = False
+        self._beyond = -1  # the event after which a difference does not make guesses wrong
         self._pools: set[PoolId] = set()
 
-    def run(self, *, goes_on: bool = False, at_most: int | None = None) -> bool:
+    def run(self, *, goes_on: bool = False, at_most: int | None = None, beyond: int = -1) -> bool:
         """Replay everything and return True; or stop and return False.
 
-        It stops if there is a new guess to start again from, unless it `goes_on`, and after so many calls.
+        Unless it `goes_on`, it stops if there is a new guess to start again from, or if guesses are wrong: those of
+        pools if anything differs, the others if an event differs that is not `beyond` this one. It also stops at a
+        cost.
         """
-        self._goes_on = goes_on
+        self._goes_on, self._beyond = goes_on, beyond
+        calls = self.asked.calls
+        self._most = (1 + _ALONE) * len(calls) if at_most is None else at_most
         if self.asked.prior_memory or self.asked.prior_blocks:
             self._set_up()
-        calls = self.asked.calls
-        special = calls.special([at_most] if at_most is not None and at_most < len(calls) else [])
-        return calls.go_through(
-            special, self._many, lambda number, call: number != at_most and self._one(number, call), "replaying"
-        )
+        return calls.go_through(calls.special(), self._many, self._one, "replaying")
 
     def _many(self, part: Part, start: int, stop: int) -> int:
         """Replay calls in which nothing else happens, up to the first that differs from the recording."""
         lists = part.mallocs, part.blocks, part.sizes, part.streams, part.addresses
+        stop = min(stop, start + max(self._most - self.cost, 0))
         stop, _ = self.policy.serve(self._address, *lists, start, stop)
         allocs = part.mallocs[start:stop].count(True)
         self.allocs += allocs
         self.exact += allocs
-        self.calls_made = part.first + stop
+        self.cost += stop - start
         return stop
 
     def _one(self, number: int, call: Call) -> bool:
         """Replay a call; return whether to go on."""
-        self.calls_made = number + 1
+        if self.cost >= self._most:
+            return False
+        self.cost += 1 + _ALONE
         for change in call.changes:
             self._recorded_level += -change.size if change.kind in RELEASES else change.size
         verb = call.verb
@@ -488,6 +497,16 @@ class _Replay:
 
     def _malloc(self, call: Call) -> None:
         self.allocs += 1
+        size, pool = self._size_and_pool(call)
+        fitting = pool.fit(size, call.stream)
+        # What would be handed out and taken back at once takes longer, and counts as another allocation.
+        if fitting is not None and fitting.address != call.address:
+            self._malloc_elsewhere(call, fitting.address, fitting)
+            return
+        if fitting is None and not call.changes and not pool.expandable and self.policy.segments.allowed is None:
+            self._diverge(call, f"{call.address:#x}", "a new segment", _NOTHING_FITS)
+            self._put_where_it_was(call)
+            return
         try:
             actual = self._allocate(call)
         except OutOfMemoryError:
@@ -496,7 +515,11 @@ class _Replay:
             self.exact += 1
             self._address[call.block] = actual
             return
-        if self.first is None and self._can_guess(call, actual):
+        self._malloc_elsewhere(call, actual)
+
+    def _malloc_elsewhere(self, call: Call, actual: int, fitting: Block | None = None) -> None:
+        """Note that a request got another address, or would get that of a `fitting` free block; put it where it was."""
+        if self.first is None and self._can_guess(call, actual, fitting):
             self.guessed, self._stops = True, not self._goes_on
             if self._stops:
                 return
@@ -505,8 +528,11 @@ class _Replay:
         if not actual or self.script.is_made_up(actual):
             here, reason = "a new segment" if actual else "out of memory", _NOTHING_FITS
         self._diverge(call, f"{call.address:#x}", here, reason)
-        if actual:
+        if actual and fitting is None:
             self._give_back(actual)
+        self._put_where_it_was(call)
+
+    def _put_where_it_was(self, call: Call) -> None:
         self._enforce()
         if self.policy.allocate_at(call.address, round_size(call.size, self.settings), call.size):
             self._address[call.block] = call.address
@@ -549,9 +575,18 @@ class _Replay:
         for id in pools:  # a pool that goes away empties its own cache; torch.cuda.empty_cache() the default one too
             self.policy.release_cached(id)
 
-    def _fits(self, call: Call) -> bool:
+    def _size_and_pool(self, call: Call) -> tuple[int, BlockPool]:
+        """Return the size of the block for a request, and the pool that it comes from."""
+        id = DEFAULT_POOL
+        if call.pool:
+            id = self._pool(call.pool)
+        else:
+            self.policy.free_passed_blocks()
         size = round_size(call.size, self.settings)
-        pool = self.policy.pool_for(self._pool(call.pool), is_small=size <= SMALL_LIMIT)
+        return size, self.policy.pool_for(id, is_small=size <= SMALL_LIMIT)
+
+    def _fits(self, call: Call) -> bool:
+        size, pool = self._size_and_pool(call)
         return pool.fit(size, call.stream) is not None
 
     def _default_has_free_segments(self) -> bool:
@@ -561,16 +596,19 @@ class _Replay:
     # Differences.
 
     def _diverge(self, call: Call, expected: str, actual: str, reason: str) -> None:
+        pools = self.unnamed_pools
+        if not self._goes_on and ((pools is not None and len(pools)) or call.event <= self._beyond):
+            self._stops = True
         if self.first is None:
             self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual, reason)
 
-    def _can_guess(self, call: Call, actual: int) -> bool:
+    def _can_guess(self, call: Call, actual: int, fitting: Block | None) -> bool:
         """Explain an allocation after a prior block by a remainder in this block, or others by a private pool."""
         prior = self._prior_at.get(actual)
         if prior is None or prior not in self._address or prior in self.tails:
             pools = self.unnamed_pools
             return pools is not None and any(pools.explain(at, call) for at in (call.address, actual))
-        block = self.policy.block_in_use(actual)
+        block = fitting or self.policy.block_in_use(actual)
         after = block.next
         room = block.size + (after.size if after is not None and after.state is FREE else 0)
         missing = room - round_size(call.size, self.settings) + MIN_BLOCK_SIZE

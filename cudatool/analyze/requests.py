@@ -643,8 +643,10 @@ def refuses_contradictions(
         except ConfigError:
             raise
         except (AssertionError, KeyError, UsageError) as error:
-            said = str(error) if isinstance(error, UsageError) else repr(error)
-            raise FileFormatError(trace.source, f"its events contradict each other ({said})") from error
+            said = f" ({error})" if isinstance(error, UsageError) else ""
+            if isinstance(error, KeyError) and isinstance(error.args[0], int):
+                said = f" (at {error.args[0]:#x})"  # memory that is looked for by its address
+            raise FileFormatError(trace.source, f"its events contradict each other{said}") from error
 
     return call
 
