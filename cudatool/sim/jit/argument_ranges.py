@@ -7,14 +7,14 @@ everything is checked as without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cudatool.ptx import Address, Function, Register
+from cudatool.ptx import Address, Function, Instruction, Register, elements, space_of, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.context import ARGUMENT_RANGES
 
-__all__ = ["ArgumentRanges"]
+__all__ = ["ArgumentRanges", "Near", "near_accesses"]
 
 # What computes an address from another one, of 64-bit registers.
 _HANDS_ON = frozenset({"mov", "cvta", "add", "sub", "selp"})
@@ -67,3 +67,54 @@ class ArgumentRanges:
     def addresses(self, arguments: bytes) -> list[int]:
         """Return the pointers of a launch with these packed arguments."""
         return [int.from_bytes(arguments[offset : offset + 8], "little") for offset in self.offsets]
+
+
+_FARTHEST = 2048  # bytes from the first to the end of the last of accesses that are checked at once
+
+
+@dataclass(slots=True)
+class Near:
+    """Accesses of one size by straight code, at constant distances from each other: one check may do for all.
+
+    Attributes
+    ----------
+    first, stop
+        Where the first begins and the last ends, from what their register holds, bytes.
+    is_sound
+        The name of the value that says that none of them can be wrong; empty until it is emitted.
+    """
+
+    first: int
+    stop: int
+    is_sound: str = ""
+
+
+def near_accesses(block: Iterable[Instruction], of_line: Mapping[int, int]) -> dict[int, tuple[Near, int]]:
+    """Return, of a basic block, the loads and stores that are near others, by :func:`id`: with what, and where.
+
+    `of_line` is :attr:`ArgumentRanges.of_line`. An unrolled loop over an array has them, and code that reads several
+    members of a structure.
+    """
+    open_: dict[tuple[str, int, int], list[tuple[Instruction, int]]] = {}
+    runs: list[tuple[int, list[tuple[Instruction, int]]]] = []
+    for i in block:
+        place = i.operands[i.opcode != "st"] if i.opcode in ("ld", "ldu", "st") and len(i.operands) == 2 else None
+        if (
+            isinstance(place, Address)
+            and isinstance(place.base, Register)
+            and space_of(i) in ("global", "generic")
+            and i.line in of_line
+        ):
+            values = elements(i.operands[i.opcode == "st"])
+            size = type_bytes(i.modifiers[-1]) * len(values)
+            open_.setdefault((place.base.name, size, of_line[i.line]), []).append((i, place.offset))
+        for name in writes(i):  # an address that it holds now is another one
+            for key in [key for key in open_ if key[0] == name]:
+                runs.append((key[1], open_.pop(key)))
+    runs += [(size, run) for (_, size, _), run in open_.items()]
+    found: dict[int, tuple[Near, int]] = {}
+    for size, run in runs:
+        near = Near(min(offset for _, offset in run), max(offset for _, offset in run) + size)
+        if len(run) > 1 and near.stop - near.first <= _FARTHEST:
+            found |= {id(i): (near, offset) for i, offset in run}
+    return found

@@ -47,7 +47,7 @@ from cudatool.sim.jit import (
     texture,
     video,
 )
-from cudatool.sim.jit.argument_ranges import ArgumentRanges
+from cudatool.sim.jit.argument_ranges import ArgumentRanges, near_accesses
 from cudatool.sim.jit.checking import functions
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
@@ -434,6 +434,7 @@ class _Kernel:
             e.emit(f"ret i32 {EXIT}")
             return []
         leads = list(block.successors)
+        e.near = near_accesses(self.code[block.start : block.stop], self.ranges)
         for index in range(block.start, block.stop):
             instruction = self.code[index]
             self._begin(e, instruction)

@@ -28,6 +28,7 @@ from cudatool.ptx import (
     symbols,
     type_bytes,
 )
+from cudatool.sim.jit.argument_ranges import Near
 from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.instrument import Flag, Instrument, Mode, Needless, observe
 from cudatool.source_text import SourceLine
@@ -250,6 +251,7 @@ class Emitter:
         self.count = 0
         self.instruction: Instruction | None = None
         self.orders_by_flags = True  # whether the kernel has fences, or accesses that release or acquire
+        self.near: Mapping[int, tuple[Near, int]] = {}  # of the basic block (:func:`.argument_ranges.near_accesses`)
         self.counts_accesses = False  # whether %accesses counts what the thread accessed since it was last suspended
 
     # ---- text ----

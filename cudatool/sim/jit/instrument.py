@@ -150,7 +150,7 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
         around, elsewhere = e.new_label(), e.new_label()
         e.emit(f"br label %{around}")
         e.label(around)
-        joined, sound = e.new_label(), _is_around_argument(e, pointer, size, e.ranges[line])
+        joined, sound = e.new_label(), _is_sound(e, pointer, size, e.ranges[line])
         e.emit(f"br i1 {sound}, label %{joined}, label %{elsewhere}, !prof !4")
         e.label(elsewhere)
         checked, last = (
@@ -166,17 +166,35 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
     return _observe(e, kinds, space, pointer, size, mode, line=line, align=align, flags=flags)
 
 
-def _is_around_argument(e: Emitter, pointer: str, size: int, number: int) -> str:
+def _is_sound(e: Emitter, pointer: str, size: int, number: int) -> str:
+    """Emit whether nothing can be wrong with an access; of accesses that are near each other, once for all."""
+    near, offset = e.near.get(id(e.instruction), (None, 0))
+    if near is None:
+        return _is_around_argument(e, pointer, size, number)
+    if near.is_sound:
+        return near.is_sound
+    if e.instruction is not None and e.instruction.guard is not None:  # others would not have the value
+        return _is_around_argument(e, pointer, size, number)
+    if offset != near.first:
+        pointer = e.op(f"getelementptr i8, ptr {pointer}, i64 {near.first - offset}")
+    near.is_sound = _is_around_argument(e, pointer, size, number, near.stop - near.first)
+    return near.is_sound
+
+
+def _is_around_argument(e: Emitter, pointer: str, size: int, number: int, reach: int = 0) -> str:
     """Emit whether an access lies in the memory around an argument in which nothing can be wrong, and is aligned.
 
-    Rotated by the bits that must be 0, a distance that is not aligned is greater than all.
+    Rotated by the bits that must be 0, a distance that is not aligned is greater than all. With `reach`, this holds for
+    all aligned accesses to that many bytes.
     """
     address = e.op(f"ptrtoint ptr {pointer} to i64")
     bits = size.bit_length() - 1
     distance = e.op(f"sub i64 {address}, {e.field('argument_first', number)}")
     rotated = e.call("i64", "llvm.fshr.i64", f"i64 {distance}", f"i64 {distance}", f"i64 {bits}")
-    limit = e.op(f"lshr i64 {e.field('argument_bytes', number)}, {bits}")
-    return e.op(f"icmp ult i64 {rotated}, {limit}")
+    bytes_ = e.field("argument_bytes", number)
+    if reach > size:
+        bytes_ = e.call("i64", "llvm.usub.sat.i64", f"i64 {bytes_}", f"i64 {reach - size}")
+    return e.op(f"icmp ult i64 {rotated}, {e.op(f'lshr i64 {bytes_}, {bits}')}")
 
 
 def _observe(
