@@ -21,7 +21,7 @@ values, the other checks leave it out, too (:func:`needless`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -137,6 +137,12 @@ class Independent:
                 self._known.clear()
             self._known[key] = self._find(arguments, grid, block, device, address_of)
         return self._known[key]
+
+    def may_write(self, apart: Set[int]) -> bool:
+        """Whether the kernel may write to device memory at other lines of PTX than those `apart`."""
+        return self._addresses.sites is None or any(
+            site.mode is not Mode.READ and site.space != "shared" and site.line not in apart for site in self._sites
+        )
 
     def _find(
         self,

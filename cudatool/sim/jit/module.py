@@ -68,6 +68,7 @@ _MAX_VARIANTS = 4  # of a kernel's code that differ in which checks are left out
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
 
+_MOST_CHECKED = 64  # launches that a kernel keeps for how they are checked
 _MOST_PLANS = 256  # shapes of launches that a kernel keeps what they need for
 
 __all__ = ["MAX_STACK", "GlobalVariable", "JitModule", "JitKernel", "Param", "load"]
@@ -179,6 +180,26 @@ class _Translated:
     parks: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """How a launch is checked.
+
+    Attributes
+    ----------
+    left_out
+        The checks that would find nothing.
+    written, sound
+        See :meth:`.Shadow.prepare`.
+    fills
+        Whether memory may have more values after it, which later checks could leave out.
+    """
+
+    left_out: Needless
+    written: range | None
+    sound: tuple[tuple[int, int], ...]
+    fills: bool
+
+
 class JitKernel:
     """A kernel of a :class:`JitModule`.
 
@@ -203,6 +224,7 @@ class JitKernel:
         self._accesses: KernelAccesses | None = None
         self._variants: dict[tuple[Instrument, bool, Needless], _Translated] = {}
         self._plans: dict[tuple[object, ...], NativeLaunch | None] = {}
+        self._checked: dict[tuple[object, ...], _Checked] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -461,17 +483,10 @@ class JitKernel:
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
-        left_out, written, pointers = Needless(), None, list[int]()
+        how = _Checked(Needless(), None, (), fills=True)
         if shadow is not None and instrument & ~Instrument.SYNCCHECK:
-            arguments = ctypes.string_at(params, self.layout.param_bytes)
-            device = range(shadow.base, shadow.base + shadow.size)
-            known = self._independent.of_launch(arguments, grid, block, device, self._address_of)
-            left_out, written = needless(known, instrument, shadow, self._shared_bytes(shared_bytes)), known.written
-            left_out = self._translated_for(instrument, large, left_out)
-            around = self._argument_ranges
-            if any((kind, line) not in left_out for kind in _MEMORY & instrument for line in around.of_line):
-                pointers = around.addresses(arguments)
-        translated = self._translate(instrument, large, left_out)
+            how = self._find_checked(grid, block, shared_bytes, params, instrument, shadow)
+        translated = self._translate(instrument, large, how.left_out)
         workspace = (ctypes.c_uint32 * 16)()
         launch = replace(
             self._described(translated, grid, block, shared_bytes, heap, stack_bytes),
@@ -492,7 +507,7 @@ class JitKernel:
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(shadow.prepare(contexts, self._lines, ranges, order, written, pointers))
+                checked.append(shadow.prepare(contexts, self._lines, ranges, order, how.written, how.sound))
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)
@@ -501,7 +516,39 @@ class JitKernel:
         except KernelError as error:
             error.found = [found for launching in checked for found in launching.found()]
             raise
+        finally:
+            if shadow is not None and (how.fills or self._uses_heap):
+                shadow.changed()
         return [found for launching in checked for found in launching.found()]
+
+    def _find_checked(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        params: int,
+        instrument: Instrument,
+        shadow: Shadow,
+    ) -> _Checked:
+        """Return how a launch is checked: found once for launches that are alike while memory is as it was."""
+        arguments = ctypes.string_at(params, self.layout.param_bytes)
+        key = shadow.version, arguments, grid, block, shared_bytes, instrument
+        if (known := self._checked.get(key)) is not None:
+            return known
+        device = range(shadow.base, shadow.base + shadow.size)
+        of_launch = self._independent.of_launch(arguments, grid, block, device, self._address_of)
+        left_out = needless(of_launch, instrument, shadow, self._shared_bytes(shared_bytes))
+        left_out = self._translated_for(instrument, _is_large(grid, block), left_out)
+        around, sound = self._argument_ranges, tuple[tuple[int, int], ...]()
+        if any((kind, line) not in left_out for kind in _MEMORY & instrument for line in around.of_line):
+            sound = tuple(shadow.sound_around(pointer) for pointer in around.addresses(arguments))
+        fills = bool(instrument & Instrument.INITCHECK) and self._independent.may_write(
+            {line for check, line in left_out if check is Instrument.INITCHECK}
+        )
+        if len(self._checked) >= _MOST_CHECKED:
+            self._checked.clear()
+        found = self._checked[key] = _Checked(left_out, of_launch.written, sound, fills=fills)
+        return found
 
     def launch_alone(
         self,
@@ -633,7 +680,12 @@ class JitKernel:
                     return False
         return True
 
-    @property
+    @cached_property
+    def _uses_heap(self) -> bool:
+        """Whether it allocates memory or frees it."""
+        return bool(self.system_calls & {"malloc", "free"})
+
+    @cached_property
     def _lines(self) -> int:
         return 1 + max((instruction.line for instruction in self._function.instructions), default=0)
 

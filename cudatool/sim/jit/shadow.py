@@ -6,6 +6,7 @@ The maps are reserved, not allocated: they cost what was touched.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
 _LOOKED_AT = 64  # pages that are looked at byte by byte at once
 _LONGEST_RUN = 1 << 16  # pages before and after an argument that are looked at
 _READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
+_versions = itertools.count()  # of all shadows: a number is never given twice
 _LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
 
@@ -83,6 +85,9 @@ class Shadow:
     ----------
     history_limit
         See :data:`.race_engine.HISTORY_LIMIT`.
+    version
+        Another number whenever memory may have become usable, unusable or filled: what holds for a launch
+        (:meth:`is_usable`, :meth:`has_values`, :meth:`sound_around`) holds for the next one with the same number.
     """
 
     history_limit = HISTORY_LIMIT
@@ -99,6 +104,7 @@ class Shadow:
         ]
         self._valid, self._pages, self._init, self._filled, self._words, self._seconds, self._cells = self._maps
         self._moment = 0
+        self.version = next(_versions)
         self._nowhere = (ctypes.c_uint64 * 16)()
 
     def reset(self, kinds: Instrument) -> None:
@@ -107,6 +113,11 @@ class Shadow:
         for one in self._maps:
             one.clear()
         self._moment = 0
+        self.changed()
+
+    def changed(self) -> None:
+        """Let what was found out about memory be found out anew (:attr:`version`)."""
+        self.version = next(_versions)
 
     def narrow(self, kinds: Instrument) -> None:
         """Check only these of what is checked, until the next call.
@@ -114,6 +125,7 @@ class Shadow:
         Reads of memory never written are checked on: kernels that are not, would leave what they write unknown.
         """
         self.kinds = self._tracked & (kinds | Instrument.INITCHECK)
+        self.changed()
 
     # ---- memory ----
 
@@ -137,6 +149,7 @@ class Shadow:
         start, stop = address - self.base, address - self.base + size
         self._valid.view[start:stop] = 0
         self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
+        self.changed()
         self._may_lack_values(start, size)
 
     def read_only(self, address: int, size: int) -> None:
@@ -146,6 +159,7 @@ class Shadow:
             self._look_at_bytes(page)
         self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
         self._valid.view[start:stop] = _READ_ONLY
+        self.changed()
 
     def is_read_only(self, address: int, size: int) -> bool:
         """Whether all of these bytes may be read, and some not written."""
@@ -172,6 +186,7 @@ class Shadow:
         """These bytes have a value now."""
         if self._tracked & Instrument.INITCHECK and self._covers(address):
             self._init.view[address - self.base :][:size] = 1
+            self.changed()
 
     def copied(self, target: int, source: int, size: int) -> tuple[int, int]:
         """What is known of the values of `source` holds for `target`; memory of the host has values.
@@ -247,11 +262,13 @@ class Shadow:
 
     def _may_lack_values(self, start: int, size: int) -> None:
         self._filled.view[start // PAGE : -(-(start + size) // PAGE)] = 0
+        self.changed()
 
     def _covers(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
 
     def _set_valid(self, start: int, size: int, value: int) -> None:
+        self.changed()
         stop = start + size
         first, last = -(-start // PAGE), stop // PAGE  # pages that lie inside as a whole
         if first < last:
@@ -279,18 +296,18 @@ class Shadow:
         host: Sequence[tuple[int, int]],
         order: Order,
         written: range | None,
-        pointers: Sequence[int] = (),
+        sound: Sequence[tuple[int, int]] = (),
     ) -> Launching:
         """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
 
-        Outside of the addresses `written`, if known, the launch writes nothing. `pointers` are arguments that addresses
-        are computed from.
+        Outside of the addresses `written`, if known, the launch writes nothing. `sound` is what :meth:`sound_around`
+        says of the arguments that addresses are computed from.
         """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
             for one in (self._words, self._seconds, self._cells):
                 one.clear()
             self._moment = 0
-        return Launching(self, contexts, lines, host, order, written, pointers)
+        return Launching(self, contexts, lines, host, order, written, sound)
 
 
 def _run_around(pages: npt.NDArray[np.uint8], page: int) -> tuple[int, int]:
@@ -312,9 +329,8 @@ class Launching:
         host: Sequence[tuple[int, int]],
         order: Order,
         written: range | None,
-        pointers: Sequence[int],
+        sound: Sequence[tuple[int, int]],
     ) -> None:
-        sound = [shadow.sound_around(pointer) for pointer in pointers]
         written = range(shadow.base, shadow.base + shadow.size) if written is None else written
         self._shadow = shadow
         self._contexts = contexts

@@ -382,6 +382,9 @@ ld.param.u32 %r8, [zero];
 class _Nothing:
     """Of no launch is anything known."""
 
+    def may_write(self, apart: object) -> bool:
+        return True
+
     def of_launch(self, *_: object) -> OfLaunch:
         return OfLaunch(frozenset(), None, (), frozenset())
 

@@ -255,7 +255,111 @@ def test_findings_of_many_blocks_are_counted(check, threads):
     assert 6400 == found.count
 
 
+def test_checks_are_left_out_once_a_kernel_gave_memory_values(memory, ptx_kernel):
+    start = memory.ctypes.data
+    shadow = jit.Shadow(start, memory.nbytes, Instrument.INITCHECK)
+    shadow.allocated(start, 4096)
+    params = ctypes.c_uint64(start)
+    kernel = ptx_kernel(".param .u64 p", HEAD + OWN + "st.global.u32 [%a3], 7;\nret;")
+    left_out = []
+    for _ in range(2):
+        kernel.launch(
+            grid=(1, 1, 1), block=(1024, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+        )
+        left_out.append(len(list(kernel._checked.values())[-1].left_out))
+    assert [0, 1] == left_out
+
+
 # ---- initcheck ----
+
+# ---- accesses near each other, launches that are alike ----
+
+NEAR = """mul.wide.u32 %a0, %r1, 64;
+add.u64 %a3, %a1, %a0;
+ld.global.u32 %r2, [%a3+56];
+ld.global.u32 %r3, [%a3];
+ld.global.u32 %r4, [%a3+60];
+ld.global.u32 %r5, [%a3+64];
+st.global.u32 [%a3+52], %r5;
+ret;"""
+
+
+def test_of_accesses_near_each_other_only_the_wrong_one_is_reported(check, memory):
+    (found,) = check(Instrument.MEMCHECK, NEAR)  # thread 63 reads what follows the allocation
+    assert (Defect.INVALID, memory.ctypes.data + 4096, 63, 1) == (
+        found.defect,
+        found.address,
+        found.thread,
+        found.count,
+    )
+    assert [] == check(Instrument.MEMCHECK, NEAR, allocated=8192)
+    found = check(Instrument.MEMCHECK, NEAR, address=memory.ctypes.data + 2, block=32)
+    assert [(Defect.MISALIGNED, 32)] * 5 == [(one.defect, one.count) for one in found]
+    (found,) = check(Instrument.INITCHECK, NEAR, allocated=8192)
+    assert (Defect.UNINITIALIZED, 63) == (found.defect, found.thread)
+
+
+def test_an_address_that_changes_is_looked_at_anew(check, memory):
+    body = NEAR.replace("ld.global.u32 %r4", "add.u64 %a3, %a3, 4096;\nld.global.u32 %r4")
+    found = check(Instrument.MEMCHECK, body)
+    assert [("read", 64), ("read", 64), ("write", 64)] == [(one.mode, one.count) for one in found]
+
+
+def test_a_guarded_access_does_not_stand_for_those_near_it(check):
+    body = "setp.eq.u32 %p1, %r1, 63;\n" + NEAR.replace("ld.global.u32 %r2", "@%p1 ld.global.u32 %r2")
+    (found,) = check(Instrument.MEMCHECK, body)
+    assert (63, 1) == (found.thread, found.count)
+
+
+def test_accesses_near_each_other_need_one_comparison(ptx_kernel):
+    kernel = ptx_kernel(".param .u64 p", HEAD + NEAR)
+    text = kernel._generate(Instrument.MEMCHECK, large_grid=False).text
+    assert 1 == text.count("call i64 @llvm.fshr.i64")
+
+
+@pytest.fixture
+def alike(memory, ptx_kernel) -> Callable[..., list[jit.Found]]:
+    """Launch one kernel again and again, with the same arguments."""
+    kernels: dict[str, jit.JitKernel] = {}
+    params = ctypes.c_uint64(memory.ctypes.data)
+
+    def run(shadow: jit.Shadow, body: str) -> list[Defect]:
+        if body not in kernels:
+            kernels[body] = ptx_kernel(".param .u64 p", HEAD + body)
+        launch = kernels[body].launch
+        found = launch(grid=(1, 1, 1), block=(64, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow)
+        return [one.defect for one in found]
+
+    return run
+
+
+OWN = "mul.wide.u32 %a0, %r1, 4;\nadd.u64 %a3, %a1, %a0;\n"
+
+
+# The second one's index comes from memory, so that the arguments do not say where it reads.
+@pytest.mark.parametrize("index", ["", "ld.global.u32 %r1, [%a1+8192];\n"])
+def test_launches_that_are_alike_are_checked_by_what_memory_is_now(memory, alike, index):
+    start = memory.ctypes.data
+    shadow = jit.Shadow(start, memory.nbytes, Instrument.MEMCHECK | Instrument.INITCHECK)
+    reads, writes = index + OWN + "ld.global.u32 %r2, [%a3];\nret;", OWN + "st.global.u32 [%a3], 7;\nret;"
+    shadow.allocated(start, 16384)
+    shadow.written(start + 8192, 4096)
+    for _ in range(2):
+        assert [Defect.UNINITIALIZED] == alike(shadow, reads)
+    for _ in range(2):
+        assert [] == alike(shadow, writes)
+        assert [] == alike(shadow, reads)
+    shadow.freed(start, 4096)
+    assert [Defect.INVALID] == alike(shadow, writes)
+    assert Defect.INVALID in alike(shadow, reads)
+    shadow.allocated(start, 4096)
+    assert [Defect.UNINITIALIZED] == alike(shadow, reads)
+    shadow.written(start, 4096)
+    assert [] == alike(shadow, reads)
+    shadow.read_only(start, 4096)
+    assert [Defect.INVALID] == alike(shadow, writes)
+    shadow.narrow(Instrument.INITCHECK)
+    assert [] == alike(shadow, writes)
 
 
 def test_reads_of_memory_that_was_never_written_are_reported(check, memory):
@@ -435,6 +539,43 @@ def test_each_block_of_the_heap_is_memory_of_its_own(heap_check, body, bad):
 def test_blocks_of_the_heap_have_no_values_at_first(heap_check):
     reads = "ld.b32 %v, [%b1+8]; st.b32 [%b1+12], %v; ld.b32 %v, [%b1+12]; ret;"
     assert [(Defect.UNINITIALIZED, 8)] == heap_check(Instrument.INITCHECK, "mov.b32 %v, 0;" + reads)
+
+
+def test_a_block_that_a_kernel_gave_back_is_not_in_use_for_the_next_launch(memory, ptx_kernel):
+    """Kernels change what may be used: a launch like one before is checked anew after that."""
+    start, half = memory.ctypes.data, memory.nbytes // 2
+    heap = Heap(start, half)
+    shadow = jit.Shadow(start, memory.nbytes, Instrument.MEMCHECK)
+    shadow.heap(start, half)
+    shadow.usable(start + half, half)
+    place = memory[half : half + 8].view(np.uint64)
+
+    def launch(kernel: jit.JitKernel, argument: int) -> list[Defect]:
+        params = ctypes.c_uint64(argument)
+        found = kernel.launch(
+            grid=(1, 1, 1),
+            block=(1, 1, 1),
+            shared_bytes=0,
+            params=ctypes.addressof(params),
+            shadow=shadow,
+            heap=heap.handle,
+        )
+        return [one.defect for one in found]
+
+    parameter = ".reg .b64 %o; ld.param.u64 %o, [p];\n"
+    take = ptx_kernel(".param .u64 p", TAKE + parameter + "st.global.u64 [%o], %b1; ret;", before=HEAP_CALLS)
+    free = ptx_kernel(
+        ".param .u64 p", parameter + TAKE.partition("{")[0] + "mov.b64 %b1, %o;\n" + FREE + "ret;", before=HEAP_CALLS
+    )
+    use = ptx_kernel(".param .u64 p", parameter + ".reg .b32 %v; ld.global.u32 %v, [%o]; ret;")
+    try:
+        assert [] == launch(take, start + half)
+        for _ in range(2):
+            assert [] == launch(use, int(place[0]))
+        assert [] == launch(free, int(place[0]))
+        assert [Defect.INVALID] == launch(use, int(place[0]))
+    finally:
+        heap.close()
 
 
 # ---- the same each time ----
