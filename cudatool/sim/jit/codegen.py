@@ -42,6 +42,7 @@ from cudatool.sim.jit import (
     conversion,
     matrix,
     memory_instructions,
+    runs,
     scheduler,
     system,
     texture,
@@ -81,6 +82,7 @@ del (
     conversion,
     matrix,
     memory_instructions,
+    runs,
     system,
     texture,
     video,
@@ -91,6 +93,7 @@ MARK = "; PTX "
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
+_MANY = 32  # regions from which on each is a function of its own: LLVM takes too long for all of them as one
 _SUSPENSION = 12  # instructions that leaving a region comes to
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
@@ -342,7 +345,8 @@ class _Kernel:
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
-            self.parts.append(scheduler.all_threads(number, only, rotated=bool(self.instrument & Instrument.RACECHECK)))
+            rotated = bool(self.instrument & Instrument.RACECHECK)
+            self.parts.append(scheduler.all_threads(number, only, rotated=rotated, apart=len(successors) > _MANY))
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         self.parts.append(scheduler.block(kinds, diverges=diverges))
@@ -511,8 +515,9 @@ class _Kernel:
             leaving = list(self.rows[index].leave(instruction))
         for name, operand, type_name in leaving:
             if isinstance(operand, Address):
-                space, pointer = e.pointer(space_of(instruction), operand)
-                pointer = self.rows[index].access(e, instruction, space, pointer)
+                part = e.instruction = self.rows[index].part(instruction, operand)
+                space, pointer = e.pointer(space_of(part), operand)
+                pointer = self.rows[index].access(e, part, space, pointer)
                 self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
             else:
                 self._leave(e, name, e.get(operand, "b64" if type_name == "phase" else type_name), type_name)

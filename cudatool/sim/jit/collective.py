@@ -89,6 +89,9 @@ class Suspension:
         for this thread, and returns the pointer to leave.
     fits
         Whether the row is for this form of the instruction.
+    part
+        Given the instruction and an address that it leaves: the instruction that `access` is told of, another one if
+        several were joined.
     """
 
     kind: int
@@ -98,6 +101,7 @@ class Suspension:
     extra: Callable[[Instruction], int] = lambda i: 0
     access: Callable[[Emitter, Instruction, str, str], str] = lambda e, i, space, pointer: pointer
     fits: Callable[[Instruction], bool] = lambda i: True
+    part: Callable[[Instruction, Operand], Instruction] = lambda i, operand: i
 
 
 # ---- vectors of a warp ----

@@ -17,18 +17,31 @@ from cudatool.sim.jit.emit import READ, WRITE, Emitter
 from cudatool.sim.jit.formats import widen_fp8
 from cudatool.sim.jit.fragments import ELEMENT_BITS, Fragment, fragment, quad_pair_fragment
 
-__all__: list[str] = []
+__all__ = [
+    "DENSE",
+    "EVERYONE",
+    "Product",
+    "is_dense",
+    "matrices_of",
+    "move_rows",
+    "multiply",
+    "observe_row",
+    "product_of",
+    "transfer",
+    "warp_arrays",
+    "words_of",
+]
 
-_EVERYONE: tuple[str, Operand, str] = ("mask", Immediate(0xFFFFFFFF), "b32")
+EVERYONE: tuple[str, Operand, str] = ("mask", Immediate(0xFFFFFFFF), "b32")
 # In which type a dense matrix of each element type is kept.
-_DENSE = {
+DENSE = {
     **dict.fromkeys(["f16", "bf16", "tf32", "f32", "e4m3", "e5m2"], "float"),
     **dict.fromkeys(["s8", "u8", "s4", "u4", "s32", "b1"], "i32"),
     "f64": "double",
 }
 
 
-def _words(element: str) -> int:
+def words_of(element: str) -> int:
     """Return the 32-bit words of a register that holds elements of a type."""
     return 2 if element == "f64" else 1
 
@@ -62,7 +75,7 @@ def _decode(e: Emitter, element: str, word: str, part: int) -> str:
     if bits >= 32 or element == "b1":
         if element == "tf32":  # the lower bits do not count
             word = e.op(f"and i32 {word}, -8192")
-        return e.convert(word, "i32", _DENSE[element]) if element != "f64" else word
+        return e.convert(word, "i32", DENSE[element]) if element != "f64" else word
     if element in ("s8", "u8", "s4", "u4"):
         raised = e.op(f"shl i32 {word}, {32 - bits * (part + 1)}")
         return e.op(f"{'ashr' if element[0] == 's' else 'lshr'} i32 {raised}, {32 - bits}")
@@ -80,7 +93,7 @@ def _encode(e: Emitter, element: str, values: list[str]) -> str:
     if element == "f16":
         halves = [e.op(f"bitcast half {e.op(f'fptrunc float {value} to half')} to i16") for value in values]
         return e.pack(halves, "i16")
-    return e.convert(values[0], _DENSE[element], "i32") if element != "f64" else values[0]
+    return e.convert(values[0], DENSE[element], "i32") if element != "f64" else values[0]
 
 
 def _loop(name: str, body: Emitter, inner: str) -> str:
@@ -106,10 +119,23 @@ end:
 }}"""
 
 
-def _transfer(e: Emitter, element: str, dense: str, arrays: str, which: Fragment, *, store: bool) -> None:
-    """Fill a dense matrix from the registers of a warp, or with `store` the registers from the matrix."""
+def transfer(
+    e: Emitter,
+    element: str,
+    dense: str,
+    arrays: str,
+    which: Fragment,
+    *,
+    store: bool,
+    first: int = 0,
+    count: int | None = None,
+) -> None:
+    """Fill a dense matrix from the registers of a warp, or with `store` the registers from the matrix.
+
+    Of the fragment's registers, `count` from `first` on, which are those at `arrays`.
+    """
     name = f"{'spread' if store else 'gather'}_{element}"
-    body, kind, per = e.nested(), _DENSE[element], which.per_register
+    body, kind, per = e.nested(), DENSE[element], which.per_register
     upper = body.op(f"getelementptr i32, ptr %at, i64 {ROW}") if element == "f64" else ""
     places = []
     for part in range(per):
@@ -131,15 +157,19 @@ def _transfer(e: Emitter, element: str, dense: str, arrays: str, which: Fragment
             word = body.op(f"bitcast i64 {both} to double")
         for part, place in enumerate(places):
             body.emit(f"store {kind} {_decode(body, element, word, part)}, ptr {place}")
-    e.define(_loop(name, body, str(ROW * _words(element))))
-    e.emit(f"call void @{name}(ptr {arrays}, ptr {_table(e, which)}, i64 {32 * which.registers}, ptr {dense})")
+    e.define(_loop(name, body, str(ROW * words_of(element))))
+    table = _table(e, which)
+    if first:
+        table = e.op(f"getelementptr i16, ptr {table}, i64 {32 * per * first}")
+    number = which.registers if count is None else count
+    e.emit(f"call void @{name}(ptr {arrays}, ptr {table}, i64 {32 * number}, ptr {dense})")
 
 
 # ---- multiplying ----
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class Product:
     """What a multiplication multiplies: a key of :data:`ELEMENT_BITS` and a fragment for each of A, B, C and D."""
 
     types: tuple[str, str, str, str]
@@ -148,10 +178,10 @@ class _Product:
     @property
     def words(self) -> list[int]:
         """How many 32-bit words of each a thread holds."""
-        return [f.registers * _words(t) for t, f in zip(self.types, self.fragments, strict=True)]
+        return [f.registers * words_of(t) for t, f in zip(self.types, self.fragments, strict=True)]
 
 
-def _product(i: Instruction) -> _Product:
+def product_of(i: Instruction) -> Product:
     m, n, k = _shape(i)
     types = [modifier for modifier in i.modifiers if modifier in ELEMENT_BITS]
     if len(types) == 2:  # wmma with f16 names the types of D and C only
@@ -170,10 +200,10 @@ def _product(i: Instruction) -> _Product:
         if a == "b1":  # a word of 32 bits is one element of the dense matrices
             whole = [fragment(which, m, n, k // 32, "tf32", count) for which, _, count in order[:2]]
             parts = [*whole, *parts[2:]]
-    return _Product((a, b, c, d), (parts[0], parts[1], parts[2], parts[3]))
+    return Product((a, b, c, d), (parts[0], parts[1], parts[2], parts[3]))
 
 
-def _multiply(e: Emitter, i: Instruction, kind: str, rows: int, columns: int, depth: int) -> str:
+def multiply(e: Emitter, i: Instruction, kind: str, rows: int, columns: int, depth: int) -> str:
     """Return the name of a function that adds the product of two dense matrices to a third."""
     vector = f"<{columns} x {kind}>"
     operation = next((m for m in i.modifiers if m in ("xor", "and")), "")
@@ -241,31 +271,31 @@ end:
     return name
 
 
-def _arrays(e: Emitter, first: int) -> str:
-    """Return a pointer to this warp's part of array ``x<first>``."""
-    pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset(f'x{first}')}")
+def warp_arrays(e: Emitter, first: str) -> str:
+    """Return a pointer to this warp's part of an array, which the others follow."""
+    pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset(first)}")
     return e.op(f"getelementptr i8, ptr {pointer}, i64 {e.op('shl i64 %warp, 7')}")
 
 
 def _combine_product(e: Emitter, i: Instruction) -> None:
-    product = _product(i)
+    product = product_of(i)
     dense: list[str] = []
     first = 0
     a, b, c, d = product.fragments
     for t, part, words in zip(product.types[:3], (a, b, c), product.words[:3], strict=True):
         size = part.rows * part.columns * part.blocks
-        dense.append(e.op(f"alloca [{size} x {_DENSE[t]}], align 64"))
-        _transfer(e, t, dense[-1], _arrays(e, first), part, store=False)
+        dense.append(e.op(f"alloca [{size} x {DENSE[t]}], align 64"))
+        transfer(e, t, dense[-1], warp_arrays(e, f"x{first}"), part, store=False)
         first += words
-    kind = _DENSE[product.types[2]]
-    name = _multiply(e, i, kind, c.rows, c.columns, a.columns)
+    kind = DENSE[product.types[2]]
+    name = multiply(e, i, kind, c.rows, c.columns, a.columns)
     for block in range(a.blocks):
         starts = [
             e.op(f"getelementptr {kind}, ptr {dense[n]}, i64 {block * part.rows * part.columns}")
             for n, part in enumerate((a, b, c))
         ]
         e.emit(f"call void @{name}({', '.join(f'ptr {start}' for start in starts)})")
-    _transfer(e, product.types[3], dense[2], _arrays(e, 0), d, store=True)
+    transfer(e, product.types[3], dense[2], warp_arrays(e, "x0"), d, store=True)
 
 
 def _leave_registers(operands: list[tuple[Operand, str]]) -> list[tuple[str, Operand, str]]:
@@ -275,17 +305,17 @@ def _leave_registers(operands: list[tuple[Operand, str]]) -> list[tuple[str, Ope
     for operand, element in operands:
         for register in elements(operand):
             found.append((f"x{place}", register, "b64" if element == "f64" else "b32"))
-            place += _words(element)
+            place += words_of(element)
     return found
 
 
 def _leave_product(i: Instruction) -> list[tuple[str, Operand, str]]:
-    types = _product(i).types[:3]
-    return [_EVERYONE, *_leave_registers(list(zip(i.operands[1:4], types, strict=True)))]
+    types = product_of(i).types[:3]
+    return [EVERYONE, *_leave_registers(list(zip(i.operands[1:4], types, strict=True)))]
 
 
 def _extra_for_product(i: Instruction) -> int:
-    *sources, result = _product(i).words
+    *sources, result = product_of(i).words
     return max(sum(sources), result)
 
 
@@ -299,7 +329,7 @@ def _take_registers(e: Emitter, i: Instruction, element: str) -> None:
 
 
 def _take_product(e: Emitter, i: Instruction) -> None:
-    _take_registers(e, i, _product(i).types[3])
+    _take_registers(e, i, product_of(i).types[3])
 
 
 # ---- wmma.load and wmma.store: each thread accesses its own elements, after all threads have come ----
@@ -319,13 +349,13 @@ def _leave_matrix_address(i: Instruction) -> list[tuple[str, Operand, str]]:
     element, part = _memory_fragment(i, vector)
     default = part.columns if "row" in i.modifiers else part.rows
     stride: Operand = i.operands[2] if len(i.operands) > 2 else Immediate(default)
-    left: list[tuple[str, Operand, str]] = [_EVERYONE, ("a", address, "b64"), ("c", stride, "b32")]
+    left: list[tuple[str, Operand, str]] = [EVERYONE, ("a", address, "b64"), ("c", stride, "b32")]
     return left if loads else [*left, *_leave_registers([(vector, element)])]
 
 
 def _extra_for_store(i: Instruction) -> int:
     element, part = _memory_fragment(i, i.operands[1])
-    return part.registers * _words(element)
+    return part.registers * words_of(element)
 
 
 def _access_matrix(e: Emitter, i: Instruction) -> None:
@@ -396,15 +426,15 @@ def _element_pointer(
 # ---- ldmatrix, stmatrix, movmatrix: 8 x 8 matrices of 16-bit elements; a lane holds two neighbours of a row ----
 
 
-def _matrices(i: Instruction) -> int:
+def matrices_of(i: Instruction) -> int:
     return next(int(m[1]) for m in i.modifiers if m in ("x1", "x2", "x4"))
 
 
-def _observe_row(e: Emitter, i: Instruction, space: str, pointer: str) -> str:
+def observe_row(e: Emitter, i: Instruction, space: str, pointer: str) -> str:
     """Let checkers see the row of 16 bytes whose address this thread gives, if it is one of those that do."""
     if not e.instrument:
         return pointer
-    inside = e.op(f"icmp ult i32 {e.op('and i32 %t, 31')}, {8 * _matrices(i)}")
+    inside = e.op(f"icmp ult i32 {e.op('and i32 %t, 31')}, {8 * matrices_of(i)}")
     before, look, seen, after = (e.new_label() for _ in range(4))
     e.emit(f"br label %{before}")
     e.label(before)
@@ -418,8 +448,14 @@ def _observe_row(e: Emitter, i: Instruction, space: str, pointer: str) -> str:
     return e.op(f"phi ptr [ {pointer}, %{before} ], [ {checked}, %{seen} ]")
 
 
-def _move_rows(e: Emitter, i: Instruction, *, store: bool) -> None:
-    """Move the words, or with ``.trans`` the halves of them, between memory and the arrays of the warp."""
+def move_rows(
+    e: Emitter, i: Instruction, registers: str, addresses: str, *, store: bool, first: int = 0, count: int | None = None
+) -> None:
+    """Move the words, or with ``.trans`` the halves of them, between memory and the arrays of the warp.
+
+    Of the instruction's registers, `count` from `first` on, which are those at `registers`. The lanes' addresses are at
+    `addresses`, their upper halves in the array after it.
+    """
     trans = "trans" in i.modifiers
     name = f"{'stmatrix' if store else 'ldmatrix'}{'_trans' if trans else ''}"
     body = e.nested()
@@ -444,15 +480,21 @@ def _move_rows(e: Emitter, i: Instruction, *, store: bool) -> None:
     if not store:
         body.emit(f"store i32 {body.pack(values, kind) if trans else values[0]}, ptr %at")
     e.define(_loop(name, body, str(ROW)))
-    pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset('a')}")
-    addresses = e.op(f"getelementptr i8, ptr {pointer}, i64 {e.op('shl i64 %warp, 7')}")
-    e.emit(f"call void @{name}(ptr {_arrays(e, 0)}, ptr {addresses}, i64 {32 * _matrices(i)}, ptr null)")
+    if first:
+        addresses = e.op(f"getelementptr i32, ptr {addresses}, i64 {8 * first}")
+    number = matrices_of(i) if count is None else count
+    e.emit(f"call void @{name}(ptr {registers}, ptr {addresses}, i64 {32 * number}, ptr null)")
+
+
+def _move_own(e: Emitter, i: Instruction, *, store: bool) -> None:
+    """Do one instruction alone."""
+    move_rows(e, i, warp_arrays(e, "x0"), warp_arrays(e, "a"), store=store)
 
 
 def _transpose(e: Emitter, i: Instruction) -> None:
     """``movmatrix``: lane 4 r + c gets elements (2 c, r) and (2 c + 1, r)."""
     vector = "<32 x i32>"
-    source = e.op(f"load {vector}, ptr {_arrays(e, 0)}, align 4")
+    source = e.op(f"load {vector}, ptr {warp_arrays(e, 'x0')}, align 4")
     parts = []
     for half in (0, 1):
         lanes = [4 * (2 * (lane % 4) + half) + lane // 8 for lane in range(32)]
@@ -462,20 +504,20 @@ def _transpose(e: Emitter, i: Instruction) -> None:
         taken = e.op(f"lshr {vector} {taken}, <{shifts}>")
         parts.append(e.op(f"and {vector} {taken}, splat (i32 65535)"))
     upper = e.op(f"shl {vector} {parts[1]}, splat (i32 16)")
-    e.emit(f"store {vector} {e.op(f'or {vector} {parts[0]}, {upper}')}, ptr {_arrays(e, 0)}, align 4")
+    e.emit(f"store {vector} {e.op(f'or {vector} {parts[0]}, {upper}')}, ptr {warp_arrays(e, 'x0')}, align 4")
 
 
 def _nothing(e: Emitter, i: Instruction) -> None:
     pass
 
 
-def _is_dense(i: Instruction) -> bool:
+def is_dense(i: Instruction) -> bool:
     """Whether a multiplication is neither sparse nor scaled by blocks."""
     types = [modifier for modifier in i.modifiers if modifier in ELEMENT_BITS]
     return len(types) in (2, 4) and not any(m.startswith(("sp", "kind::", "block_scale")) for m in i.modifiers)
 
 
-_MULTIPLY = Suspension(Kind.WARP, _leave_product, _combine_product, _take_product, _extra_for_product, fits=_is_dense)
+_MULTIPLY = Suspension(Kind.WARP, _leave_product, _combine_product, _take_product, _extra_for_product, fits=is_dense)
 
 SUSPENSIONS += [
     ("mma", "sync", _MULTIPLY),
@@ -487,11 +529,11 @@ SUSPENSIONS += [
         "m8n8",
         Suspension(
             Kind.WARP,
-            lambda i: [_EVERYONE, ("a", i.operands[1], "b64")],
-            lambda e, i: _move_rows(e, i, store=False),
+            lambda i: [EVERYONE, ("a", i.operands[1], "b64")],
+            lambda e, i: _move_own(e, i, store=False),
             lambda e, i: _take_registers(e, i, "b16"),
-            _matrices,
-            _observe_row,
+            matrices_of,
+            observe_row,
         ),
     ),
     (
@@ -499,11 +541,11 @@ SUSPENSIONS += [
         "m8n8",
         Suspension(
             Kind.WARP,
-            lambda i: [_EVERYONE, ("a", i.operands[0], "b64"), *_leave_registers([(i.operands[1], "b16")])],
-            lambda e, i: _move_rows(e, i, store=True),
+            lambda i: [EVERYONE, ("a", i.operands[0], "b64"), *_leave_registers([(i.operands[1], "b16")])],
+            lambda e, i: _move_own(e, i, store=True),
             _nothing,
-            _matrices,
-            _observe_row,
+            matrices_of,
+            observe_row,
         ),
     ),
     (
@@ -511,7 +553,7 @@ SUSPENSIONS += [
         "sync",
         Suspension(
             Kind.WARP,
-            lambda i: [_EVERYONE, ("x0", i.operands[1], "b32")],
+            lambda i: [EVERYONE, ("x0", i.operands[1], "b32")],
             _transpose,
             lambda e, i: _take_registers(e, i, "b16"),
             lambda i: 1,

@@ -57,6 +57,7 @@ from cudatool.sim.jit.launch import (
 from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.race_engine import Order
+from cudatool.sim.jit.runs import join_products
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.steps import insert_steps
 from cudatool.sim.jit.system import SYSTEM
@@ -255,8 +256,8 @@ class JitKernel:
 
     @cached_property
     def _stepping(self) -> Function:
-        """What is translated: in loops that go on by the size of the grid, threads step together."""
-        return insert_steps(self._function)
+        """What is translated: its threads step together in some loops, and make rows of matrix operations at once."""
+        return join_products(insert_steps(self._function))
 
     @property
     def layout(self) -> Layout:

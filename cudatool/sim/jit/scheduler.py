@@ -98,8 +98,8 @@ def field(name: str, result: str, *, volatile: bool = False, kind: str = "") -> 
     )
 
 
-def all_threads(number: int, only: int | None, *, rotated: bool) -> str:
-    """Return ``all_<number>``: the region for every thread of the block.
+def all_threads(number: int, only: int | None, *, rotated: bool, apart: bool) -> str:
+    """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
 
     `only` is the suspension that all threads reach, if there is just one. If `rotated`, the threads from
     ``first_thread`` on come before the others: what a kernel does may depend on which warp is first.
@@ -143,7 +143,7 @@ part.end:
 whole:"""
     loop = 10 + 2 * number
     return f"""
-define internal i32 @all_{number}({ENVIRONMENT}) #0 {{
+define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
 entry:
 {field("block_x", "nx")}
 {field("block_y", "ny")}

@@ -58,6 +58,17 @@ def test_matrix_row_outside_of_shared_memory_is_reported(check):
     )
 
 
+def test_matrix_rows_that_are_read_together_are_reported_where_each_is_read(check):
+    body = """.reg .b32 %r<4>; mad.lo.u32 %x, %t, 16, %s;
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r0, %r1}}, [%x];
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r2, %r3}}, [%x+{offset}]; ret;"""
+    assert [] == check(Instrument.MEMCHECK, body.format(offset=16), 32)
+    (first,) = check(Instrument.MEMCHECK, body.format(offset=1024), 32)
+    swapped = body.replace("[%x]", "[%x+1024]").format(offset=16)
+    (before,) = check(Instrument.MEMCHECK, swapped, 32)
+    assert (Defect.INVALID, 15, before.line + 1) == (first.defect, first.count, first.line)
+
+
 EXCHANGE = """setp.eq.u32 %go, %t, 0; @%go mbarrier.init.shared.b64 [%d], 64; bar.sync 0;
 mad.lo.u32 %x, %t, 4, %s; st.shared.u32 [%x], %t; {meet}
 xor.b32 %y, %t, 63; mad.lo.u32 %x, %y, 4, %s; ld.shared.u32 %y, [%x]; ret;"""
