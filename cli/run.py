@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cudatool.cli._armed import run_armed
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._last_words import last_words
 from cudatool.cli._options import (
@@ -25,8 +26,10 @@ from cudatool.cli._pages import open_page
 from cudatool.cli._sources import beside, refuse_recording
 from cudatool.cli._text import counted, messages, path_from, plain, say
 from cudatool.collect.cupti import Level
+from cudatool.errors import UsageError
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
+from cudatool.recording.armed import ArmOptions
 from cudatool.recording.on_oom import REPORT
 from cudatool.sanitize.coverage import why_nothing
 from cudatool.text import printable, short_names
@@ -91,6 +94,30 @@ _NOTHING = (
 )
 @no_children_option
 @option(
+    "--when",
+    default="",
+    metavar="CONDITION",
+    group="Triggers",
+    help='Keep only the last events, and write them when this becomes true: "allocated > 90%", "reserved >= 20GiB".',
+)
+@option("--every", default="", metavar="TIME", group="Triggers", help="The same every so often, such as 30s or 1h.")
+@option(
+    "--range",
+    "ranges",
+    default="",
+    metavar="NAME:A-B",
+    group="Triggers",
+    help="The same for the A-th to the B-th range of a name, such as step:10-20.",
+)
+@option(
+    "--keep",
+    default="",
+    metavar="SIZE|TIME",
+    group="Triggers",
+    help="How many events to keep, such as 64MiB, 10min or 10min,256MiB; alone, the triggers are SIGUSR2 and "
+    "cudatool.trigger(). Default: 64MiB.",
+)
+@option(
     "--level",
     type=click.Choice([str(level) for level in Level]),
     default=str(Level.KERNELS),
@@ -109,6 +136,10 @@ def run(
     no_stacks: bool,
     accesses: bool,
     no_children: bool,
+    when: str,
+    every: str,
+    ranges: str,
+    keep: str,
     level: str,
     workload: tuple[str, ...],
 ) -> None:
@@ -127,6 +158,12 @@ def run(
     program.check()
     if program.start is Start.SCRIPT:
         refuse_recording(program.target)
+    if when or every or ranges or keep:
+        if html:
+            raise UsageError("--html and --open do not go with triggers; make a page of a trace with cudatool snapshot")
+        options = ArmOptions(*_place(output, program), keep or "64MiB", when, every, ranges, on_oom=on_oom)
+        stacks = not no_stacks
+        sys.exit(run_armed(program, options, device=device, with_stacks=stacks, accesses=accesses, level=level))
     here = os.getcwd()  # the program may change directory, and remove this one
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")
     page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
@@ -150,6 +187,12 @@ def run(
         open_standard_files()  # a program may close them, and its exit status is the result
         recorder.add_facts({"exit_status": status})
 
+    _show(path, here, page, opens, status)
+    sys.exit(status)
+
+
+def _show(path: str, here: str, page: str | None, opens: bool, status: int) -> None:
+    """Say what was recorded and written, and what to do next."""
     trace = read(path)
     children = children_of(trace)
     _print_summary(trace, status)
@@ -167,8 +210,13 @@ def run(
         if opens:
             open_page(page)
     elif len(trace.records) or children:
-        say(f"Next: cudatool snapshot {shlex.quote(shown)} --html")
-    sys.exit(status)
+        say(f"Next: cudatool snapshot {shlex.quote(path_from(here, path))} --html")
+
+
+def _place(output: str | None, program: Workload) -> tuple[str, str]:
+    """Return the directory and the name of traces that triggers write."""
+    folder, name = os.path.split(output or "")
+    return folder, name.removesuffix(".ctrace") or program.name
 
 
 def _check_outputs(path: str, page: str | None, program: Workload, here: str, *, force: bool, on_oom: bool) -> None:

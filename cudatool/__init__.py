@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         set_rng_state_all,
     )
     from cudatool.recording import record
+    from cudatool.recording.armed import arm, trigger
     from cudatool.runtime.allocator import (
         caching_allocator_alloc,
         caching_allocator_delete,
@@ -267,10 +268,12 @@ __all__ = [
     "launch",
     # traces
     "annotate",
+    "arm",
     "HostArray",
     "host_view",
     "range",
     "record",
+    "trigger",
     # errors
     "CompileError",
     "CudaError",
@@ -307,6 +310,7 @@ _HOMES = (
     "graphs",
     "random",
     "recording",
+    "recording.armed",
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 

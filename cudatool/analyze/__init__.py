@@ -70,9 +70,9 @@ from cudatool.analyze.whatif import (
     recorded_limit,
     what_if,
 )
-from cudatool.analyze.window import window
 from cudatool.trace.lifetimes import Lifetimes, Timeline, blocks, segments, timeline
 from cudatool.trace.model import recorded_from
+from cudatool.trace.window import window
 
 __all__ = [
     "Advice",

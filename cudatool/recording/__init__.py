@@ -28,11 +28,25 @@ if TYPE_CHECKING:
     from cudatool.trace.events import Event
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "flush", "is_observing", "libraries", "narrow", "observing", "record", "release_caches", "sources"]
+__all__ = [
+    "drain",
+    "flush",
+    "is_observing",
+    "is_reporting",
+    "libraries",
+    "living",
+    "narrow",
+    "observing",
+    "present_header",
+    "record",
+    "release_caches",
+    "sources",
+]
 
 _LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
 _cupti: CuptiCollector | None = None  # records other libraries' use of a GPU's driver
 _observing: dict[str, Any] | None = None  # what the open block's header says
+_reports = 0  # open blocks that report when memory runs out
 
 
 @contextmanager
@@ -101,23 +115,16 @@ def record(
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape, level=level
     ) as header:
-        allocator = _allocator()
-        held = _held()
-        limits = [] if allocator is None else list(allocator.fractions())
-        living, shared = _living({event.address for event in held})
-        prior = Counter(event.device for event in held)
-        facts: dict[str, Any] = {"prior_records": prior} if prior else {}
-        facts |= {"prior_allocations": len(living)} if living else {}
-        facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
+        before, facts = living()
         run = {"run": os.urandom(8).hex()} if children else {}
         recorder = Recorder(path, header=header | facts | run, force=force)
-        for event in (*limits, *held, *living, *shared):
+        for event in before:
             recorder(event)
         family = _children.Settings(
             os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level), on_oom
         )
         beside = nullcontext() if children is None else _children.unrecorded()
-        reporting = explained_by(OomReport(lambda: _up_to_date(recorder))) if on_oom else nullcontext()
+        reporting = _reporting(recorder) if on_oom else nullcontext()
         with recorder, reporting, _children.recorded(family, recorder) if children else beside:
             try:
                 yield recorder
@@ -182,6 +189,32 @@ def sources(
     finally:
         _observing = None
         hooks.wants_accesses = hooks.measures_accesses = hooks.tells_graphs = False
+
+
+def living() -> tuple[list[Event], dict[str, Any]]:
+    """Return the events that would have reported what lives now, and what a trace's header says of them."""
+    allocator = _allocator()
+    held = _held()
+    limits = [] if allocator is None else list(allocator.fractions())
+    lived, shared = _living({event.address for event in held})
+    prior = Counter(event.device for event in held)
+    facts: dict[str, Any] = {"prior_records": prior} if prior else {}
+    facts |= {"prior_allocations": len(lived)} if lived else {}
+    facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
+    return [*limits, *held, *lived, *shared], facts
+
+
+def present_header() -> dict[str, Any]:
+    """Return what a trace's header says of this process now, whether it is being recorded or not."""
+    choice = _driver.chosen()
+    if _observing is not None:
+        return dict(_observing)
+    return {"argv": sys.argv, "pid": os.getpid()} if choice is None else _header(choice, False, ())
+
+
+def is_reporting() -> bool:
+    """Return whether an open :func:`record` block reports that memory ran out."""
+    return _reports > 0
 
 
 def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str]) -> dict[str, Any]:
@@ -302,6 +335,18 @@ def release_caches() -> None:
     if workspaces is not None:
         workspaces.clear_workspaces()
     deferred_frees.carry_out()
+
+
+@contextmanager
+def _reporting(recorder: Recorder) -> Iterator[None]:
+    """Write a report when memory runs out inside of the ``with`` block."""
+    global _reports
+    _reports += 1
+    try:
+        with explained_by(OomReport(lambda: _up_to_date(recorder))):
+            yield
+    finally:
+        _reports -= 1
 
 
 def _up_to_date(recorder: Recorder) -> str | None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from cudatool.collect.torch_failures import TorchFailures
 from cudatool.errors import CudatoolError
 from cudatool.files import write_whole
 from cudatool.memory import observers
@@ -46,26 +47,45 @@ class OomReport:
     recording
         Returns the file that has what happened so far, brought up to date; None if there is none. It is called once,
         on a thread of its own.
+    snapshot
+        Returns the name of a file for PyTorch's own snapshot, where `recording` does not have PyTorch's memory.
     """
 
-    def __init__(self, recording: Callable[[], str | None]) -> None:
-        self._recording = recording
+    def __init__(self, recording: Callable[[], str | None], *, snapshot: Callable[[], str] | None = None) -> None:
+        self._recording, self._snapshot = recording, snapshot
+        self._torch = TorchFailures(self._of_torch, with_history=snapshot is not None)
         self._process = os.getpid()
         self._once = threading.Lock()  # taken for good by the first failure
 
     def start(self) -> None:
         """Wait for the first failure."""
         observers.add(self)
+        self._torch.start()
 
     def stop(self) -> None:
         """Wait no longer. Stopping again changes nothing."""
         observers.remove(self)
+        self._torch.stop()
 
     def __call__(self, device: int, wanted: int, allowed: int, free: int) -> None:
         """Write the report, unless there is one; returns when it is written. It does not matter what failed."""
+        self._fail(self._recording)
+
+    def _of_torch(self, device: int, wanted: int, allowed: int, free: int) -> None:
+        self._fail(self._recording if self._snapshot is None else self._dumped)
+
+    def _dumped(self) -> str:
+        assert self._snapshot is not None
+        path = self._snapshot()
+        self._torch.dump(path)
+        return path
+
+    def _fail(self, recording: Callable[[], str | None]) -> None:
         if os.getpid() != self._process or not self._once.acquire(blocking=False):
             return
-        worker = threading.Thread(target=self._write, name="cudatool out-of-memory report", daemon=True)
+        worker = threading.Thread(
+            target=self._write, args=(recording,), name="cudatool out-of-memory report", daemon=True
+        )
         try:
             worker.start()
         except RuntimeError:  # no more threads, or the interpreter is ending
@@ -73,11 +93,11 @@ class OomReport:
             return
         worker.join()  # what a signal handler of the program raises meanwhile is the program's
 
-    def _write(self) -> None:
+    def _write(self, recording: Callable[[], str | None]) -> None:
         """Run on the thread of the report: nothing that happens here may reach the program."""
         trace: str | None = None
         try:
-            trace = self._recording()
+            trace = recording()
             if trace is None:
                 return
             path = os.path.splitext(trace)[0] + REPORT

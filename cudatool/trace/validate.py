@@ -83,6 +83,13 @@ def _by_device(value: Any) -> dict[int, int]:
     return {int(device): _count(number) for device, number in value.items()}  # JSON has text for keys
 
 
+def _window(value: Any) -> list[int]:
+    start, stop, count = _list_of(_count)(value)
+    if not start <= stop <= count:
+        raise ValueError
+    return [start, stop, count]
+
+
 FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     # name -> what it is, and what returns it with its type (or raises TypeError or ValueError)
     "accesses": ("true or false", _flag),
@@ -117,9 +124,11 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "start_unix_ns": ("a number", _count),
     "time_axis": ('"clock" or "index"', _axis),
     "total_memory": ("a list of numbers", _list_of(_count)),
+    "trigger": ("text", _text),
     "unknown_before": ("a list of texts", _list_of(_text)),
     "watches_host_memory": ("true or false", _flag),
     "watches_host_reads": ("true or false", _flag),
+    "window": ("three numbers that grow", _window),
 }
 """The facts in a trace's header that some part of cudatool reads. There may be others."""
 

@@ -1,0 +1,377 @@
+"""An armed process: it keeps its last events in bounded memory, and writes them when something happens.
+
+::
+
+    every event     -> Ring: the last so many, and what was live before them
+                    -> Watch: a condition on memory, or a range                      -> a request
+    SIGUSR2, clock, trigger()                                                        -> a request
+    a request       -> the writer's thread: NAME.PID.1.ctrace, NAME.PID.2.ctrace ...; the oldest files beyond so many go
+    memory runs out -> the same at once, and NAME.PID.1.oom.txt (cudatool.recording.on_oom)
+
+A forked child is not armed: it calls :func:`arm` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+from cudatool import _driver, recording
+from cudatool.collect import nvml
+from cudatool.errors import ConfigError, OutputError, UsageError
+from cudatool.progress import announce
+from cudatool.recording import children
+from cudatool.recording.on_oom import OomReport
+from cudatool.recording.triggers import Condition, RangeOf, Reason, Watch
+from cudatool.text import printable, quoted
+from cudatool.trace import hooks
+from cudatool.trace.ring import Ring
+from cudatool.units import parse_bytes, parse_time
+
+__all__ = ["ArmOptions", "Armed", "arm", "armed_sources", "trigger"]
+
+_DEFAULT_BYTES: Final = 64 << 20
+_MOST_FILES: Final = 8
+_MOST_NAMES: Final = 10_000  # that are tried for a file
+_CLOSING_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ArmOptions:
+    """What to keep, and when to write it.
+
+    Attributes
+    ----------
+    directory, name
+        Of the files ``NAME.PID.NUMBER.ctrace``; default: the working directory, the program's name.
+    keep
+        How much to keep: a size (``"64MiB"``), a time (``"10min"``), or both (``"10min,256MiB"``).
+    when
+        ``"allocated > 90%"``: a condition on ``allocated`` or ``reserved``, with a share of the device or a size.
+    every
+        A time, such as ``"1h"`` or ``"30s"``; 0 for never.
+    ranges
+        ``"step:10-20"``: from the beginning of the tenth range of that name to the end of the twentieth.
+    on_signal
+        Whether SIGUSR2 is a request. A program that handles it itself keeps its handler.
+    on_oom
+        Whether to write, and to explain, the first failed allocation.
+    most_files
+        How many traces to leave on disk; the oldest go. Those of memory that ran out stay.
+    """
+
+    directory: str = ""
+    name: str = ""
+    keep: str = "64MiB"
+    when: str = ""
+    every: str = ""
+    ranges: str = ""
+    on_signal: bool = True
+    on_oom: bool = True
+    most_files: int = _MOST_FILES
+
+
+_armed: weakref.WeakSet[Armed] = weakref.WeakSet()
+
+
+class Armed:
+    """Keeps the last events of this process until :meth:`close`; also a context manager.
+
+    Raises
+    ------
+    UsageError
+        An option makes no sense.
+    """
+
+    def __init__(self, options: ArmOptions, header: dict[str, Any] | None = None) -> None:
+        self.options = options
+        condition = Condition.parse(options.when) if options.when else None
+        ranges = RangeOf.parse(options.ranges) if options.ranges else None
+        self._every = _seconds(options.every) if options.every else None
+        size, age = _kept(options.keep)
+        if options.most_files < 1:
+            raise UsageError(f"most_files is at least 1, not {options.most_files}")
+        self._header = header
+        self._folder = os.path.abspath(options.directory or os.curdir)
+        self._stem = f"{options.name or _program_name()}.{os.getpid()}"
+        self._process = os.getpid()
+        self._files: list[str] = []  # written and not removed, the oldest first, without those of memory that ran out
+        self.written: list[str] = []
+        """Every file that was written, in order."""
+        self._number = 0
+        self._first = 0  # the event that the ranges began with
+        self._writing = threading.Lock()
+        self._requests: SimpleQueue[tuple[Reason, str] | None] = SimpleQueue()  # a signal handler may put into it
+        self._is_closed = False
+        self._ring = Ring({}, most_bytes=size, most_age_ns=age)
+        self._watch = None
+        if condition is not None or ranges is not None:
+            self._watch = Watch(
+                condition,
+                ranges,
+                total_of=_total_memory,
+                met=lambda reason, text: self._requests.put((reason, text)),
+                began=self._ranges_began,
+            )
+        self._report = None
+        if options.on_oom and not recording.is_reporting():
+            has_torch = recording.is_observing()
+            self._report = OomReport(self._out_of_memory, snapshot=None if has_torch else self._snapshot_name)
+        self._handler_before: Any = None
+        self._thread = threading.Thread(target=self._serve, name="cudatool triggers", daemon=True)
+        self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def events(self) -> int:
+        """Number of events so far, kept or not."""
+        return self._ring.events
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the events that are kept now, and of the state before them."""
+        return self._ring.kept_bytes
+
+    def trigger(self, text: str = "") -> str:
+        """Write what is kept now, and return the path of the trace.
+
+        Parameters
+        ----------
+        text
+            Why, for the trace's header.
+
+        Raises
+        ------
+        OutputError
+            It cannot be written.
+        UsageError
+            This was closed.
+        """
+        if self._is_closed:
+            raise UsageError("it is closed and keeps no events; call cudatool.arm() again")
+        recording.flush()
+        return self._write(Reason.CALL, text)
+
+    def close(self) -> None:
+        """Carry out what was requested, and keep events no longer. Closing again changes nothing."""
+        if self._is_closed or os.getpid() != self._process:
+            return
+        recording.flush()
+        self._is_closed = True
+        if self._report is not None:
+            self._report.stop()
+        self._requests.put(None)
+        self._thread.join(_CLOSING_S)
+        self._unsubscribe()
+        if threading.current_thread() is threading.main_thread():
+            self._restore_handler()
+        _armed.discard(self)
+
+    def _start(self) -> None:
+        for event in recording.living()[0]:
+            self._ring(event)
+            if self._watch is not None:
+                self._watch(event)
+        hooks.subscribe(self._ring)
+        if self._watch is not None:
+            hooks.subscribe(self._watch)
+        if self._report is not None:
+            self._report.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.options.on_signal and is_main and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+            self._handler_before = signal.signal(signal.SIGUSR2, self._signalled)
+        _armed.add(self)
+        self._thread.start()
+
+    def _unsubscribe(self) -> None:
+        hooks.unsubscribe(self._ring)
+        if self._watch is not None:
+            hooks.unsubscribe(self._watch)
+
+    def _abandon(self) -> None:
+        """In a forked child: what is kept is the parent's."""
+        self._is_closed = True
+        self._unsubscribe()
+        if self._report is not None:
+            self._report.stop()
+        self._restore_handler()
+
+    def _restore_handler(self) -> None:
+        if self._handler_before is not None and signal.getsignal(signal.SIGUSR2) == self._signalled:
+            signal.signal(signal.SIGUSR2, self._handler_before)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._requests.put((Reason.SIGNAL, "SIGUSR2"))
+
+    def _ranges_began(self) -> None:
+        self._first = self._ring.events - 1
+
+    def _serve(self) -> None:
+        """Carry out requests, on a thread of its own: a signal handler or a subscriber must not write."""
+        last = time.monotonic()
+        while True:
+            rest = None if self._every is None else max(last + self._every - time.monotonic(), 0.0)
+            try:
+                request = self._requests.get(timeout=rest)
+            except Empty:
+                last = time.monotonic()
+                request = Reason.INTERVAL, f"every {self.options.every}"
+            if request is None:
+                return
+            try:
+                recording.flush()
+                self._write(*request)
+            except OutputError as error:
+                announce(printable(f"cudatool: {error}"))
+
+    def _write(self, reason: Reason, text: str, *, stays: bool = False) -> str:
+        with self._writing:
+            facts = self._facts() | {"trigger": str(reason), "trigger_text": text}
+            first = self._first if reason is Reason.RANGE else 0
+            path = self._free_name()
+            count = self._ring.write(path, facts=facts, first=first)
+            self.written.append(path)
+            if not stays:
+                self._files.append(path)
+            while len(self._files) > self.options.most_files:
+                try:
+                    os.unlink(self._files.pop(0))
+                except OSError:
+                    pass  # the program removed it
+        announce(printable(f"cudatool: wrote {os.path.basename(path)}: {text or reason}, the last {count:,} events"))
+        return path
+
+    def _out_of_memory(self) -> str | None:
+        recording.flush()
+        return self._write(Reason.OOM, "memory ran out", stays=True)
+
+    def _snapshot_name(self) -> str:
+        with self._writing:
+            path = self._free_name(".pickle")
+            self.written.append(path)
+        return path
+
+    def _free_name(self, ending: str = ".ctrace") -> str:
+        while self._number < _MOST_NAMES:
+            self._number += 1
+            path = os.path.join(self._folder, f"{self._stem}.{self._number}{ending}")
+            if not os.path.lexists(path):
+                return path
+        raise OutputError(f"{self._folder} has {_MOST_NAMES:,} files of this process; remove some")
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a trace's header says of the recording; a device may have been chosen by now."""
+        return dict(self._header) if self._header is not None else recording.present_header()
+
+
+@contextmanager
+def armed_sources(
+    options: ArmOptions, *, device: str | None, with_stacks: bool, measure_accesses: bool, level: str
+) -> Iterator[Armed]:
+    """Keep what :func:`cudatool.record` would record inside of the ``with`` block; child processes are not armed."""
+    with (
+        recording.sources(
+            device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, level=level
+        ) as header,
+        children.unrecorded(),
+        Armed(options, header) as armed,
+    ):
+        yield armed
+
+
+def arm(options: ArmOptions | None = None, **given: Any) -> Armed:
+    """Keep the last events of this process from now on, and write them when a trigger says so, or when memory runs out.
+
+    What is kept is what cudatool's runtime reports: blocks, segments, kernels and copies, each with its Python stack;
+    inside of :func:`record`, or under ``cudatool run``, all that these record.
+
+    Parameters
+    ----------
+    options, given
+        An :class:`ArmOptions`, or its fields by name: ``cudatool.arm(when="allocated > 90%", keep="10min")``.
+
+    Raises
+    ------
+    UsageError
+        An option makes no sense.
+    """
+    if options is not None and given:
+        raise UsageError("give an ArmOptions or single options, not both")
+    try:
+        return Armed(options or ArmOptions(**given))
+    except TypeError as error:
+        raise UsageError(f"arm: {error}") from None
+
+
+def trigger(text: str = "") -> list[str]:
+    """Let everything that :func:`arm` made in this process write its events; return the paths of the traces.
+
+    Raises
+    ------
+    OutputError
+        One cannot be written.
+    """
+    return [armed.trigger(text) for armed in list(_armed)]
+
+
+def _program_name() -> str:
+    return os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0].strip("-") or "python"
+
+
+def _total_memory(device: int) -> int | None:
+    """Return the bytes of a device, None if they are not known."""
+    choice = _driver.chosen()
+    if choice is None:
+        return None
+    if choice.machine is not None:
+        return int(choice.machine.options.memory)
+    return next((found.total for found in nvml.devices() if found.index == device), None)
+
+
+def _kept(text: str) -> tuple[int, int | None]:
+    """Return the bytes and the nanoseconds in ``"10min,256MiB"``."""
+    size, age = _DEFAULT_BYTES, None
+    for part in text.split(","):
+        try:
+            size = parse_bytes(part)
+        except ConfigError:
+            try:
+                age = parse_time(part)
+            except ConfigError:
+                raise UsageError(
+                    f"{quoted(part)} is neither a size nor a time; write for example 64MiB, 10min or 10min,256MiB"
+                ) from None
+    return size, age
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return parse_time(text) / 1e9 or None
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+
+
+def _forked() -> None:
+    for armed in list(_armed):
+        armed._abandon()
+    _armed.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

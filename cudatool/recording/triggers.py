@@ -1,0 +1,187 @@
+"""What makes an armed process write its last events: a condition on memory, a clock, a signal, a range, a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from cudatool.errors import ConfigError, UsageError
+from cudatool.text import quoted
+from cudatool.trace.events import Event, Kind
+from cudatool.units import parse_bytes
+
+__all__ = ["Condition", "Metric", "RangeOf", "Reason", "Watch"]
+
+
+class Reason(StrEnum):
+    """Why a part of a recording was written: the fact ``trigger`` in its header."""
+
+    CONDITION = "condition"
+    INTERVAL = "interval"
+    SIGNAL = "signal"
+    RANGE = "range"
+    CALL = "call"
+    OOM = "out-of-memory"
+
+
+class Metric(StrEnum):
+    """What a condition looks at, in bytes of one device."""
+
+    ALLOCATED = "allocated"
+    """In blocks of the caching allocator that the program holds, and what others took from the driver."""
+    RESERVED = "reserved"
+    """What the caching allocator, and others, took from the driver."""
+
+
+_CONDITION: Final = re.compile(r"\s*(\w+)\s*(>=?)\s*([\d.]+)\s*(%|[KMGT]?i?B)\s*", re.ASCII)
+_RANGE: Final = re.compile(r"(.+):(\d+)(?:-(\d+))?", re.DOTALL)
+_BLOCKS: Final = {Kind.BLOCK_ALLOC: 1, Kind.BLOCK_FREE_COMPLETED: -1, Kind.MEM_ALLOC: 1, Kind.MEM_FREE: -1}
+_SEGMENTS: Final = {
+    **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
+    **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
+}
+_SIGNS: Final[dict[Metric, Mapping[Kind, int]]] = {Metric.ALLOCATED: _BLOCKS, Metric.RESERVED: _SEGMENTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``allocated > 90%`` or ``reserved >= 20GiB``: a metric, and a share of the device's memory or bytes.
+
+    Attributes
+    ----------
+    text
+        As it was given.
+    metric, includes
+        What is compared, and whether the limit itself fulfils it.
+    share, size
+        The limit: a share from 0 to 1 if `size` is None, else bytes.
+    """
+
+    text: str
+    metric: Metric
+    includes: bool
+    share: float
+    size: int | None
+
+    @staticmethod
+    def parse(text: str) -> Condition:
+        """Return the condition in a text.
+
+        Raises
+        ------
+        UsageError
+            It is none.
+        """
+        found = _CONDITION.fullmatch(text)
+        if found is None or found[1] not in list(Metric):
+            names = " or ".join(Metric)
+            raise UsageError(
+                f"{quoted(text)} is no condition; write {names}, > or >=, and a share or a size: 'allocated > 90%'"
+            )
+        metric, sign, number, unit = found.groups()
+        try:
+            share = float(number) / 100 if unit == "%" else 0.0
+            size = None if unit == "%" else parse_bytes(number + unit)
+        except (ConfigError, ValueError):
+            raise UsageError(f"{quoted(text)}: {quoted(number + unit)} is neither a share nor a size") from None
+        return Condition(text.strip(), Metric(metric), sign == ">=", share, size)
+
+    def is_met(self, level: int, total: int | None) -> bool:
+        """Return whether it holds for so many bytes on a device of `total` bytes; never if that is not known."""
+        if self.size is None and not total:
+            return False
+        limit = self.size if self.size is not None else self.share * (total or 0)
+        return level >= limit if self.includes else level > limit
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOf:
+    """``step:10-20``: from the tenth range of that name to the end of the twentieth, counted from 1."""
+
+    name: str
+    first: int
+    last: int
+
+    @staticmethod
+    def parse(text: str) -> RangeOf:
+        """Return the ranges in a text.
+
+        Raises
+        ------
+        UsageError
+            It names none.
+        """
+        found = _RANGE.fullmatch(text)
+        first = int(found[2]) if found else 0
+        last = int(found[3] or first) if found else 0
+        if found is None or not 0 < first <= last:
+            raise UsageError(f"{quoted(text)} names no ranges; write a name and numbers from 1 on, such as step:10-20")
+        return RangeOf(found[1], first, last)
+
+
+class Watch:
+    """A subscriber that calls `met` when a condition becomes true, or the last range ends.
+
+    A condition is met again only after it was not. It sees events alone: memory from before counts if it is told of it
+    by the events of a recording's start.
+
+    Parameters
+    ----------
+    total_of
+        Returns a device's memory in bytes, None if it is not known.
+    began
+        Called when the first of the ranges begins.
+    """
+
+    def __init__(
+        self,
+        condition: Condition | None,
+        ranges: RangeOf | None,
+        *,
+        total_of: Callable[[int], int | None],
+        met: Callable[[Reason, str], None],
+        began: Callable[[], None],
+    ) -> None:
+        self._condition, self._ranges = condition, ranges
+        self._signs = _SIGNS[condition.metric] if condition is not None else {}
+        self._total_of, self._met, self._began = total_of, met, began
+        self._totals: dict[int, int | None] = {}
+        self._levels: dict[int, int] = {}
+        self._is_met: set[int] = set()  # devices
+        self._open: dict[int, list[bool]] = {}  # by thread, innermost last: whether it is one of the ranges
+        self._number = 0  # of the ranges that began
+
+    def __call__(self, event: Event) -> None:
+        """Look at one event."""
+        sign = self._signs.get(event.kind)
+        if sign is not None:
+            self._count(event.device, sign * event.size)
+        elif self._ranges is not None and event.kind in (Kind.RANGE_PUSH, Kind.RANGE_POP):
+            self._range(self._ranges, event)
+
+    def _count(self, device: int, growth: int) -> None:
+        level = self._levels[device] = self._levels.get(device, 0) + growth
+        condition = self._condition
+        assert condition is not None
+        if device not in self._totals:
+            self._totals[device] = self._total_of(device)
+        if not condition.is_met(level, self._totals[device]):
+            self._is_met.discard(device)
+        elif device not in self._is_met:
+            self._is_met.add(device)
+            self._met(Reason.CONDITION, condition.text)
+
+    def _range(self, ranges: RangeOf, event: Event) -> None:
+        inside = self._open.setdefault(event.thread, [])
+        if event.kind == Kind.RANGE_PUSH:
+            inside.append(event.name == ranges.name)
+            if inside[-1]:
+                self._number += 1
+                if self._number == ranges.first:
+                    self._began()
+        elif inside and inside.pop() and self._number == ranges.last and not any(map(any, self._open.values())):
+            self._met(Reason.RANGE, f"{ranges.name}:{ranges.first}-{ranges.last}")
+            self._number += 1  # once

@@ -1,0 +1,111 @@
+"""The report when PyTorch's memory runs out on a GPU, with `cudatool run` and in a process that is only armed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cudatool._driver import gpu_names
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
+
+_HOG = """
+import torch
+torch.cuda.set_per_process_memory_fraction(0.05)
+kept = []
+def hog(n=512 << 20):
+    kept.append(torch.empty(n, dtype=torch.uint8, device="cuda"))
+small = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+"""
+_PROGRAMS = {
+    "plain": "while True: hog()",
+    "caught": "try:\n    while True: hog()\nexcept torch.OutOfMemoryError: print('caught')",
+    "retried": """
+for attempt in range(3):
+    try:
+        while True: hog()
+    except torch.OutOfMemoryError:
+        kept.clear()
+""",
+    "thread": """
+import threading
+def work():
+    while True: hog()
+t = threading.Thread(target=work); t.start(); t.join()
+""",
+    "backward": """
+class Hungry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x * 1
+    @staticmethod
+    def backward(ctx, g):
+        while True: hog()
+Hungry.apply(torch.ones(4, device="cuda", requires_grad=True)).sum().backward()
+""",
+    "asyncio": """
+import asyncio
+async def main():
+    while True: hog()
+asyncio.run(main())
+""",
+}
+
+
+def _run(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "big.py").write_text(_HOG + program)
+    command = [sys.executable, *words, "big.py"]
+    return subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, timeout=300)
+
+
+def _last(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if "OutOfMemoryError" in line or "big.py" in line]
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_recorded_program_leaves_a_report_and_ends_as_without(name, tmp_path):
+    plain = _run(tmp_path, _PROGRAMS[name])
+    done = _run(tmp_path, _PROGRAMS[name], "-m", "cudatool", "run", "-o", "run.ctrace")
+    assert (plain.returncode, plain.stdout) == (done.returncode, done.stdout), done.stderr
+    text = (tmp_path / "run.oom.txt").read_text()
+    held = re.search(r"^Held when memory ran out\n.*\n(.*)$", text, re.MULTILINE)
+    assert held is not None and "(hog)" in held[1], text
+    assert [line.split(" of which ")[0] for line in _last(plain.stderr)][:1] == [
+        line.split(" of which ")[0] for line in _last(done.stderr) if "cudatool:" not in line
+    ][:1]
+
+
+@pytest.mark.parametrize("name", ["plain", "caught", "backward"])
+def test_armed_program_leaves_a_snapshot_of_pytorch_and_a_report(name, tmp_path):
+    (tmp_path / "big.py").write_text("")
+    done = _run(tmp_path, f"import cudatool\ncudatool.arm()\n{_PROGRAMS[name]}")
+    assert done.returncode == (0 if name == "caught" else 1), done.stderr
+    (report,) = tmp_path.glob("big.*.oom.txt")
+    (snapshot,) = tmp_path.glob("big.*.pickle")
+    assert "(hog)" in report.read_text()
+    import pickle
+
+    assert pickle.loads(snapshot.read_bytes())["segments"]
+
+
+def test_report_takes_two_seconds_at_most_at_a_hundred_thousand_events(tmp_path):
+    program = """
+import time
+for _ in range(33_000): x = torch.empty(1000, device="cuda"); del x
+begin = time.monotonic()
+try:
+    while True: hog()
+except torch.OutOfMemoryError: pass
+print(time.monotonic() - begin)
+"""
+    begin = time.monotonic()
+    done = _run(tmp_path, program, "-m", "cudatool", "run", "-o", "run.ctrace")
+    assert done.returncode == 0, done.stderr
+    print(f"out of memory to exception: {float(done.stdout):.2f} s, all {time.monotonic() - begin:.1f} s")
+    assert (tmp_path / "run.oom.txt").exists()

@@ -1,0 +1,237 @@
+"""Armed processes: triggers, bounded files, and reports when memory runs out, in programs that do not record."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudatool.errors import UsageError
+from cudatool.recording.triggers import Condition, Metric, RangeOf, Reason, Watch
+from cudatool.trace.events import Event, Kind
+from cudatool.trace.reader import read
+
+_PROGRAM = """
+import os, signal, time
+import cudatool as ct
+kept = []
+def hog(n=20 << 20):
+    kept.append(ct.empty(n, "u1"))
+def wait(for_what):
+    for _ in range(400):
+        if for_what(): return
+        time.sleep(0.02)
+    raise SystemExit("nothing came")
+"""
+
+
+def _run(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "job.py").write_text(_PROGRAM + program)
+    environment = os.environ | {"CUDATOOL_DEVICE": "sim:memory=256MiB"}
+    command = [sys.executable, *words, "job.py"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def _reasons(folder: Path) -> list[str]:
+    names = sorted(folder.glob("job.*.ctrace"), key=lambda path: int(path.name.split(".")[2]))
+    return [read(name).header["trigger"] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("options", "work", "reasons"),
+    [
+        ("when='allocated > 50%'", "[hog() for _ in range(7)]; wait(lambda: armed.written)", ["condition"]),
+        ("when='reserved >= 40MiB'", "hog(); hog(); hog(); wait(lambda: armed.written)", ["condition"]),
+        (
+            "when='allocated > 50%'",  # it falls below, and rises again
+            "[hog() for _ in range(7)]; kept.clear(); [hog() for _ in range(7)]; wait(lambda: len(armed.written) == 2)",
+            ["condition", "condition"],
+        ),
+        ("when='allocated > 99%'", "hog()", []),
+        ("every='50ms'", "hog(); wait(lambda: len(armed.written) > 1)\narmed.options", None),
+        ("", "hog(); os.kill(os.getpid(), signal.SIGUSR2); wait(lambda: armed.written)", ["signal"]),
+        ("", "hog(); print(ct.trigger('why')[0])", ["call"]),
+        ("ranges='step:2-3'", "for n in range(5):\n    with ct.range('step'): hog(1 << 20)", ["range"]),
+    ],
+)
+def test_trigger_writes_a_trace(tmp_path, options, work, reasons):
+    done = _run(tmp_path, f"armed = ct.arm({options})\n{work}\narmed.close()\n")
+    assert done.returncode == 0, done.stderr
+    found = _reasons(tmp_path)
+    if reasons is None:
+        assert set(found) == {"interval"}
+    else:
+        assert found == reasons
+    for path in tmp_path.glob("job.*.ctrace"):
+        assert f"cudatool: wrote {path.name}" in done.stderr
+
+
+def test_range_is_written_from_its_first_to_its_last(tmp_path):
+    work = "for n in range(1, 6):\n    with ct.range('step'): hog(n << 20)"
+    done = _run(tmp_path, f"armed = ct.arm(ranges='step:2-3')\n{work}\narmed.close()\n")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("job.*.ctrace")
+    trace = read(path)
+    start, stop, _ = trace.header["window"]
+    inside = trace.records[len(trace.records) - (stop - start) :]
+    allocated = inside[inside["kind"] == Kind.BLOCK_ALLOC]
+    assert [2 << 20, 3 << 20] == allocated["aux0"].tolist()[:2]
+    assert trace.names[int(inside[0]["name"])] == "step"
+
+
+def test_memory_that_runs_out_is_explained_in_a_process_that_does_not_record(tmp_path):
+    done = _run(tmp_path, "armed = ct.arm()\nwhile True: hog()\n")
+    assert done.returncode == 1
+    assert "OutOfMemoryError" in done.stderr.splitlines()[-1]
+    (report,) = tmp_path.glob("job.*.oom.txt")
+    text = report.read_text()
+    assert text.startswith("Out of memory: job.py:6 (hog) requested 20 MiB")
+    assert "job.py:6 (hog)" in text.partition("Held when memory ran out")[2]
+    assert _reasons(tmp_path) == ["out-of-memory"]
+
+
+def test_memory_that_was_held_before_arming_counts(tmp_path):
+    done = _run(tmp_path, "hog(); hog()\narmed = ct.arm(when='allocated > 20%')\nhog()\narmed.close()")
+    assert done.returncode == 0, done.stderr
+    assert _reasons(tmp_path) == ["condition"]
+
+
+def test_recorded_process_that_is_armed_too_leaves_one_report(tmp_path):
+    done = _run(tmp_path, "armed = ct.arm()\nwhile True: hog()\n", "-m", "cudatool", "run", "-o", "run.ctrace")
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.glob("*.oom.txt")] == ["run.oom.txt"]
+
+
+def test_files_stay_bounded_and_the_newest_remain(tmp_path):
+    done = _run(
+        tmp_path,
+        "armed = ct.arm(most_files=3, keep='1KiB')\nfor n in range(9):\n    hog(1 << 10); ct.trigger(str(n))\narmed.close()\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name.split(".")[2] for path in tmp_path.glob("job.*.ctrace")) == ["7", "8", "9"]
+
+
+def test_handler_of_the_program_stays(tmp_path):
+    work = """
+signal.signal(signal.SIGUSR2, lambda *_: print("mine"))
+armed = ct.arm()
+os.kill(os.getpid(), signal.SIGUSR2)
+armed.close()
+signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+with ct.arm(): pass
+print(signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL)
+"""
+    done = _run(tmp_path, work)
+    assert (done.returncode, done.stdout) == (0, "mine\nTrue\n"), done.stderr
+    assert _reasons(tmp_path) == []
+
+
+def test_forked_child_is_not_armed_and_can_be(tmp_path):
+    work = """
+armed = ct.arm()
+child = os.fork()
+if not child:
+    print(ct.trigger(), flush=True)
+    with ct.arm() as own:
+        hog(1 << 10); own.trigger("child")
+    os._exit(0)
+os.waitpid(child, 0)
+armed.close()
+"""
+    done = _run(tmp_path, work)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert _reasons(tmp_path) == ["call"]
+
+
+def test_run_with_triggers_keeps_no_whole_trace(tmp_path):
+    done = _run(
+        tmp_path,
+        "for n in range(9):\n    with ct.range('step'): hog()\n",
+        *("-m", "cudatool", "run", "--when", "allocated > 50%", "--range", "step:2-4"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(_reasons(tmp_path)) == ["condition", "range"]
+    assert len([*tmp_path.glob("*.ctrace")]) == 2
+    assert done.stderr.count("\nWrote job.") == 2
+
+
+def test_run_with_triggers_says_that_none_came(tmp_path):
+    done = _run(tmp_path, "hog()\nraise SystemExit(5)", "-m", "cudatool", "run", "--keep", "10min")
+    assert done.returncode == 5
+    assert "Nothing was written: no trigger came in " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "includes", "share", "size"),
+    [
+        ("allocated > 90%", Metric.ALLOCATED, False, 0.9, None),
+        (" reserved>=1.5GiB ", Metric.RESERVED, True, 0.0, 3 << 29),
+        ("allocated>4096B", Metric.ALLOCATED, False, 0.0, 4096),
+    ],
+)
+def test_condition_is_read(text, metric, includes, share, size):
+    found = Condition.parse(text)
+    assert (found.metric, found.includes, found.share, found.size) == (metric, includes, share, size)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "allocated", "allocated < 5%", "free > 5%", "allocated > 5", "allocated > x%", "a:b"]
+)
+def test_condition_that_makes_no_sense_is_refused(text):
+    with pytest.raises(UsageError, match="no condition"):
+        Condition.parse(text)
+
+
+@pytest.mark.parametrize("text", ["step", "step:0", "step:3-2", ":1", "step:x"])
+def test_ranges_that_make_no_sense_are_refused(text):
+    with pytest.raises(UsageError, match="names no ranges"):
+        RangeOf.parse(text)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"when": "x"}, {"every": "x"}, {"keep": "x"}, {"ranges": "x"}, {"most_files": 0}, {"nonsense": 1}],
+)
+def test_options_that_make_no_sense_are_refused(given):
+    from cudatool.recording.armed import arm
+
+    with pytest.raises(UsageError):
+        arm(**given)
+
+
+def test_limit_is_exact_and_met_once_until_it_was_not():
+    met = []
+    watch = Watch(
+        Condition.parse("allocated > 50%"),
+        None,
+        total_of=lambda device: 100,
+        met=lambda reason, text: met.append((reason, text)),
+        began=lambda: None,
+    )
+
+    def event(kind, size):
+        watch(Event(0, kind, 0, 0, 1, 1, 0, 0, "", 1 << 40, size, size, 0))
+
+    event(Kind.BLOCK_ALLOC, 50)
+    assert met == []
+    event(Kind.BLOCK_ALLOC, 1)
+    event(Kind.BLOCK_ALLOC, 1)
+    assert met == [(Reason.CONDITION, "allocated > 50%")]
+    event(Kind.BLOCK_FREE_COMPLETED, 2)
+    event(Kind.BLOCK_ALLOC, 1)
+    assert len(met) == 2
+
+
+def test_example_of_the_page_prints_what_the_page_shows(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "triggers.md").read_text()
+    line, first, second, third = page.partition("```console\n")[2].partition("```")[0].splitlines()
+    words = shlex.split(line)[2:]
+    done = _run(tmp_path, "for _ in range(9): hog()", "-m", "cudatool", *words[:-1])
+    assert done.returncode == 0, done.stderr
+    shown = re.sub(r"\d+ events|job\.\d+|\([\d.]+ KiB\)", "", "\n".join((first, second, third)))
+    assert re.sub(r"\d+ events|job\.\d+|\([\d.]+ KiB\)", "", done.stderr.strip()) == shown
