@@ -220,9 +220,11 @@ _CALLS: dict[str, _Call] = {
         name: _Call(".", None, use=UseFlag.MODULE)
         for name in (
             *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData"),
-            *("cuLibraryLoadFromFile", "cuLibraryGetModule", "cuKernelGetFunction"),
+            "cuLibraryLoadFromFile",
         )
     },
+    # These load a module at the first call for a library or kernel. Launches call them again and again.
+    **{name: _Call(".n", None, use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
     **{
         name: _Call(".", None, use=UseFlag.GRAPH)
         for name in (
@@ -356,8 +358,10 @@ class CuptiCollector:
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
         self._nothing_by_itself = np.zeros(1, HOW)
         self._is_work = (self._how["is_copy"] | self._how["item"]) != 0
+        self._asks = np.ascontiguousarray(self._how["asks"])
+        self._always_told = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
-        self._always_told = np.array([*of_memory, What.USE, What.BLOCK])
+        self._always_told[[*of_memory, What.USE, What.BLOCK]] = 1
         try:
             if level is not Level.MEMORY:
                 _cupti.watch_activity(level is Level.GRAPH_NODES)
@@ -435,22 +439,15 @@ class CuptiCollector:
             text = f"{lost:,} records of CUPTI were lost: there was no memory for them"
             self._row = self._row._replace(time=monotonic_ns(), thread=0)
             self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST)
-        rows = np.frombuffer(data, ROW)
-        what = rows["what"]
-        for row in rows[what == What.CONTEXT]:
-            _streams[int(row["device"]), int(row["words"][0])] = 0
         told = self._runtime_works or self._pytorch_is_watched()
-        is_work = np.isin(what, (What.KERNEL, *_WORK))
-        if not told and is_work.any():
-            self._work_done.append(rows[is_work])
-        is_ours = self._columns()[1][rows["stack"]]
-        # A block of PyTorch is the program's, even if a function of ours called PyTorch.
-        is_ours &= what != What.BLOCK
-        kept = ~is_work & (what != What.CONTEXT) & ~is_ours & ((rows["result"] == 0) | (self._how["asks"][what] != 0))
-        if told:
-            kept &= np.isin(what, self._always_told)
-        if kept.any():
-            self._calls.append(rows if kept.all() else rows[kept])
+        is_ours = self._columns()[1]
+        calls, work, contexts = self._native.sort(data, is_ours, self._asks, self._always_told if told else None)
+        for row in np.frombuffer(contexts, ROW):
+            _streams[int(row["device"]), int(row["words"][0])] = 0
+        if calls:
+            self._calls.append(np.frombuffer(calls, ROW))
+        if work:
+            self._work_done.append(np.frombuffer(work, ROW))
 
     def _how_to_tell(self, name: str) -> tuple[int, ...]:
         """Return how C turns a call into a record, as a row of :data:`HOW`."""

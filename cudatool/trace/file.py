@@ -136,9 +136,18 @@ class OpenChunk:
 
     def append(self, data: bytes | memoryview) -> None:
         """Add `data`, for which there must be room."""
-        at, used = self.start + self.used, self.used + len(data)
-        self.map[at : at + len(data)] = data
-        self._words[2] = used  # from here on it is in the file
+        self.room(len(data))[:] = data
+        self.filled(len(data))
+
+    def room(self, size: int) -> memoryview:
+        """Return the next `size` bytes, which are no part of the chunk until :meth:`filled`."""
+        at = self.start + self.used
+        return self.map[at : at + size]
+
+    def filled(self, size: int) -> None:
+        """Note that the next `size` bytes are filled: from here on they are in the file."""
+        used = self.used + size
+        self._words[2] = used
         self.used = used
 
     def mark_stopped(self) -> None:

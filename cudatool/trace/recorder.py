@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from cudatool.errors import OutputError
 from cudatool.files import KeptDescriptor, temporary_name
-from cudatool.trace import hooks, stacks
-from cudatool.trace.events import RECORD_STRUCT, Event
+from cudatool.trace import _rows, hooks, stacks
+from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
 from cudatool.trace.file import (
     ENTRY,
     FILE_HEADER,
@@ -195,19 +195,23 @@ class Recorder:
         with self._lock:
             if self._closed:
                 return
-            rows = rows.copy()
-            rows["name"] = _mapped(rows["name"], lambda name: self._name(names[name]))
-            rows["stack"] = _mapped(rows["stack"], self._stack)
-            rows["thread"] = _mapped(rows["thread"], self._thread)
-            data = rows.view(np.uint8).data
-            while data:
+            rows = np.ascontiguousarray(rows, RECORD)
+            replaced = (
+                _replaced(rows, "name", lambda name: self._name(names[name])),
+                _replaced(rows, "stack", self._stack),
+                _replaced(rows, "thread", self._thread),
+            )
+            while len(rows):
                 if self._records.used == self._records.capacity:
                     full, more = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
                     self._full_bytes, self._records = self._full_bytes + full.used, more
                     full.seal()
-                room = self._records.capacity - self._records.used
-                self._records.append(data[:room])
-                data = data[room:]
+                room = (self._records.capacity - self._records.used) // RECORD.itemsize
+                size = len(rows[:room]) * RECORD.itemsize
+                with self._records.room(size) as out:
+                    _rows.copy(rows[:room], out, RECORD.itemsize, replaced)
+                self._records.filled(size)
+                rows = rows[room:]
 
     def dropped(self, error: BaseException) -> None:
         """Note in the file that events are missing from here on: the hooks have removed this subscriber."""
@@ -355,21 +359,14 @@ class Recorder:
         return index
 
 
-_MOST_VALUES: Final = 1 << 16  # that a table has room for, whatever it costs
-
-
-def _mapped(column: npt.NDArray[np.integer[Any]], index_of: Callable[[int], int]) -> npt.NDArray[np.integer[Any]]:
-    """Return the column with each value replaced; `index_of` is asked once for each of them."""
-    highest = int(column.max(initial=0))
-    if highest > _MOST_VALUES + len(column):
-        values, inverse = np.unique(column, return_inverse=True)
-        return np.array([index_of(int(value)) for value in values], column.dtype)[inverse]
-    table = np.zeros(highest + 1, column.dtype)  # without sorting
-    table[column] = 1
-    values = table.nonzero()[0]
-    table[values] = [index_of(value) for value in values.tolist()]
-    mapped: npt.NDArray[np.integer[Any]] = table[column]
-    return mapped
+def _replaced(
+    rows: npt.NDArray[np.void], column: str, index_of: Callable[[int], int]
+) -> tuple[int, int, bytes, npt.NDArray[np.uint32]]:
+    """Return what replaces the values of a column, for ``_rows.copy``; `index_of` is asked once for each of them."""
+    dtype, offset = RECORD.fields[column][:2]  # type: ignore[index]
+    values = _rows.distinct(rows, RECORD.itemsize, offset, dtype.itemsize)
+    indices = [index_of(value) for value in memoryview(values).cast("I")]
+    return offset, dtype.itemsize, values, np.array(indices, np.uint32)
 
 
 def _header(given: dict[str, Any]) -> bytes:

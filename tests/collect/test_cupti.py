@@ -21,6 +21,7 @@ _HERE = threading.get_native_id()
 
 
 class Log:
+    sort = staticmethod(_cupti.sort)
     translate = staticmethod(_cupti.translate)
 
     """Stands in for the extension: rows that a test puts there are what the next reading gets."""
