@@ -4,8 +4,9 @@
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. A line
 has the median time of an unrecorded step, and the median ratio within a round. The program's first steps are recorded,
-so that its modules are loaded as under ``cudatool run``. With ``--peers``, PyTorch's programs also run under PyTorch's
-memory history and torch.profiler.
+so that its modules are loaded as under ``cudatool run``. A loop takes half a second: what a recording does once, for
+each stack that it has not seen, is then a small part, as it is in a program of minutes. With ``--peers``, PyTorch's
+programs also run under PyTorch's memory history and torch.profiler.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ x = cp.zeros(1000, cp.float32)
 def step():
     global x
     x += 1
-timed(step, cp.cuda.Device().synchronize, 5000)
+timed(step, cp.cuda.Device().synchronize, 50_000)
 """,
     "cupy_graph": """
 import cupy as cp
@@ -80,7 +81,7 @@ with stream:
     for _ in range(20):
         x += 1
     graph = stream.end_capture()
-    timed(graph.launch, stream.synchronize, 1000)
+    timed(graph.launch, stream.synchronize, 25_000)
 """,
     "jax": """
 import os
@@ -91,7 +92,7 @@ x = w = jnp.ones((1024, 1024)) * 1e-3
 def step():
     global x
     x = f(x, w)
-timed(step, lambda: x.block_until_ready(), 1000)
+timed(step, lambda: x.block_until_ready(), 10_000)
 """,
     "torch": """
 import torch
@@ -103,7 +104,7 @@ def step():
     optimizer.zero_grad()
     model(data).square().mean().backward()
     optimizer.step()
-timed(step, torch.cuda.synchronize, 20)
+timed(step, torch.cuda.synchronize, 80)
 """,
     "torch_resnet50": """
 import timm, torch
@@ -118,7 +119,7 @@ def step():
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-timed(step, torch.cuda.synchronize, 10)
+timed(step, torch.cuda.synchronize, 40)
 """,
     "torch_gpt2": """
 import torch, transformers
@@ -137,7 +138,7 @@ def step():
         loss = model(tokens, labels=tokens).loss
     loss.backward()
     optimizer.step()
-timed(step, torch.cuda.synchronize, 20)
+timed(step, torch.cuda.synchronize, 40)
 """,
     "torch_generate": """
 import torch, transformers
@@ -148,7 +149,7 @@ model = transformers.LlamaForCausalLM(config).cuda().to(torch.bfloat16).eval()
 tokens = torch.randint(0, 32000, (1, 32), device="cuda")
 def step():
     model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=16, do_sample=False, pad_token_id=0)
-timed(step, torch.cuda.synchronize, 3)
+timed(step, torch.cuda.synchronize, 5)
 """,
     "torch_compiled": """
 import torch
@@ -160,7 +161,7 @@ def step():
     optimizer.zero_grad()
     model(data).square().mean().backward()
     optimizer.step()
-timed(step, torch.cuda.synchronize, 20)
+timed(step, torch.cuda.synchronize, 100)
 """,
     "torch_graph": """
 import torch
@@ -172,7 +173,7 @@ with torch.no_grad():
     model(data)
     with torch.cuda.graph(graph):
         model(data)
-timed(graph.replay, torch.cuda.synchronize, 500)
+timed(graph.replay, torch.cuda.synchronize, 2000)
 """,
 }
 

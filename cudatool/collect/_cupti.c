@@ -112,9 +112,9 @@ static struct {
 
 // ---- the log ----
 
-enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_NATIVE = 32 };
+enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_LOOKED_AT = 8, MOST_NATIVE = 32, MOST_SPARE = 1 << 17 };
 // Kinds of rows that are not driver calls.
-enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
+enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06, BLOCK = 0xFF10 };
 // What may take device memory implicitly (cudatool.trace.events.UseFlag).
 enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32, USE_POOL = 64 };
 enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but noted by the same calls
@@ -128,7 +128,9 @@ typedef struct {
 } Row;
 
 typedef struct {
-  char arguments[WORDS + 1];  // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out
+  // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out;
+  // n: 8 bytes, of which each value is noted only once
+  char arguments[WORDS + 1];
   uint8_t at_enter, wants_library, wants_stream_id;
   uint16_t use;      // the cause of use, one of the above
   uint8_t only_use;  // it gets no row of its own
@@ -142,6 +144,8 @@ static pid_t owner;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards all that follows
 static Row* rows;
 static size_t row_count, row_capacity, most_rows;
+static Row* spare;  // a buffer that was read: fresh memory costs the program a page fault for each 4 KiB
+static size_t spare_capacity;
 static uint64_t lost;
 static uint64_t rows_so_far;  // since the memory use was last read
 
@@ -156,6 +160,7 @@ typedef struct {
 } Table;
 
 static Table names, frames, stacks, places;
+static Table noted;  // values that are noted only once
 static Table codes;  // addresses of the code objects in `places`
 static int watches_code;  // a destroyed code object is removed from `places`
 static uint32_t generation = 1;  // of the numbers of frames: a new one begins then
@@ -238,6 +243,11 @@ static uint32_t intern(Table* table, const void* data, size_t length) {
 
 // A row to fill; NULL if the log is full, and then one more row is counted as lost. The lock is held.
 static Row* new_row(void) {
+  if (!rows && spare) {
+    rows = spare;
+    row_capacity = spare_capacity;
+    spare = NULL;
+  }
   if (row_count == row_capacity) {
     size_t capacity = row_capacity ? row_capacity * 2 : 4096;
     Row* more = capacity > most_rows ? NULL : realloc(rows, capacity * sizeof *more);
@@ -330,18 +340,44 @@ static uint32_t frame_at(PyCodeObject* code, int offset) {
 
 // The last stack of a thread. Most of the next one is the same.
 typedef struct {
-  PyCodeObject* code;
-  int offset;
-  uint32_t frame;
+  const struct _PyInterpreterFrame* at;
+  const void* code;
+  const void* instruction;
+  uint32_t frame;  // its number, 0 for one that is left out
 } Known;
-static __thread struct {
-  Known frames[MOST_FRAMES];  // outermost last
+typedef struct {
+  Known frames[MOST_FRAMES];  // innermost first
   int count;
+} Walk;
+typedef struct {
+  Walk walks[2];  // the last one, and room for the next
+  int latest;
   uint32_t generation;
-} last;
+  uint32_t numbers[MOST_FRAMES + 1], number_count, stack;  // the last key of `stacks`, and its number
+} Thread;
+static __thread Thread* this_one;
+static pthread_key_t ended;  // frees it with the thread
+
+static void end_thread(void* thread) {
+  this_one = NULL;  // what else ends with the thread may call the driver
+  free(thread);
+}
+
+static Thread* this_threads(void) {
+  if (!this_one && (this_one = calloc(1, sizeof *this_one))) pthread_setspecific(ended, this_one);
+  return this_one;
+}
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define EXECUTES(frame) ((const void*)(frame)->f_executable)
+#define INSTRUCTION(frame) ((const void*)(frame)->instr_ptr)
+#else
+#define EXECUTES(frame) ((const void*)(frame)->f_code)
+#define INSTRUCTION(frame) ((const void*)(frame)->prev_instr)
+#endif
 
 // The numbers of this thread's frames, innermost first. The lock is held; the interpreter's need not be.
-static int python_frames(uint32_t* out, int room) {
+static int python_frames(Thread* thread, uint32_t* out) {
   PyThreadState* state = PyGILState_GetThisThreadState();
   if (!state) return 0;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -349,29 +385,50 @@ static int python_frames(uint32_t* out, int room) {
 #else
   struct _PyInterpreterFrame* frame = state->cframe ? state->cframe->current_frame : NULL;
 #endif
-  static __thread Known now[MOST_FRAMES];
-  int count = 0;
-  for (; frame && count < room; frame = frame->previous) {
-    PyCodeObject* code = code_of(frame);
-    if (!code || _PyFrame_IsIncomplete(frame)) continue;
-    now[count].code = code;
-    now[count++].offset = _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT);
+  // A frame of the last walk that is still there, at the same instruction, has the number that it had, as long as no code
+  // object was destroyed. Code that is not watched may have been.
+  const Walk* last = &thread->walks[thread->latest];
+  int known = watches_code && thread->generation == generation ? last->count : 0;
+  Walk* now = &thread->walks[thread->latest = !thread->latest];
+  int count = 0, found = 0;
+  for (int same = 0; frame && count < MOST_FRAMES; frame = frame->previous) {
+    const void *code = EXECUTES(frame), *instruction = INSTRUCTION(frame);
+    int match = same;
+    while (match < known && match < same + MOST_LOOKED_AT && last->frames[match].at != frame) match++;
+    const Known* old = match < known ? &last->frames[match] : NULL;
+    Known* one = &now->frames[count++];
+    *one = (Known){frame, code, instruction, 0};
+    if (old && old->at == frame && old->code == code && old->instruction == instruction) {
+      one->frame = old->frame;
+      same = match + 1;
+    } else {
+      PyCodeObject* found_code = code_of(frame);
+      if (found_code && !_PyFrame_IsIncomplete(frame)) {
+        one->frame = frame_at(found_code, _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT));
+      }
+    }
+    if (one->frame) out[found++] = one->frame;
   }
-  // The outer frames that are unchanged keep their numbers, as long as no code object was destroyed.
-  int same = 0;
-  if (watches_code && last.generation == generation) {
-    while (same < count && same < last.count && now[count - 1 - same].code == last.frames[last.count - 1 - same].code &&
-           now[count - 1 - same].offset == last.frames[last.count - 1 - same].offset) same++;
-  }
-  int found = 0;
-  for (int i = 0; i < count; i++) {
-    now[i].frame = i >= count - same ? last.frames[last.count - (count - i)].frame : frame_at(now[i].code, now[i].offset);
-    if (now[i].frame) out[found++] = now[i].frame;
-  }
-  memcpy(last.frames, now, (size_t)count * sizeof *now);
-  last.count = count;
-  last.generation = generation;
+  now->count = count;
+  thread->generation = generation;
   return found;
+}
+
+// The number of this thread's stack: the number of its calling library's frame or 0, and those of Python's frames;
+// 0 if it has none. The lock is held.
+static uint32_t stack_below(uint32_t library) {
+  uint32_t found[MOST_FRAMES + 1];
+  Thread* thread = this_threads();
+  if (!thread) return 0;
+  found[0] = library;
+  uint32_t count = 1 + (uint32_t)python_frames(thread, found + 1);
+  if (count == 1 && !library) return 0;
+  if (thread->stack && count == thread->number_count && !memcmp(found, thread->numbers, count * sizeof *found)) {
+    return thread->stack;
+  }
+  memcpy(thread->numbers, found, count * sizeof *found);
+  thread->number_count = count;
+  return thread->stack = intern(&stacks, found, count * sizeof *found);
 }
 
 #if PY_VERSION_HEX >= 0x030C0000
@@ -395,7 +452,7 @@ static int on_code(PyCodeEvent event, PyCodeObject* code) {
 }
 #endif
 #else
-static int python_frames(uint32_t* out, int room) { return 0; }
+static uint32_t stack_below(uint32_t library) { return !library ? 0 : intern(&stacks, &library, sizeof library); }
 #endif
 
 // The file of the library that called the driver: the first one outside of the driver, its profiling library and its
@@ -418,17 +475,13 @@ static const char* calling_library(void) {
   return NULL;
 }
 
-// The number of a stack; its first frame is the calling library, 0 if unknown. The lock is held.
+// The number of this thread's stack; its first frame is the calling library, if that is given. The lock is held.
 static uint32_t this_stack(const char* library) {
-  uint32_t found[MOST_FRAMES + 1] = {0};
-  if (library) {
-    char key[4096] = {0};  // line 0, the file, no function
-    size_t length = strnlen(library, sizeof key - 5);
-    memcpy(key + 4, library, length);
-    found[0] = intern(&frames, key, 4 + length + 1);
-  }
-  int count = python_frames(found + 1, MOST_FRAMES);
-  return intern(&stacks, found, (size_t)(count + 1) * sizeof *found);
+  if (!library) return stack_below(0);
+  char key[4096] = {0};  // line 0, the file, no function
+  size_t length = strnlen(library, sizeof key - 5);
+  memcpy(key + 4, library, length);
+  return stack_below(intern(&frames, key, 4 + length + 1));
 }
 
 // ---- use of device memory ----
@@ -551,6 +604,14 @@ static uint32_t device_of(void* context) {
   return device;
 }
 
+static int is_first(uint64_t value) {
+  pthread_mutex_lock(&lock);
+  uint32_t known = noted.count;
+  int is_new = intern(&noted, &value, sizeof value) > known;
+  pthread_mutex_unlock(&lock);
+  return is_new;
+}
+
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
   (void)unused;
   if (!recording) return;
@@ -575,6 +636,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     } else if (kind != '.') {
       memcpy(&words[i], at, size);
     }
+    if (kind == 'n' && !is_first(words[i])) return;
     at += size;
   }
   int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
@@ -688,9 +750,7 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
 static uint32_t stack_here(void) {
   if (!recording) return 0;
   pthread_mutex_lock(&lock);
-  uint32_t found[MOST_FRAMES + 1] = {0};
-  int count = python_frames(found + 1, MOST_FRAMES);
-  uint32_t stack = count ? intern(&stacks, found, (size_t)(count + 1) * sizeof *found) : 0;
+  uint32_t stack = this_stack(NULL);
   pthread_mutex_unlock(&lock);
   return stack;
 }
@@ -890,19 +950,83 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
     Py_RETURN_NONE;
   }
   Row* taken = rows;
-  size_t count = row_count;
+  size_t count = row_count, capacity = row_capacity;
   uint64_t missing = lost;
   rows = NULL;
   row_count = row_capacity = 0;
   lost = 0;
   int failed = tell(&names, new_names) || tell(&frames, new_frames) || tell(&stacks, new_stacks);
   pthread_mutex_unlock(&lock);
-  if (!failed) data = PyBytes_FromStringAndSize((const char*)taken, (Py_ssize_t)(count * sizeof *taken));
+  if (!failed) data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof *taken));
+  Py_BEGIN_ALLOW_THREADS
+  if (data && count) memcpy(PyBytes_AS_STRING(data), taken, count * sizeof *taken);
+  pthread_mutex_lock(&lock);
+  if (!spare && capacity <= MOST_SPARE) {
+    spare = taken;
+    spare_capacity = capacity;
+    taken = NULL;
+  }
+  pthread_mutex_unlock(&lock);
   free(taken);
+  Py_END_ALLOW_THREADS
   if (data) return Py_BuildValue("(NNNNK)", data, new_names, new_frames, new_stacks, (unsigned long long)missing);
 failed:
   Py_XDECREF(new_names), Py_XDECREF(new_frames), Py_XDECREF(new_stacks);
   return NULL;
+}
+
+enum { CALLS, WORK, CONTEXTS, SORTS };
+
+// What a row is, -1 for nothing that is reported.
+static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_known, const uint8_t* asks, const uint8_t* told) {
+  switch (row->what) {
+    case KERNEL: case COPY: case FILL: case GRAPH: return told ? -1 : WORK;
+    case CONTEXT: return CONTEXTS;
+  }
+  // A block of PyTorch is the program's, even if a function of ours called PyTorch.
+  if (row->what != BLOCK && row->stack < stacks_known && is_ours[row->stack]) return -1;
+  if (row->result && !asks[row->what]) return -1;
+  return told && !told[row->what] ? -1 : CALLS;
+}
+
+static PyObject* py_sort(PyObject* self, PyObject* arguments) {
+  (void)self;
+  PyObject* data;
+  Py_buffer is_ours, asks, told;
+  if (!PyArg_ParseTuple(arguments, "Sy*y*z*", &data, &is_ours, &asks, &told)) return NULL;
+  const Row* all = (const Row*)PyBytes_AS_STRING(data);
+  Py_ssize_t count = PyBytes_GET_SIZE(data) / (Py_ssize_t)sizeof *all, found[SORTS] = {0};
+  PyObject *parts[SORTS] = {NULL}, *result = NULL;
+  if (asks.len <= UINT16_MAX || (told.buf && told.len <= UINT16_MAX)) {
+    PyErr_SetString(PyExc_ValueError, "a flag for each kind of row is needed");
+    goto done;
+  }
+  Py_BEGIN_ALLOW_THREADS
+  for (Py_ssize_t i = 0; i < count; i++) {
+    int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, told.buf);
+    if (sort >= 0) found[sort]++;
+  }
+  Py_END_ALLOW_THREADS
+  int is_one_sort = 0;
+  for (int sort = 0; sort < SORTS; sort++) {
+    if (found[sort] == count) parts[sort] = Py_NewRef(data), is_one_sort = 1;
+    else if (!(parts[sort] = PyBytes_FromStringAndSize(NULL, found[sort] * (Py_ssize_t)sizeof *all))) goto done;
+  }
+  if (!is_one_sort) {
+    Py_BEGIN_ALLOW_THREADS
+    Row* out[SORTS];
+    for (int sort = 0; sort < SORTS; sort++) out[sort] = (Row*)PyBytes_AS_STRING(parts[sort]);
+    for (Py_ssize_t i = 0; i < count; i++) {
+      int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, told.buf);
+      if (sort >= 0) *out[sort]++ = all[i];
+    }
+    Py_END_ALLOW_THREADS
+  }
+  result = PyTuple_Pack(SORTS, parts[CALLS], parts[WORK], parts[CONTEXTS]);
+done:
+  for (int sort = 0; sort < SORTS; sort++) Py_XDECREF(parts[sort]);
+  PyBuffer_Release(&is_ours), PyBuffer_Release(&asks), PyBuffer_Release(&told);
+  return result;
 }
 
 // ---- from rows to records of a trace ----
@@ -929,7 +1053,7 @@ typedef struct __attribute__((packed)) {
   uint64_t address, size, aux0, aux1;
 } Record;
 
-enum { BLOCK_ROW = 0xFF10, FREE_COMPLETED = 2, SNAPSHOT = 7, OUT_OF_MEMORY = 8, BLOCK_BYTES = 512 };
+enum { FREE_COMPLETED = 2, SNAPSHOT = 7, OUT_OF_MEMORY = 8, BLOCK_BYTES = 512 };
 
 // Kinds of a trace's records, by what PyTorch's allocator did (torch_rows.Action).
 static const uint8_t kinds_of_actions[] = {1, 2, 3, 5, 6, 7, 8, 0, 9};
@@ -958,13 +1082,17 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, kinds = how.len / (Py_ssize_t)sizeof *all, made = 0, works = 0;
   Py_ssize_t most = out.len / (Py_ssize_t)sizeof *record, stacks_known = stack_ids.len / 4, most_works = correlations.len / 4;
   int failed = 0;
+  // What the dictionaries said last: most rows are of one thread and one stream.
+  int64_t thread = -1, stream = -1;
+  uint32_t of_thread = 0;
+  uint64_t of_handle = 0;
   for (; at < count && made < most; at++, made++) {
     const Row* one = &row[at];
     const How* is = &all[one->what < kinds ? one->what : 0];
     const uint64_t* words = one->words;
     Record* to = &record[made];
     if (!is->kind || one->stack >= stacks_known) break;
-    int is_block = one->what == BLOCK_ROW, is_work = is->is_copy || is->item;
+    int is_block = one->what == BLOCK, is_work = is->is_copy || is->item;
     if (is_block && (words[4] || words[0] > OUT_OF_MEMORY || words[0] == SNAPSHOT)) break;
     if (is_work && works == most_works) break;
     if (is_block && PySet_GET_SIZE(of_graphs)) {
@@ -975,24 +1103,27 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
       if (is_graphs) break;
     }
     memset(to, 0, sizeof *to);
-    int64_t thread = found_in(threads, one->thread), stream = 0, event = 0;
+    int64_t event = 0;
+    if (thread < 0 || of_thread != one->thread) thread = found_in(threads, of_thread = one->thread);
     if (is->stream >= 0) {
       uint64_t handle = words[is->stream];
       if (!handle && is->per_thread) handle = 2;
       if (handle == 2) handle |= (uint64_t)one->thread << 8;
-      stream = found_in(streams, handle | (uint64_t)one->device << 56);
+      handle |= (uint64_t)one->device << 56;
+      if (stream < 0 || of_handle != handle) stream = found_in(streams, of_handle = handle);
     }
+    int is_of_stream = is->stream >= 0;
     if (is->event >= 0) event = found_in(events, words[is->event]);
-    if (thread == -2 || stream == -2 || event == -2) {
+    if (thread == -2 || (is_of_stream && stream == -2) || event == -2) {
       failed = 1;
       break;
     }
-    if (thread < 0 || stream < 0 || event < 0) break;  // Python gives it a number
+    if (thread < 0 || (is_of_stream && stream < 0) || event < 0) break;  // Python gives it a number
     to->time = (int64_t)one->time;
     to->kind = is->kind;
     to->device = (int8_t)one->device;
     to->thread = (uint16_t)thread;
-    to->stream = (uint32_t)stream;
+    to->stream = is_of_stream ? (uint32_t)stream : 0;
     to->stack = ids[one->stack];
     to->aux0 = (uint64_t)event;
     if (is->asks) to->aux1 = one->result == 0;
@@ -1052,6 +1183,9 @@ static PyMethodDef methods[] = {
     {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
     {"drain", py_drain, METH_NOARGS, "drain(): rows, new names, new frames, new stacks, number of rows lost; None if there are no rows"},
+    {"sort", py_sort, METH_VARARGS,
+     "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
+     "rows of calls, of work that was done, and of contexts"},
     {"translate", py_translate, METH_VARARGS,
      "translate(rows, first, how, stack ids, correlations, streams, events, threads, blocks of graphs, records): "
      "the first row that is Python's, records made, correlations used"},
@@ -1067,6 +1201,9 @@ static void in_child(void) { recording = 0; }
 
 PyMODINIT_FUNC PyInit__cupti(void) {
   if (pthread_atfork(NULL, NULL, in_child)) return PyErr_NoMemory();
+#if READS_FRAMES
+  if (pthread_key_create(&ended, end_thread)) return PyErr_NoMemory();
+#endif
 #if READS_FRAMES && PY_VERSION_HEX >= 0x030C0000
   watches_code = PyCode_AddWatcher(on_code) >= 0;
   if (!watches_code) PyErr_Clear();

@@ -37,3 +37,48 @@ def test_memory_of_a_backward_pass_has_the_stack_of_the_forward_operator_that_an
     command = [sys.executable, "-W", "ignore", _HERE / "torch_nodes.py", libcupti, str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+ONCE = """
+import ctypes, sys
+from cudatool.collect import _cupti
+_cupti.open(sys.argv[1])
+_cupti.start({"cuEventRecord": (".n", False, False, False, 0, False)}, 1 << 20)
+call_driver = ctypes.CDLL(sys.argv[1]).call_driver
+call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+for handle in (5, 5, 6, 5, 6):
+    call_driver(1, 0, handle)
+CONTEXTS, ROW = 1, 96
+print(len(_cupti.drain()[0]) // ROW - CONTEXTS)
+"""
+
+
+def test_a_call_that_every_launch_makes_is_noted_once_for_each_handle(libcupti):
+    done = subprocess.run([sys.executable, "-c", ONCE, libcupti], capture_output=True, text=True, timeout=60)
+    assert "2\n" == done.stdout, done.stderr
+
+
+THREADS = """
+import ctypes, sys, threading
+from cudatool.collect import _cupti
+_cupti.open(sys.argv[1])
+_cupti.start({"cuEventRecord": ("qq", False, False, False, 0, False)}, 1 << 20)
+call_driver = ctypes.CDLL(sys.argv[1]).call_driver
+call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+def used():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+def many(count):
+    for _ in range(count):
+        thread = threading.Thread(target=call_driver, args=(1, 0, 0))
+        thread.start(); thread.join()
+    _cupti.drain()
+many(100)
+before = used()
+many(1000)
+print(used() - before)
+"""
+
+
+def test_threads_that_have_ended_leave_nothing_in_memory(libcupti):
+    done = subprocess.run([sys.executable, "-c", THREADS, libcupti], capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) < 4 << 20, done.stderr  # each had 16 KiB for its last stack

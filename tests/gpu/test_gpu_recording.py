@@ -175,3 +175,13 @@ def test_kernels_are_those_of_torchs_profiler(tmp_path):
     assert last["name"].tolist() == before["name"].tolist()  # so many are one step
     # Other tests use the GPU at the same time, so that times are alike only.
     assert float((last["aux1"] - last["aux0"]).sum()) / 1e3 == pytest.approx(time, rel=0.5)
+
+
+def test_steps_that_load_nothing_do_not_ask_what_memory_is_used(tmp_path):
+    steps = "\nfor _ in range(200):\n    step()\ntorch.cuda.synchronize()\n"
+    trace, _ = record(tmp_path, ENCODER + steps, "torch")
+    made = trace.of_kind(Kind.BLOCK_ALLOC)["time"]
+    begin, end = int(made[len(made) // 2]), int(made[-1])
+    asked = trace.of_kind(Kind.DEVICE_USE)["time"]
+    most = 3 + 11 * (end - begin) / 1e9  # ten times a second, by a thread of its own
+    assert np.count_nonzero((asked > begin) & (asked < end)) <= most
