@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from cudatool.cli._text import counted, plain
@@ -9,6 +11,8 @@ from cudatool.memory.settings import setting_texts
 from cudatool.units import format_bytes, format_bytes_range
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
     from cudatool.analyze import Advice, Check, Outcome
@@ -19,6 +23,9 @@ _COLUMNS: Final = (
     "Reserved and in use: the most at any time, which need not be the same time.",
     "Unused: of the most reserved, at the time when most of that was in use.",
 )
+_NAMES: Final = ("Settings", "Reserved", "In use", "Unused", "Retries", "Runs out")
+_BETWEEN: Final = re.compile(r"(?<=to) |(?<=least) |(?<=:) ")  # parts of a range, and a request and its size
+_WORD: Final = re.compile(r"\s*(?:\[?[\d>]+:[^,\]]*[,\]]*|[^\s_:,]+[_:,]*)")  # size and number in a list stay together
 _MOST_COUNTERS = 5  # differences to list
 _BEGINNINGS = {
     "empty": "nothing: the recording is complete",
@@ -70,28 +77,28 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
     record, check = advice.record, advice.recorded
     assert record is not None
     console.print(f"Device {device}: the same requests under other settings", markup=False, soft_wrap=True)
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("Settings", overflow="fold")
-    for name in ("Reserved", "In use", "Unused", "Retries", "Runs out"):
-        table.add_column(name, justify="right", no_wrap=True)
     failed = f"{record.failures:,} failed" if record.failures else "no"
-    table.add_row("as recorded", format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed)
+    rows = [["as recorded", format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed]]
     if check is not None:
-        table.add_row("replay of that", *_cells(check))
-    rows = [(outcome.conf, _cells(outcome)) for outcome in advice.tried]
+        rows.append(["replay of that", *_cells(check)])
+    tried = [(outcome.conf, _cells(outcome)) for outcome in advice.tried]
     for left_out in advice.left_out:
         least = format_bytes_range(left_out.reserved_least_bytes, None)
-        rows.append((left_out.conf, [least, "", "", "", "left out"]))
-    in_all = _in_all([conf for conf, _ in rows])
-    for conf, cells in rows:
+        tried.append((left_out.conf, [least, "", "", "", "left out"]))
+    in_all = _in_all([conf for conf, _ in tried])
+    for conf, cells in tried:
         own = [part for part in setting_texts(conf).values() if part not in in_all]
-        first, *others = ", ".join(own).split() or ["(defaults)"]
-        table.add_row(plain(first), *cells)
-        for other in others:
-            table.add_row(plain(f"  {other}"))
+        rows.append([",\n  ".join(own) or "(defaults)", *cells])
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name in _NAMES:
+        table.add_column(name, justify="left" if name == _NAMES[0] else "right", no_wrap=True)
+    for row in _in_width(rows, console.width):
+        for lines in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
+            table.add_row(*map(plain, lines))
     console.print(table)
     if advice.left_out:
-        text = "Left out: settings that reserve so much that they cannot be the best; --conf tries one to the end."
+        more = " more than the best one" if advice.best is not None else ""
+        text = f"Left out: settings that cannot save 1 %{more}; --conf tries one to the end."
         console.print(text, markup=False, soft_wrap=True)
     if in_all:
         console.print(f"All of them with {', '.join(in_all)}, as recorded.", markup=False, soft_wrap=True)
@@ -110,6 +117,31 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
             console.print(
                 f"{outcome.conf or '(defaults)'} runs out at {outcome.oom.site}", markup=False, soft_wrap=True
             )
+
+
+def _in_width(rows: list[list[str]], width: int) -> list[list[str]]:
+    """Return the rows of the table with lines broken where it is too wide: numbers before settings, never in a word."""
+    if sum(_widths(rows)) > width:
+        rows = [[first, *(_BETWEEN.sub("\n", cell) for cell in cells)] for first, *cells in rows]
+    left = width - sum(_widths(rows)[1:])
+    return [["\n".join(_in_lines(row[0], left)), *row[1:]] for row in rows]
+
+
+def _widths(rows: list[list[str]]) -> list[int]:
+    """Return the width of each column, with the space after it."""
+    columns = zip(_NAMES, *rows, strict=True)
+    return [1 + max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+
+
+def _in_lines(settings: str, width: int) -> Iterator[str]:
+    for line in settings.split("\n"):
+        part = ""
+        for word in _WORD.findall(line):
+            if part.strip() and len(part) + len(word) + 1 > width:
+                yield part
+                part = "  "
+            part += word
+        yield part
 
 
 def _in_all(confs: list[str]) -> list[str]:

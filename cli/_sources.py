@@ -11,6 +11,7 @@ from cudatool.cli._beside import with_statistics
 from cudatool.cli._part import part_of
 from cudatool.cli._text import messages
 from cudatool.collect import rmm_log, torch_snapshot
+from cudatool.collect.plain_pickle import is_packed
 from cudatool.errors import FileFormatError, UsageError
 from cudatool.files import near_name
 from cudatool.trace import reader
@@ -65,6 +66,8 @@ def read_trace(source: Path) -> Trace:
     except OSError as error:
         close = near_name(source, ENDINGS) if isinstance(error, FileNotFoundError) else ""
         raise UsageError(f"cannot read {source}: {error.strerror}{close and '; ' + close}") from error
+    if is_packed(source):
+        raise FileFormatError(str(source), "compressed, and no PyTorch memory snapshot; unpack it first")
     raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot, and no log of RMM")
 
 
@@ -128,6 +131,8 @@ def refuse_recording(target: str) -> None:
     if not what and os.path.isfile(target):
         if target.endswith(_SNAPSHOTS) and torch_snapshot.is_snapshot(target):
             what = "a memory snapshot"
+        elif is_packed(target):
+            raise UsageError(f"{target} is a compressed file, not a program; unpack it first")
         elif rmm_log.is_rmm_log(target):
             what = "RMM's log of allocations"
     if what:

@@ -91,6 +91,8 @@ def replay(
     if checks:
         if recording.trace.header.get("requests_to") == "rmm":
             raise UsageError("an RMM log says nothing of what its allocator did: there is nothing to compare with")
+        if recording.trace.header.get("requests_to") == "driver":
+            raise UsageError(analyze.NoAdvice.ALSO_DRIVER.why)
         _check(recording, as_json)
     else:
         _try(recording, confs, memory, as_json)
@@ -119,7 +121,8 @@ def _recording(
     say_notes(trace)
     devices = _devices(trace, only)
     if not devices:
-        raise UsageError(f"{source} has no allocations{'' if only is None else f' on device {only}'} to replay")
+        where = "" if only is None else f" on device {only}"
+        raise UsageError(f"{source} has no requests to a caching allocator{where} to replay")
     if recorded_conf is None:
         settings, origin = analyze.recorded_settings(trace)
     else:

@@ -11,6 +11,7 @@ import signal
 import sys
 import textwrap
 import threading
+import zipimport
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +52,11 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A script, a module as after ``python -m``, or code as after ``python -c``, with its arguments."""
+    """A program and its arguments.
+
+    That is a script, or a directory or zip file with a ``__main__.py``; a module as after ``python -m``; or code as
+    after ``python -c``.
+    """
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -95,13 +100,14 @@ class Workload:
             return "code"
         if self.start is Start.MODULE:
             return self.target.rpartition(".")[2]
-        return os.path.splitext(os.path.basename(self.target))[0]
+        return os.path.splitext(os.path.basename(os.path.abspath(self.target)))[0]
 
     @property
     def files(self) -> tuple[str, ...]:
         """The program's own files, those that are known before it runs."""
         if self.start is Start.SCRIPT:
-            return (self.target,)
+            main = os.path.join(self.target, "__main__.py")
+            return (main,) if os.path.isfile(main) else (self.target,)
         origin = self._origin() if self.start is Start.MODULE else None
         if not origin:
             return ()
@@ -115,11 +121,25 @@ class Workload:
                 raise UsageError(f"there is no module {quoted(self.target)}")
         elif self.start is Start.SCRIPT and not os.path.isfile(self.target):
             if os.path.isdir(self.target):
-                raise UsageError(f"{self.target} is a directory; name a Python program")
+                if self._is_on_path():
+                    return
+                raise UsageError(f"{self.target} is a directory without a __main__.py; name a Python program")
             if os.path.exists(self.target):
                 raise UsageError(f"{self.target} is not a file; name a Python program")
             close = near_name(self.target, (".py",)) or _near_command(self.target)
             raise UsageError(f"{self.target} does not exist; {close or 'name a Python program'}")
+
+    def _is_on_path(self) -> bool:
+        """Return whether Python imports ``__main__`` from the target, a directory or zip file, in place of reading it.
+
+        A zip file may have a first line for the shell, and any name.
+        """
+        if os.path.isdir(self.target):
+            return os.path.isfile(os.path.join(self.target, "__main__.py"))
+        try:
+            return zipimport.zipimporter(self.target).find_spec("__main__") is not None
+        except zipimport.ZipImportError:
+            return False
 
     def _origin(self) -> str | None:
         """Return the file of the module, an empty string if it has none, None if there is no such module."""
@@ -188,6 +208,9 @@ class Workload:
         gc.collect()
 
     def _run_script(self) -> None:
+        if self._is_on_path():
+            self._run_from_path()
+            return
         file = os.path.abspath(self.target)
         main = ModuleType("__main__")
         main.__dict__.update(__file__=file, __builtins__=__builtins__, __cached__=None)
@@ -198,6 +221,14 @@ class Workload:
         with open(file, "rb") as source:
             code: CodeType = compile(source.read(), file, "exec", dont_inherit=True)
         exec(code, main.__dict__)
+
+    def _run_from_path(self) -> None:
+        import runpy
+
+        sys.modules["__main__"] = ModuleType("__main__")
+        sys.argv = [self.target, *self.arguments]
+        sys.path[0] = os.path.join(os.getcwd(), self.target)
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
 
     def _run_module(self) -> None:
         import runpy

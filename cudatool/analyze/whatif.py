@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import itemgetter
+from typing import Final
 
 from cudatool.analyze.in_use import InUse
 from cudatool.analyze.refused import likely_frees, with_smallest_sizes
@@ -72,6 +73,24 @@ class NoAdvice(StrEnum):
     """The recording's events contradict each other: no allocator leaves such."""
     OTHER_ALLOCATOR = "other-allocator"
     """The requests were made to another allocator than PyTorch's or cudatool's."""
+    ALSO_DRIVER = "also-driver"
+    """Among the requests is memory that the program took from the driver itself, and the file does not say which."""
+
+    @property
+    def why(self) -> str:
+        """The reason in words; empty where it has numbers, as :meth:`Advice.why_not` says it."""
+        return _WHY.get(self, "")
+
+
+_WHY: Final = {
+    NoAdvice.OTHER_ALLOCATOR: "these requests were made to RMM, whose allocators follow other rules than PyTorch's",
+    NoAdvice.ALSO_DRIVER: "the file also has memory that the program took from the driver itself, and PyTorch's format "
+    "does not say which; replay the trace that it was exported from",
+    NoAdvice.NO_REQUESTS: "the file has no history of requests, so their order is not known; record it with "
+    "torch.cuda.memory._record_memory_history()",
+    NoAdvice.CONTRADICTION: "events of the recording contradict each other",
+    NoAdvice.TOO_LONG: "the recording is long; cudatool replay takes the time to try some",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +161,8 @@ class Advice:
     def why_not(self) -> str:
         """Return in words why there is no advice; nothing if `withheld` is None."""
         record, check = self.record, self.recorded
-        if self.withheld is NoAdvice.OTHER_ALLOCATOR:
-            return "these requests were made to RMM, whose allocators follow other rules than PyTorch's"
-        if self.withheld is NoAdvice.NO_REQUESTS:
-            text = "the file has no history of requests, so their order is not known; record it with "
-            return f"{text}torch.cuda.memory._record_memory_history()"
-        if self.withheld is NoAdvice.CONTRADICTION:
-            return "events of the recording contradict each other"
-        if self.withheld is NoAdvice.TOO_LONG:
-            return "the recording is long; cudatool replay takes the time to try some"
+        if self.withheld is not None and self.withheld.why:
+            return self.withheld.why
         if record is None or check is None:
             return ""
         if self.withheld is NoAdvice.FAILURES_DIFFER:
@@ -359,6 +371,8 @@ class _Experiment:
         self.impossible: NoAdvice | None = None
         if trace.header.get("requests_to") == "rmm":
             self.impossible = NoAdvice.OTHER_ALLOCATOR
+        elif trace.header.get("requests_to") == "driver":
+            self.impossible = NoAdvice.ALSO_DRIVER
         elif last < 0:
             self.impossible = NoAdvice.NO_REQUESTS
         else:

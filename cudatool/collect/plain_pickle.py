@@ -35,7 +35,7 @@ from cudatool.text import printable
 if TYPE_CHECKING:
     from cudatool.collect._unpickle import Words
 
-__all__ = ["MISSING", "Rows", "load", "load_rows"]
+__all__ = ["MISSING", "Rows", "is_packed", "load", "load_rows", "starts_as_pickle"]
 
 
 MISSING: Final = -(1 << 63)
@@ -152,6 +152,22 @@ def _feed(machine: Unpickler, path: str, most_memory: int) -> int:
 
 
 _NOT_A_PICKLE: Final = "not a pickle; a snapshot is written by torch.cuda.memory._dump_snapshot(FILE)"
+
+
+def starts_as_pickle(path: str | Path) -> bool:
+    """Say whether a file looks like a pickle, also one compressed with xz or gzip, by its first bytes."""
+    with open_input(path) as file:
+        try:
+            head = _unpacked(file).read(2)
+        except _DAMAGED_PACKING:
+            return True  # probably; reading it names the damage
+    return head.startswith((b"\x80", b"(d", b"}", b"]", b"(l"))
+
+
+def is_packed(path: str | Path) -> bool:
+    """Say whether a file is compressed with xz or gzip."""
+    with open_input(path) as file:
+        return file.read(len(_XZ)).startswith((_XZ, _GZIP))
 
 
 def _unpacked(file: BinaryIO) -> BinaryIO | lzma.LZMAFile | gzip.GzipFile:

@@ -16,6 +16,7 @@ __all__ = [
     "BLOCK_KINDS",
     "MAP_KINDS",
     "MAX_SIZE",
+    "OTHER_REQUESTS",
     "SEGMENT_KINDS",
     "EventFact",
     "MemorySnapshot",
@@ -33,6 +34,10 @@ ACTIONS: Final = {
     "oom": Kind.OOM,
 }
 """What PyTorch calls the kinds of events."""
+
+OTHER_REQUESTS: Final = ("rmm", "driver")
+"""What a pickle says under ``requests_to`` if cudatool wrote it from events of other kinds: an RMM log's, whose
+allocators follow other rules, or also memory that the program took from the driver itself."""
 
 WHOLE_EVENT: Final = "(whole event)"
 """Key of the facts that are whole events: those that no record has fields for, such as a mark of a dump."""

@@ -23,6 +23,7 @@ from cudatool.collect.torch_model import (
     BLOCK_KINDS,
     MAP_KINDS,
     MAX_SIZE,
+    OTHER_REQUESTS,
     SEGMENT_KINDS,
     WHOLE_EVENT,
     EventFact,
@@ -30,7 +31,6 @@ from cudatool.collect.torch_model import (
 )
 from cudatool.collect.torch_sizes import add_unsplit_tails
 from cudatool.errors import SnapshotFormatError
-from cudatool.files import open_input
 from cudatool.limits import PAGES
 from cudatool.memory.rounding import round_sizes
 from cudatool.memory.settings import Settings
@@ -72,9 +72,7 @@ _Ints = npt.NDArray[np.int64]
 
 def is_snapshot(path: str | Path) -> bool:
     """Say whether a file looks like a pickle (or a compressed one), without reading more than its first bytes."""
-    with open_input(path) as file:
-        head = file.read(6)
-    return head.startswith((b"\xfd7zXZ\x00", b"\x1f\x8b", b"\x80", b"(d", b"}", b"]", b"(l"))
+    return plain_pickle.starts_as_pickle(path)
 
 
 def read(path: str | Path) -> MemorySnapshot:
@@ -183,8 +181,7 @@ class _Reader:
                 "time_axis": "clock" if timed else "index",
                 "pools": [list(pool) for pool in self.pools],
                 "prior_records": prior_records,  # how many of a device's first records are inferred
-                # An RMM log that was exported: its requests were to allocators of other rules.
-                **({"requests_to": "rmm"} if self.data.get("requests_to") == "rmm" else {}),
+                **{key: to for key in ("requests_to",) if (to := self.data.get(key)) in OTHER_REQUESTS},
             },
             notes=self.notes,
             source=path,

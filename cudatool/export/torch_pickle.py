@@ -70,8 +70,10 @@ def write(
         {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
     ]
     annotations: list[Any] = _annotations_of(trace)
-    # Of an RMM log it is said that it is one: another allocator's requests look like those to PyTorch's.
+    # Requests to other allocators than PyTorch's, and to the driver, look like those to PyTorch's.
     more: dict[str, Any] = {key: trace.header[key] for key in ("requests_to",) if key in trace.header}
+    if is_of_kind(trace.records, Kind.MEM_ALLOC, Kind.MEM_FREE).any():
+        more["requests_to"] = "driver"
     if isinstance(trace, MemorySnapshot):
         spelled, settings, more = trace.segments or spelled, trace.settings, trace.more
         if "window" not in trace.header:

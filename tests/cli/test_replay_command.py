@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cudatool.analyze import Advice, Caveat, NoAdvice, Outcome, OutOfMemory, Record, diagnosis
+from cudatool.analyze import Advice, Caveat, LeftOut, NoAdvice, Outcome, OutOfMemory, Record, diagnosis
 from cudatool.cli import _replay_text
 from cudatool.cli.replay import replay
 
@@ -89,7 +89,8 @@ def test_advice_is_given_without_any_option(run_command) -> None:
 
 
 def test_numbers_that_a_lost_beginning_may_change_are_marked(run_command) -> None:
-    done = run_command("replay", PREFETCH, "--events", "2000:9000")
+    arguments = ("replay", PREFETCH, "--events", "2000:9000")
+    done = run_command(*arguments, environment={"COLUMNS": "120"})
     assert re.search(r"^expandable\S+ +[\d.]+ MiB to [\d.]+ GiB .* ~[\d.]+ % +~\d+ ", done.stdout, re.MULTILINE)
 
 
@@ -131,6 +132,22 @@ def test_requests_to_another_allocator_are_not_replayed(run_command, tmp_path: P
     done = run_command("replay", log, *options)
     assert (2, "") == (done.returncode, done.stdout)
     assert "RMM" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("options", [(), ("--check",), ("--conf", "expandable_segments:True")])
+def test_memory_of_the_driver_in_an_export_is_not_taken_for_the_allocators(
+    run_command, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """PyTorch's format has no event for it, so the export writes it as segments with one block."""
+    run_command("run", "--device", "sim", "-o", "own.ctrace", ROOT / "tests" / "programs" / "vector_add.py")
+    assert 0 == run_command("export", "own.ctrace", "--to", "torch", "-o", "own.pickle").returncode
+    done = run_command("replay", "own.pickle", *options)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "took from the driver itself" in done.stderr.splitlines()[-1]
+    done = run_command("replay", "own.ctrace", *options)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "own.ctrace has no requests to a caching allocator to replay" in done.stderr
+    assert "585.94 KiB" in run_command("snapshot", "own.pickle").stdout
 
 
 @pytest.mark.parametrize(
@@ -177,7 +194,7 @@ def test_every_caveat_and_every_reason_has_words() -> None:
         (["text", "--check"], "a PyTorch memory snapshot"),
         ([PREFETCH, "--conf", "max_split_size:1"], "did you mean max_split_size_mb?"),
         ([PREFETCH, "--check", "--conf", ""], "--check"),
-        ([PREFETCH, "--check", "--device", "3"], "no allocations on device 3"),
+        ([PREFETCH, "--check", "--device", "3"], "no requests to a caching allocator on device 3"),
         ([PREFETCH, "--conf", "", "--memory", "much"], "'much' is not a size"),
         ([PREFETCH, "--conf", "backend:cudaMallocAsync"], "backend:cudaMallocAsync"),
     ],
@@ -217,6 +234,33 @@ def test_prediction_that_may_be_off_is_printed_as_a_range(capsys) -> None:
     assert "; ~ marks what may differ:" in said
     assert (2, 2) == (said.count("~0 "), len(re.findall(r"~\d+\.\d %", said)))
     assert "A range covers all that the recording leaves open" in said
+
+
+_LONG = (
+    "garbage_collection_threshold:0.8,expandable_segments:True",
+    "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+    "graph_capture_record_stream_reuse:True",
+    "pinned_use_cuda_host_register:True,pinned_num_register_threads:16,max_split_size_mb:128",
+)
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 160])
+def test_table_breaks_no_setting_inside_of_a_word(capsys, width: int) -> None:
+    size = 1 << 30
+    used = Outcome("", 4 * size, size, 0.1, 12, 2, None, 0, 4 * size, 4 * size)
+    fails = replace(used, oom=OutOfMemory(0, 7116, 25 << 20, 100, 90, ""), reserved_most_bytes=5 * size)
+    tried = tuple(replace(fails, conf=conf) for conf in _LONG)
+    left_out = (LeftOut("garbage_collection_threshold:0.6", 3 * size),)
+    advice = Advice(Record(4 * size, 0, 0, None), used, None, 0, (used, *tried), None, left_out)
+    _replay_text.print_outcomes(Console(width=width), 0, advice)
+    lines = capsys.readouterr().out.splitlines()
+    lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("Left out"))]
+    assert width >= max(map(len, lines))
+    words = re.split(r"\W+|_", "\n".join(lines))
+    for conf in (*_LONG, left_out[0].conf):
+        for word in re.findall(r"[a-z\d]+", conf.lower()):
+            assert word in map(str.lower, words)
+    assert words.count("threshold") == words.count("garbage") == 2
 
 
 @pytest.mark.parametrize(("caveats", "bound"), [((), ""), ((Caveat.BEGINS_LATE,), "at least ")])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -72,6 +74,34 @@ def test_status_and_messages_are_those_of_plain_python(run_command, plain_python
     assert _own_lines(ours.stderr) == plain.stderr.rstrip("\n")
 
 
+@pytest.mark.parametrize("program", ["app", "app/", "./app", "app.pyz"])
+@pytest.mark.parametrize("words", [[], ["fail"]])
+def test_directory_or_zip_file_with_a_main_runs_as_under_plain_python(
+    run_command, plain_python, tmp_path, program, words
+):
+    files = {
+        "__main__.py": "import sys, beside\nprint(__name__, __file__, repr(__package__), sys.argv, sys.path[0])\n"
+        "print(beside.x, __spec__.name, sorted(set(globals()) - {'__annotations__'}))\n"
+        "if sys.argv[1:]: beside.fail()\n",
+        "beside.py": "x = 7\ndef fail():\n    raise SystemExit(x)\n",
+    }
+    (tmp_path / "app").mkdir()
+    for name, text in files.items():
+        (tmp_path / "app" / name).write_text(text)
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as packed:
+        for name, text in files.items():
+            packed.writestr(name, text)
+    ours, plain = run_command("run", program, *words), plain_python(program, *words)
+    assert (7 if words else 0, plain.stdout, plain.stderr.rstrip("\n")) == (
+        ours.returncode,
+        ours.stdout,
+        _own_lines(ours.stderr),
+    )
+    assert plain.returncode == ours.returncode
+    (trace,) = tmp_path.glob("*.ctrace")
+    assert trace.name.startswith("app.")
+
+
 def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
     (tmp_path / "program.py").write_text("raise SystemExit(5)")
     assert run_command("run", "-o", "t.ctrace", "program.py").returncode == 5
@@ -83,7 +113,10 @@ def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
     [
         (["run"], "name a Python program"),
         (["run", "missing.py"], "missing.py does not exist"),
-        (["run", "."], ". is a directory"),
+        (["run", "."], ". is a directory without a __main__.py"),
+        (["run", "old.ctrace.gz"], "old.ctrace.gz is a compressed file, not a program; unpack it first"),
+        (["sanitize", "old.ctrace.gz"], "old.ctrace.gz is a compressed file, not a program; unpack it first"),
+        (["snapshot", "old.ctrace.gz"], "compressed, and no PyTorch memory snapshot; unpack it first"),
         (["run", "-m", "no.such.module"], "there is no module"),
         (["run", "--device", "tpu", "ok.py"], "'tpu' is not a device"),
         (["run", "--device", "sim:speed=9", "ok.py"], "not an option of sim"),
@@ -100,6 +133,7 @@ def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
 def test_bad_input_is_one_clear_line_and_status_2(run_here, tmp_path, arguments, message):
     (tmp_path / "ok.py").write_text("print('must not run')")
     (tmp_path / "rmm.csv").write_text("Thread,Time,Action,Pointer,Size,Stream\n")
+    (tmp_path / "old.ctrace.gz").write_bytes(gzip.compress(b"a trace of ours"))
     done = run_here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
