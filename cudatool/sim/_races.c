@@ -633,42 +633,39 @@ void cudatool_race_arrive(race_t *r, uint64_t warp, uint32_t lanes, const uint32
         }
 }
 
-/* Barriers open for a part of the block's threads: those in a region of a barrier kind, at a number that is open. */
-void cudatool_race_barriers(race_t *r, const uint32_t *regions, const uint8_t *kinds, const uint32_t *numbers,
-                            const uint32_t *counts, const uint32_t *opened, uint32_t barrier, uint32_t reduce) {
+enum { CLOSED, OPEN, OPEN_FOR_ANY }; /* of a barrier; the last: more threads wait than it lets go */
+
+/* A barrier opens for the lanes of each warp in `let`: for all threads of the block if its `count` is 0. If it could have
+ * opened for others, no two threads are sure to have met at it. */
+void cudatool_race_barriers(race_t *r, const uint32_t *let, uint32_t number, uint32_t state, uint32_t count) {
     if (!flush(r))
         return;
     block_t *b = r->block;
-    uint32_t sets[16][32] = {{0}}, at[16] = {0};
-    bool for_all[16] = {false};
-    for (uint32_t t = 0; t < b->threads; t++) {
-        if (regions[t] == EXITED)
-            continue;
-        uint8_t kind = kinds[regions[t]];
-        uint32_t number = numbers[t] & 15;
-        if ((kind == barrier || kind == reduce) && opened[number]) {
-            sets[number][t >> 5] |= 1u << (t & 31);
-            at[number]++;
-            for_all[number] = !counts[t];
-        }
+    node_t **arrived = &b->arrived[number & 15];
+    uint32_t set[32] = {0}, there = 0;
+    for (uint32_t w = 0; 32 * w < b->threads; w++) {
+        uint32_t all = b->threads - 32 * w >= 32 ? ~0u : (1u << (b->threads & 31)) - 1;
+        set[w] = let[w] & all;
+        there += (uint32_t)__builtin_popcount(set[w]);
     }
-    for (int i = 0; i < 16; i++) {
-        if (!at[i])
-            continue;
-        if ((for_all[i] || at[i] == b->threads) && !b->arrived[i]) {
-            cudatool_race_barrier(r);
-            continue;
-        }
-        uint32_t now = ++r->now;
-        node_t *root = together(r, sets[i], now);
-        gain(r, &root, b->arrived[i]);
-        drop(b->arrived[i], r->level);
-        b->arrived[i] = NULL;
-        give(r, sets[i], root);
-        b->mixed = true;
-        if (b->halves)
-            share_halves(r, sets[i]);
+    if (state == OPEN_FOR_ANY) {
+        drop(*arrived, r->level);
+        *arrived = NULL;
+        return;
     }
+    if ((!count || there == b->threads) && !*arrived) {
+        cudatool_race_barrier(r);
+        return;
+    }
+    uint32_t now = ++r->now;
+    node_t *root = together(r, set, now);
+    gain(r, &root, *arrived);
+    drop(*arrived, r->level);
+    *arrived = NULL;
+    give(r, set, root);
+    b->mixed = true;
+    if (b->halves)
+        share_halves(r, set);
 }
 
 /* ---- flags, locks and fences ---- */

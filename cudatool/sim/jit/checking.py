@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-from cudatool.sim.jit.collective import Kind
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.instrument import KINDS, WHO, FoundRecord, Instrument, ones
 from cudatool.sim.jit.races import NO_MOMENTS, moments
@@ -26,7 +25,7 @@ def functions(kinds: Instrument, validated: set[int]) -> str:
     """Return the functions that code instrumented for `kinds` calls. The scheduler calls the first always."""
     parts = []
     if kinds & Instrument.RACECHECK:
-        parts.append(moments(Kind.BARRIER, Kind.BARRIER_REDUCE))
+        parts.append(moments())
     else:
         parts.append(NO_MOMENTS)
     if kinds & ~Instrument.FOOTPRINT:

@@ -360,6 +360,8 @@ class _Kernel:
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
+        if any(self._counted(self.code[index], row) for index, row in self.rows.items()):
+            self.parts.append(scheduler.ONE_BARRIER)
         if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
         self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
@@ -565,23 +567,26 @@ class _Kernel:
                 ]
             )
         )
-        checked = self._apart(instruction, row) or row.kind == Kind.WAIT
+        apart, counted = self._apart(row), self._counted(instruction, row)
+        checked = apart or counted or row.kind == Kind.WAIT
         if row.kind == Kind.WARP:
             mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
-        self.parts.append(
-            scheduler.whole_block(number, row.kind, check_masks=checked, apart=self._apart(instruction, row))
-        )
+        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=apart, counted=counted))
         return checked
 
-    def _apart(self, instruction: Instruction, row: Suspension) -> bool:
+    def _apart(self, row: Suspension) -> bool:
         """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
         if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
             return row.kind in (Kind.ARRIVE, Kind.YIELD)
-        # Threads at the same instruction may be at different barriers: that matters for what is ordered.
-        operands = [operand for name, operand, _ in row.leave(instruction) if name in "ab"]
-        one = isinstance(operands[0], Immediate) and isinstance(operands[1], Immediate) and not operands[1].value
-        return self.counts_arrivals or (bool(self.instrument & Instrument.RACECHECK) and not one)
+        return self.counts_arrivals
+
+    def _counted(self, instruction: Instruction, row: Suspension) -> bool:
+        """Whether threads at the same instruction may be at different barriers, or at one for some of them."""
+        if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+            return False
+        number, count = (operand for name, operand, _ in row.leave(instruction) if name in "ab")
+        return not (isinstance(number, Immediate) and isinstance(count, Immediate) and not count.value)
 
 
 _SYMBOL = re.compile(r"^(declare|define) [^@\n]*@([\w.$]+)\(.*$", re.MULTILINE)

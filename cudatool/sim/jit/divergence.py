@@ -6,13 +6,19 @@
         for each warp, as long as one of its suspensions is ready:
             ready: every live lane of its member mask waits there
             combine it for those lanes; run each of them to its next suspension
-        for each barrier number that enough threads wait at: run those threads to their next suspension
+        for each barrier number that enough threads wait at: run as many to their next suspension
         none: threads that wait for an mbarrier give up waiting and go on
         none: threads that wait for memory to change go on (the fourth time: park the block; others may have to go on)
         none ready: all threads ended, or none can go on (deadlock)
     until all threads agree again
 
 Of several ready suspensions the first in the text is taken, so that lanes meet again after a branch.
+
+A barrier with a thread count (``bar.sync n, count``; PTX ISA, "Parallel Synchronization and Communication Instructions:
+bar, barrier") is complete when that many threads have arrived, counted in whole warps: a warp arrives with its last
+living lane and counts as 32 threads. Then it begins anew. So of more warps that wait the first ones go on, and the
+others wait for the next round; a count that no round can reach is a deadlock. Which warps make up a round is not
+defined, so that nothing is ordered where there were more than one needs (``_races.c``).
 """
 
 from __future__ import annotations
@@ -96,9 +102,15 @@ entry:
   %numbers = getelementptr i8, ptr %slots, i64 {array_offset("a")}
   %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
   %first = shl i64 %warp, 5
+  %ended = call i32 @waiting(ptr %slots, i64 %warp, i32 {EXIT})
+  %live = xor i32 %ended, -1
+  %whole = icmp eq i32 %lanes, %live
+  %lacking = call i32 @llvm.ctpop.i32(i32 %ended)
+  %rest = select i1 %whole, i32 %lacking, i32 0
   br label %loop
 loop:
   %left = phi i32 [ %lanes, %entry ], [ %left.next, %loop ]
+  %more = phi i32 [ %rest, %entry ], [ 0, %loop ]
   %lane = call i32 @llvm.cttz.i32(i32 %left, i1 true)
   %lane.x = zext i32 %lane to i64
   %t = add i64 %first, %lane.x
@@ -107,7 +119,8 @@ loop:
   %id = and i32 %id.0, 15
   %count.p = getelementptr i32, ptr %arrived, i32 %id
   %count = load i32, ptr %count.p, align 4
-  %count.1 = add i32 %count, 1
+  %count.0 = add i32 %count, %more
+  %count.1 = add i32 %count.0, 1
   store i32 %count.1, ptr %count.p, align 4
   %less = sub i32 %left, 1
   %left.next = and i32 %left, %less
@@ -199,12 +212,50 @@ define internal i32 @waiting(ptr %slots, i64 %warp, i32 %region) #0 {
   ret i32 %bits
 }
 """
-# What a reduction over the threads at a barrier gives.
-_REDUCE = f"""\
-define internal void @reduce({ENVIRONMENT}, i32 %region) noinline #0 {{
+# The number of the barrier at which all living lanes of a warp wait, 16 if there is none.
+_BARRIER_OF = f"""\
+define internal i32 @barrier_of(ptr %slots, ptr %numbers, i64 %warp) noinline #0 {{
 entry:
-  %accumulator = alloca i32
-  store i32 0, ptr %accumulator
+  %first = shl i64 %warp, 5
+  br label %loop
+loop:
+  %lane = phi i64 [ 0, %entry ], [ %lane.next, %next ]
+  %at = phi i32 [ 16, %entry ], [ %at.next, %next ]
+  %t = add i64 %first, %lane
+  %s.p = getelementptr i32, ptr %slots, i64 %t
+  %s = load i32, ptr %s.p, align 4
+  %ended = icmp eq i32 %s, {EXIT}
+  br i1 %ended, label %next, label %look
+look:
+  %s.x = zext i32 %s to i64
+  %k.p = getelementptr i8, ptr @kinds, i64 %s.x
+  %k = load i8, ptr %k.p
+  %barrier = icmp eq i8 %k, {Kind.BARRIER}
+  %reduce = icmp eq i8 %k, {Kind.BARRIER_REDUCE}
+  %either = or i1 %barrier, %reduce
+  %id.p = getelementptr i32, ptr %numbers, i64 %t
+  %id.0 = load i32, ptr %id.p, align 4
+  %id = and i32 %id.0, 15
+  %none = icmp eq i32 %at, 16
+  %same = icmp eq i32 %at, %id
+  %fits = or i1 %none, %same
+  %good = and i1 %either, %fits
+  br i1 %good, label %next, label %apart
+next:
+  %at.next = phi i32 [ %at, %loop ], [ %id, %look ]
+  %lane.next = add nuw nsw i64 %lane, 1
+  %done = icmp eq i64 %lane.next, 32
+  br i1 %done, label %end, label %loop
+end:
+  ret i32 %at.next
+apart:
+  ret i32 16
+}}
+"""
+# What a reduction over the threads that go on from a barrier gives: `let` has the lanes of each warp.
+_REDUCE = f"""\
+define internal void @reduce({ENVIRONMENT}, i32 %region, ptr %let, ptr %accumulator) noinline #0 {{
+entry:
 {field("threads", "n")}
   %n31 = add i32 %n, 31
   %warps.i = lshr i32 %n31, 5
@@ -212,7 +263,10 @@ entry:
   br label %loop
 loop:
   %warp = phi i64 [ 0, %entry ], [ %warp.next, %loop ]
-  %lanes = call i32 @waiting(ptr %slots, i64 %warp, i32 %region)
+  %there = call i32 @waiting(ptr %slots, i64 %warp, i32 %region)
+  %let.p = getelementptr i32, ptr %let, i64 %warp
+  %let.w = load i32, ptr %let.p, align 4
+  %lanes = and i32 %there, %let.w
   call void @combine({VALUES}, i32 %region, i64 %warp, i32 %lanes, ptr %accumulator)
   %warp.next = add i64 %warp, 1
   %done = icmp eq i64 %warp.next, %warps
@@ -232,6 +286,11 @@ entry:
   %unused = alloca i32
   %wait = alloca [16 x i32]
   %need = alloca [16 x i32]
+  %whole = alloca [16 x i32]
+  %budget = alloca [16 x i32]
+  %warp.at = alloca [32 x i32]
+  %let = alloca [32 x i32]
+  %accumulator = alloca i32
   %alive = alloca i32
   %stuck = alloca i32
   %polls = alloca i32
@@ -315,40 +374,71 @@ warp.end:
   br i1 %warps.done, label %barriers, label %warp.start
 
 """
-# Runs the threads at barriers that have opened.
+# For each barrier that has opened, in turn: finds the warps that go on.
+_LET = f"""\
+open.up:
+  br label %number
+number:
+  %on = phi i64 [ 0, %open.up ], [ %on.next, %number.end ]
+  %on.i = trunc i64 %on to i32
+  %state.p = getelementptr i32, ptr %wait, i64 %on
+  %state = load i32, ptr %state.p
+  %is.open = icmp ne i32 %state, 0
+  br i1 %is.open, label %number.open, label %number.end
+number.open:
+  %budget.p = getelementptr i32, ptr %budget, i64 %on
+  br label %let.loop
+let.loop:
+  %lw = phi i64 [ 0, %number.open ], [ %lw.next, %let.loop ]
+  %lw.at.p = getelementptr i32, ptr %warp.at, i64 %lw
+  %lw.at = load i32, ptr %lw.at.p
+  %lw.here = icmp eq i32 %lw.at, %on.i
+  %lw.budget = load i32, ptr %budget.p
+  %lw.some = icmp sgt i32 %lw.budget, 0
+  %lw.go = and i1 %lw.here, %lw.some
+  %lw.ended = call i32 @waiting(ptr %slots, i64 %lw, i32 {EXIT})
+  %lw.live = xor i32 %lw.ended, -1
+  %lw.lanes = select i1 %lw.go, i32 %lw.live, i32 0
+  %lw.let.p = getelementptr i32, ptr %let, i64 %lw
+  store i32 %lw.lanes, ptr %lw.let.p, align 4
+  %lw.cost = select i1 %lw.go, i32 32, i32 0
+  %lw.left = sub i32 %lw.budget, %lw.cost
+  store i32 %lw.left, ptr %budget.p
+  %lw.next = add i64 %lw, 1
+  %lw.done = icmp eq i64 %lw.next, %warps
+  br i1 %lw.done, label %let.end, label %let.loop
+let.end:
+  %on.need.p = getelementptr i32, ptr %need, i64 %on
+  %on.need = load i32, ptr %on.need.p
+  call void @after_barriers(ptr %context, ptr %let, i32 %on.i, i32 %state, i32 %on.need)
+  store i32 0, ptr %accumulator
+"""
+# Runs the threads that go on.
 _RELEASE = f"""\
   br label %release
 release:
-  %rt = phi i32 [ 0, %open.up ], [ %rt.next, %release.end ]
+  %rt = phi i32 [ 0, %let.end ], [ %rt.next, %release.end ]
   %rt.x = zext i32 %rt to i64
   %rs.p = getelementptr i32, ptr %slots, i64 %rt.x
   %rs = load i32, ptr %rs.p, align 4
-  %r.end = icmp eq i32 %rs, {EXIT}
-  br i1 %r.end, label %release.end, label %release.live
-release.live:
-  %rs.x = zext i32 %rs to i64
-  %rk.p = getelementptr i8, ptr @kinds, i64 %rs.x
-  %rk = load i8, ptr %rk.p
-  %rk.barrier = icmp eq i8 %rk, {Kind.BARRIER}
-  %rk.reduce = icmp eq i8 %rk, {Kind.BARRIER_REDUCE}
-  %rk.any = or i1 %rk.barrier, %rk.reduce
-  br i1 %rk.any, label %open.check, label %release.end
-open.check:
-  %rid.p = getelementptr i32, ptr %numbers, i64 %rt.x
-  %rid.0 = load i32, ptr %rid.p, align 4
-  %rid = and i32 %rid.0, 15
-  %rid.x = zext i32 %rid to i64
-  %ro.p = getelementptr i32, ptr %wait, i64 %rid.x
-  %ro = load i32, ptr %ro.p
-  %is.open = icmp ne i32 %ro, 0
-  br i1 %is.open, label %let, label %release.end
-let:
+  %rw = lshr i64 %rt.x, 5
+  %rl.p = getelementptr i32, ptr %let, i64 %rw
+  %rl = load i32, ptr %rl.p, align 4
+  %rb = and i32 %rt, 31
+  %rl.bit = lshr i32 %rl, %rb
+  %rl.go = trunc i32 %rl.bit to i1
+  br i1 %rl.go, label %go.on, label %release.end
+go.on:
   call void @resume({VALUES}, i32 %rs, i32 %rt)
   br label %release.end
 release.end:
   %rt.next = add i32 %rt, 1
   %released = icmp eq i32 %rt.next, %n
-  br i1 %released, label %check, label %release
+  br i1 %released, label %number.end, label %release
+number.end:
+  %on.next = add i64 %on, 1
+  %on.done = icmp eq i64 %on.next, 16
+  br i1 %on.done, label %check, label %number
 """
 # Goes on until the threads agree again, or stops the block.
 _END = f"""\
@@ -404,11 +494,34 @@ _BARRIER_CHECK = f"""  %some.ended = icmp ult i32 %living, %n
   %waiting.thread = load i32, ptr %stuck
   call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
     i32 %waiting.thread)"""
+# At which barrier each warp has arrived as a whole, and 32 times how many warps have at each.
+_WARPS_AT = """\
+warps.at:
+  %cw = phi i64 [ 0, %count.end ], [ %cw.next, %warps.at ]
+  %cw.at = call i32 @barrier_of(ptr %slots, ptr %numbers, i64 %cw)
+  %cw.at.p = getelementptr i32, ptr %warp.at, i64 %cw
+  store i32 %cw.at, ptr %cw.at.p
+  %cw.some = icmp ult i32 %cw.at, 16
+  %cw.id = and i32 %cw.at, 15
+  %cw.whole.p = getelementptr i32, ptr %whole, i32 %cw.id
+  %cw.whole = load i32, ptr %cw.whole.p
+  %cw.more = select i1 %cw.some, i32 32, i32 0
+  %cw.whole.1 = add i32 %cw.whole, %cw.more
+  store i32 %cw.whole.1, ptr %cw.whole.p
+  %cw.next = add i64 %cw, 1
+  %cw.done = icmp eq i64 %cw.next, %warps
+  br i1 %cw.done, label %decide, label %warps.at
+"""
+# What of the arrivals at a barrier is used up by a round of it, beside the warps that wait: at least one does.
 _ARRIVALS = """  %ja.p = getelementptr i32, ptr %arrived, i64 %j
   %ja = load i32, ptr %ja.p, align 4
-  %jw = add i32 %jw.0, %ja
 """
-_ARRIVALS_USED = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p, align 4\n"
+_ARRIVALS_USED = """  %ja.rest = sub i32 %ja, %ja.used
+  %goal.some = call i32 @llvm.umax.i32(i32 %goal, i32 1)
+  %ja.later = urem i32 %ja.rest, %goal.some
+  %ja.left = select i1 %open, i32 %ja.later, i32 %ja
+  store i32 %ja.left, ptr %ja.p, align 4
+"""
 
 
 def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
@@ -424,11 +537,12 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) ->
         [
             "\n",
             _SYNC_CHECK if checked else "",
-            _ARRIVE if Kind.ARRIVE in found else "",
             "\n" + _tables(kinds, lines),
             "\n" + _resume(kinds),
             "\n" + _combine(kinds),
             "\n" + _WAITING,
+            _ARRIVE if Kind.ARRIVE in found else "",
+            "\n" + _BARRIER_OF,
             "\n" + _REDUCE,
             "\n" + _ENTRY,
             _choose(waits=waits, checked=checked),
@@ -555,10 +669,12 @@ ready:
 def _count_waiting(*, checked: bool) -> str:
     """Return the count of threads that live, and of those that wait at each barrier number."""
     site_begin, site_check = (_SITE_BEGIN, _SITE_CHECK) if checked else ("", "")
-    return f"""\
+    return (
+        f"""\
 barriers:
   store [16 x i32] zeroinitializer, ptr %wait
   store [16 x i32] zeroinitializer, ptr %need
+  store [16 x i32] zeroinitializer, ptr %whole
 {site_begin}
   store i32 0, ptr %alive
   br label %count
@@ -596,13 +712,15 @@ at:
 count.end:
   %ct.next = add i32 %ct, 1
   %counted = icmp eq i32 %ct.next, %n
-  br i1 %counted, label %decide, label %count
+  br i1 %counted, label %warps.at, label %count
 """
+        + _WARPS_AT
+    )
 
 
 def _open_barriers(otherwise: str, *, arrivals: bool, checked: bool) -> str:
     """Return what opens each barrier that enough threads wait at; control goes to `otherwise` if there is none."""
-    arrived, used = (_ARRIVALS, _ARRIVALS_USED) if arrivals else ("  %jw = add i32 %jw.0, 0\n", "")
+    arrived, used = (_ARRIVALS, _ARRIVALS_USED) if arrivals else ("  %ja = add i32 0, 0\n", "")
     barrier_check = _BARRIER_CHECK if checked else ""
     return f"""\
 decide:
@@ -616,13 +734,29 @@ judge:
   %jw.0 = load i32, ptr %jw.p
 {arrived}  %jn.p = getelementptr i32, ptr %need, i64 %j
   %jn = load i32, ptr %jn.p
+  %jf.p = getelementptr i32, ptr %whole, i64 %j
+  %jf = load i32, ptr %jf.p
   %all = icmp eq i32 %jn, 0
-  %goal = select i1 %all, i32 %living, i32 %jn
+  %jn.up = add i32 %jn, 31
+  %jn.warps = and i32 %jn.up, -32
+  %goal = select i1 %all, i32 %living, i32 %jn.warps
+  %waits = select i1 %all, i32 %jw.0, i32 %jf
+  %jw = add i32 %waits, %ja
   %enough = icmp uge i32 %jw, %goal
-  %used = icmp ne i32 %jw.0, 0
+  %used = icmp ne i32 %waits, 0
   %open = and i1 %enough, %used
-{used}  %open.i = zext i1 %open to i32
-  store i32 %open.i, ptr %jw.p
+  %spare = icmp ugt i32 %jw, %goal
+  %counts.some = xor i1 %all, true
+  %any.of = and i1 %spare, %counts.some
+  %state.open = select i1 %any.of, i32 2, i32 1
+  %open.i = select i1 %open, i32 %state.open, i32 0
+  %goal.last = sub i32 %jn.warps, 32
+  %ja.used = call i32 @llvm.umin.i32(i32 %ja, i32 %goal.last)
+  %budget.c = sub i32 %jn.warps, %ja.used
+  %budget.j = select i1 %all, i32 {1 << 30}, i32 %budget.c
+  %budget.j.p = getelementptr i32, ptr %budget, i64 %j
+  store i32 %budget.j, ptr %budget.j.p
+{used}  store i32 %open.i, ptr %jw.p
 {barrier_check}
   %any.next = or i32 %any, %open.i
   %j.next = add i64 %j, 1
@@ -637,13 +771,8 @@ verdict:
 def _release(kinds: dict[int, int]) -> str:
     """Return what runs the threads at barriers that have opened, after their reductions."""
     reducing = "\n".join(
-        f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
+        f"  call void @reduce({VALUES}, i32 {number}, ptr %let, ptr %accumulator)"
+        for number, kind in kinds.items()
+        if kind == Kind.BARRIER_REDUCE
     )
-    return (
-        f"""\
-open.up:
-  call void @after_barriers(ptr %context, ptr %slots, ptr @kinds, ptr %numbers, ptr %counts, ptr %wait)
-{reducing}
-"""
-        + _RELEASE
-    )
+    return f"{_LET}{reducing}\n{_RELEASE}"

@@ -500,11 +500,7 @@ class JitKernel:
         # Blocks synchronize by memory that the driver gives a cooperative launch.
         ranges = [*host_ranges, (ctypes.addressof(workspace), ctypes.sizeof(workspace))]
 
-        order = Order(
-            acquires=self._acquires,
-            plain=self._is_plain,
-            programs=PROGRAMS in self._function.pragmas,
-        )
+        order = Order(self._acquires, self._is_plain, programs=PROGRAMS in self._function.pragmas)
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:

@@ -9,7 +9,8 @@ Happens-before is the transitive order of
 - a thread's own accesses, but not of its asynchronous copies (``cp.async``): those are after what was before their
   start, and before what follows a wait for their group, or a phase of the mbarrier that they arrive at;
 - barriers (``bar.sync``, ``bar.red``, ``barrier.cluster``; what a thread did before ``bar.arrive`` is before what those
-  do next that wait), for the threads that take part. A thread that has ended counts as one that arrived;
+  do next that wait), for the threads that take part. A thread that has ended counts as one that arrived. If more
+  threads wait than a barrier's count, any of them may go on together, so that it orders nothing;
 - ``bar.warp.sync`` between the lanes in its mask. Shuffles, votes and the like order nothing (CUDA C++ Programming
   Guide, "Warp Shuffle Functions");
 - release and acquire: a fence and a strong write after it, or a releasing access, are before a strong read that finds
@@ -100,8 +101,7 @@ _SHARED = f"""  %base.p = getelementptr i8, ptr %context, i64 {Context.shared.of
 
 NO_MOMENTS = """
 define internal void @after_barrier(ptr %context) alwaysinline { ret void }
-define internal void @after_barriers(ptr %context, ptr %slots, ptr %kinds, ptr %numbers, ptr %counts, ptr %opened)
-    alwaysinline {
+define internal void @after_barriers(ptr %context, ptr %let, i32 %number, i32 %state, i32 %count) alwaysinline {
   ret void
 }
 define internal void @enter_block(ptr %context, i64 %index, i1 %fresh) alwaysinline { ret void }
@@ -109,11 +109,11 @@ define internal void @leave_block(ptr %context) alwaysinline { ret void }
 """
 
 
-def moments(barrier: int, reduce: int) -> str:
-    """Return what the scheduler calls; `barrier` and `reduce` are the kinds of suspensions that are barriers."""
+def moments() -> str:
+    """Return what the scheduler calls."""
     return f"""
 declare void @cudatool_race_barrier(ptr)
-declare void @cudatool_race_barriers(ptr, ptr, ptr, ptr, ptr, ptr, i32, i32)
+declare void @cudatool_race_barriers(ptr, ptr, i32, i32, i32)
 declare void @cudatool_race_enter(ptr, i64, i64, i32)
 declare void @cudatool_race_leave(ptr)
 define internal void @after_barrier(ptr %context) alwaysinline {{
@@ -121,11 +121,9 @@ define internal void @after_barrier(ptr %context) alwaysinline {{
   call void @cudatool_race_barrier(ptr %race)
   ret void
 }}
-define internal void @after_barriers(ptr %context, ptr %slots, ptr %kinds, ptr %numbers, ptr %counts, ptr %opened)
-    alwaysinline {{
+define internal void @after_barriers(ptr %context, ptr %let, i32 %number, i32 %state, i32 %count) alwaysinline {{
 {_LOAD}
-  call void @cudatool_race_barriers(ptr %race, ptr %slots, ptr %kinds, ptr %numbers, ptr %counts, ptr %opened,
-    i32 {barrier}, i32 {reduce})
+  call void @cudatool_race_barriers(ptr %race, ptr %let, i32 %number, i32 %state, i32 %count)
   ret void
 }}
 define internal void @enter_block(ptr %context, i64 %index, i1 %fresh) alwaysinline {{

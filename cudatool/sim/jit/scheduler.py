@@ -15,6 +15,7 @@ from cudatool.sim.jit.emit import ENVIRONMENT
 __all__ = [
     "AGREED",
     "DIVERGED",
+    "ONE_BARRIER",
     "PARKED",
     "PASSED",
     "PRELUDE",
@@ -233,6 +234,41 @@ define internal i1 @passed(ptr %slots, i32 %t) {{
 """
 
 
+# Whether all threads of the block are at the same barrier, and it waits for all of them.
+ONE_BARRIER = f"""
+define internal i1 @one_barrier(ptr %context, ptr %slots) #0 {{
+entry:
+{field("threads", "n")}
+  %count = zext i32 %n to i64
+  %up = add i32 %n, 31
+  %every = and i32 %up, -32
+  %numbers = getelementptr i8, ptr %slots, i64 {array_offset("a")}
+  %counts = getelementptr i8, ptr %slots, i64 {array_offset("b")}
+  %first = load i32, ptr %numbers, align 4
+  br label %loop
+loop:
+  %t = phi i64 [ 0, %entry ], [ %t.next, %loop ]
+  %bad = phi i1 [ false, %entry ], [ %bad.next, %loop ]
+  %a.p = getelementptr i32, ptr %numbers, i64 %t
+  %a = load i32, ptr %a.p, align 4
+  %b.p = getelementptr i32, ptr %counts, i64 %t
+  %b = load i32, ptr %b.p, align 4
+  %other = icmp ne i32 %a, %first
+  %some = icmp ne i32 %b, 0
+  %part = icmp ne i32 %b, %every
+  %partial = and i1 %some, %part
+  %bad.a = or i1 %bad, %other
+  %bad.next = or i1 %bad.a, %partial
+  %t.next = add nuw nsw i64 %t, 1
+  %done = icmp eq i64 %t.next, %count
+  br i1 %done, label %end, label %loop
+end:
+  %good = xor i1 %bad.next, true
+  ret i1 %good
+}}
+"""
+
+
 # Goes on to the collective if the masks of a warp cover its lanes.
 _CHECK_MASKS = f"""
   %masks.p = getelementptr i8, ptr %slots, i64 {array_offset("mask")}
@@ -262,11 +298,14 @@ _STORE_TOTAL = f"""
   store i32 %total, ptr %result.p, align 4"""
 
 
-def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool) -> str:
+def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool, counted: bool) -> str:
     """Return ``warps_<number>``: the collective for all warps; false if `apart`, masks split a warp or threads wait.
 
-    In that case every thread is marked as waiting there, for ``divergent`` to sort out.
+    In that case every thread is marked as waiting there, for ``divergent`` to sort out. So it is if a barrier is
+    `counted` and does not wait for all threads.
     """
+    if counted and not apart:
+        return _counted(number, kind)
     if apart:
         return _all_suspended(number)
     if kind == Kind.BARRIER:
@@ -302,6 +341,24 @@ combine:
   br i1 %more, label %body, label %end
 end:{body}
   ret i1 true{fill}
+}}
+"""
+
+
+def _counted(number: int, kind: int) -> str:
+    """Return the ``warps_<number>`` of a barrier that may be for a part of the block."""
+    whole = whole_block(number, kind, check_masks=False, apart=False, counted=False)
+    return f"""{whole.replace(f"@warps_{number}(", f"@whole_{number}(")}
+{_all_suspended(number).replace(f"@warps_{number}(", f"@apart_{number}(")}
+define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+  %one = call i1 @one_barrier(ptr %context, ptr %slots)
+  br i1 %one, label %whole, label %apart
+whole:
+  %result = call i1 @whole_{number}({VALUES})
+  ret i1 %result
+apart:
+  %none = call i1 @apart_{number}({VALUES})
+  ret i1 %none
 }}
 """
 

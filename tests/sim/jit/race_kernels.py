@@ -151,6 +151,39 @@ PAIRS = [
         "__shared__ int last; a[64 + g] = g; __syncthreads(); if (!i) last = atomicAdd(a, 1) == 3; __threadfence(); __syncthreads(); if (last) { __threadfence(); a[i + 512] = a[64 + (g ^ 64)]; }",
         "__shared__ int last; a[64 + g] = g; __threadfence(); __syncthreads(); if (!i) last = atomicAdd(a, 1) == 3; __syncthreads(); if (last) { __threadfence(); a[i + 512] = a[64 + (g ^ 64)]; }",
     ),
+    # ---- barriers with a thread count ----
+    Pair(
+        "count_below_the_block",
+        1,
+        128,
+        _NB,
+        "s[i] = i; sync(1, 64); a[i] = s[i ^ 32];",
+        "s[i] = i; sync(1 + i / 64, 64); a[i] = s[i ^ 32];",
+    ),
+    Pair(
+        "count_of_the_block",
+        1,
+        128,
+        _NB,
+        "s[i] = i; sync(1 + i / 64, 64); a[i] = s[i ^ 64];",
+        "s[i] = i; sync(1, n); a[i] = s[i ^ 64];",
+    ),
+    Pair(
+        "more_arrivals_than_counted",
+        1,
+        96,
+        _NB,
+        "if (i < 64) { s[i] = i; arrive(1, 64); } else { sync(1, 64); a[i] = s[i - 64]; }",
+        "if (i < 64) { s[i] = i; arrive(1, 96); } else { sync(1, 96); a[i] = s[i - 64]; }",
+    ),
+    Pair(
+        "count_in_rounds",
+        1,
+        128,
+        _NB,
+        "for (int j = 0; j < 2; j++) { s[i] = j; sync(1, 64); a[i] = s[i ^ 32]; sync(2, 64); }",
+        "for (int j = 0; j < 2; j++) { s[i] = j; sync(1 + i / 64, 64); a[i] = s[i ^ 32]; sync(3 + i / 64, 64); }",
+    ),
     # ---- messages by flags ----
     Pair(
         "flag_without_fence",

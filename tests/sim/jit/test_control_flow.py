@@ -398,3 +398,53 @@ def test_vectors_are_moved_as_if_at_once(run):
         np.zeros(1),
     )
     assert [21] == found.tolist()
+
+
+# ---- barriers with a thread count (PTX ISA, "bar, barrier") ----
+
+COUNTED = """.reg .pred %h; setp.lt.u32 %h, %t, 64; and.b32 %x, %t, 3; setp.eq.u32 %p, %x, 0;
+"""
+
+
+def test_a_count_below_the_block_lets_warps_go_on_in_rounds(run):
+    """Two warps are a round: each has a total of its own."""
+    body = COUNTED + "and.pred %p, %p, %h; bar.red.popc.u32 %w, 1, 64, %p;\nst.global.u32 [%b], %w; ret;"
+    assert [16] * 64 + [0] * 64 == run(body, np.zeros(128)).tolist()
+
+
+def test_barriers_of_several_numbers_have_totals_of_their_own(run):
+    body = COUNTED + "selp.u32 %z, 1, 2, %h; and.pred %p, %p, %h; bar.red.popc.u32 %w, %z, 64, %p; "
+    assert [16] * 64 + [0] * 64 == run(body + "st.global.u32 [%b], %w; ret;", np.zeros(128)).tolist()
+
+
+def test_a_register_may_hold_the_count_of_the_whole_block(run):
+    body = "mov.u32 %x, %ntid.x; setp.eq.u32 %p, %t, 5; bar.red.or.pred %q, 1, %x, %p; selp.u32 %w, 1, 0, %q; "
+    assert [1] * 96 == run(body + "st.global.u32 [%b], %w; ret;", np.zeros(96)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("threads", "count", "waiting"), [(96, 64, "64-95"), (128, 160, "0-127"), (64, 96, "0-63"), (32, 64, "0-31")]
+)
+def test_a_count_that_no_round_reaches_is_a_deadlock(run, threads, count, waiting):
+    with pytest.raises(jit.KernelDeadlock, match=f"threads? {waiting} at bar.sync, barrier 1, {count} threads"):
+        run(f"bar.sync 1, {count};\nret;", np.zeros(threads))
+
+
+@pytest.mark.parametrize("ends", ["", "setp.ge.u32 %p, %t, 36; @%p ret;\n"])
+@pytest.mark.parametrize("waits", ["bar.sync 1, 64;", "@%q bar.sync 1, 64;\n@!%q bar.sync 1, 64;"])
+def test_a_warp_that_lacks_lanes_arrives_as_a_whole(run, waits, ends):
+    """The count is one of whole warps, whatever threads the last one has, or has left."""
+    body = f"setp.lt.u32 %q, %t, 32;\n{ends}{waits}\nst.global.u32 [%b], 1; ret;"
+    last = 36 if ends else 40
+    assert [1] * last + [0] * (40 - last) == run(body, np.zeros(40)).tolist()
+
+
+def test_arrivals_count_in_whole_warps(run):
+    body = "setp.lt.u32 %q, %t, 32;\n@%q bar.sync 1, 64;\n@!%q bar.arrive 1, 64;\nst.global.u32 [%b], 1; ret;"
+    assert [1] * 40 == run(body, np.zeros(40)).tolist()
+
+
+def test_a_barrier_begins_anew_for_each_round(run):
+    """Four warps pass a barrier for two of them, three times."""
+    body = "mov.u32 %y, 0;\nL: bar.sync 1, 64;\nadd.u32 %y, %y, 1; setp.lt.u32 %p, %y, 3; @%p bra L;\n"
+    assert [3] * 128 == run(body + "st.global.u32 [%b], %y; ret;", np.zeros(128)).tolist()
