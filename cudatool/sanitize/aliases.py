@@ -26,35 +26,38 @@ class _Alias:
 
 
 class Aliases:
-    """The mappings, live now, of memory that is mapped at lower or higher addresses as well."""
+    """The mappings of memory that is mapped at lower or higher addresses as well.
+
+    Attributes
+    ----------
+    live
+        Those that there are now, by address.
+    """
 
     def __init__(self) -> None:
-        self._aliases: list[_Alias] = []  # by address
-
-    def __bool__(self) -> bool:
-        return bool(self._aliases)
+        self.live: list[_Alias] = []
 
     def map(self, address: int, size: int, elsewhere: int) -> None:
         """`size` bytes at `address` are those that are mapped at `elsewhere` already."""
         known = self._at(elsewhere)
         original = elsewhere if known is None else known.original + elsewhere - known.start
         if original != address:
-            self._aliases.append(_Alias(address, address + size, original))
-            self._aliases.sort(key=lambda alias: alias.start)
+            self.live.append(_Alias(address, address + size, original))
+            self.live.sort(key=lambda alias: alias.start)
 
     def unmap(self, address: int, size: int) -> None:
         """What was mapped there stands for nothing; another mapping takes the place of one that others stood for."""
         stop = address + size
-        self._aliases = [alias for alias in self._aliases if alias.stop <= address or stop <= alias.start]
+        self.live = [alias for alias in self.live if alias.stop <= address or stop <= alias.start]
         heirs: dict[int, _Alias] = {}
-        for alias in self._aliases:
+        for alias in self.live:
             if address <= alias.original < stop:
                 alias.original = heirs.setdefault(alias.original, alias).start
-        self._aliases = [alias for alias in self._aliases if alias.original != alias.start]
+        self.live = [alias for alias in self.live if alias.original != alias.start]
 
     def resolved(self, access: Access) -> Iterator[Access]:
         """Yield an access as made at the addresses that stand for all; in parts, where it is of several mappings."""
-        edges = [edge for alias in self._aliases for edge in (alias.start, alias.stop)]
+        edges = [edge for alias in self.live for edge in (alias.start, alias.stop)]
         if not any(access.start < edge < access.stop for edge in edges):
             yield self._moved(access)
             return
@@ -74,5 +77,5 @@ class Aliases:
         return access
 
     def _at(self, address: int) -> _Alias | None:
-        index = bisect_right(self._aliases, address, key=lambda alias: alias.start) - 1
-        return self._aliases[index] if index >= 0 and address < self._aliases[index].stop else None
+        index = bisect_right(self.live, address, key=lambda alias: alias.start) - 1
+        return self.live[index] if index >= 0 and address < self.live[index].stop else None

@@ -174,7 +174,7 @@ class Engine:
                     if self.defects.keys() >= set(wanted):
                         break
             else:
-                for buffer in self.buffers:
+                for buffer in self.buffers.suspects():
                     self._memory.report_suspect(buffer)
         # They hold the engine: without them it goes, and the trace with it, when its last user does.
         handlers.clear()
@@ -328,7 +328,7 @@ class Engine:
             self.unchecked += 1
         if known:
             operation = Operation(agent.index, agent.count, agent.clock, record)
-            access = self.access if self.aliases else self._access
+            access = self.access if self.aliases.live else self._access
             for touched in known:
                 if not touched.mode & ignored:
                     touched.node = -1
@@ -357,7 +357,7 @@ class Engine:
 
     def access(self, operation: Operation, touched: Access, node: Node | None = None) -> None:
         """Check one byte range of `operation` against the life of its memory and the accesses before it."""
-        if self.aliases and touched.start < touched.stop:
+        if self.aliases.live and touched.start < touched.stop:
             for part in self.aliases.resolved(touched):
                 self._access(operation, part, node)
         else:
