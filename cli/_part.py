@@ -1,18 +1,35 @@
-"""Selects the part of a recording that a command works on; a separate module, since it imports the analysis."""
+"""Reads the part of a recording that a command works on; a separate module, since it imports the analysis."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool import analyze
+from cudatool.cli._sources import read_trace
 from cudatool.errors import UsageError
 from cudatool.text import quoted
+from cudatool.trace.family import children_of
 from cudatool.units import format_time, parse_count, parse_time
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
-__all__ = ["part_of"]
+__all__ = ["part_of", "read_family"]
+
+
+def read_family(source: Path, events: str | None, time: str | None) -> list[Trace]:
+    """Return the requested part of a trace, followed by the traces of the processes that its program started.
+
+    A part is one of the program's own process.
+
+    Raises
+    ------
+    UsageError, FileFormatError
+        See :func:`read_trace`.
+    """
+    trace = read_trace(source)
+    return [part_of(trace, events, time), *([] if events or time else children_of(trace))]
 
 
 def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:

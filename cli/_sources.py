@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.cli._beside import with_statistics
-from cudatool.cli._part import part_of
 from cudatool.cli._text import messages
 from cudatool.collect import rmm_log, torch_snapshot
 from cudatool.collect.plain_pickle import is_packed
 from cudatool.errors import FileFormatError, UsageError
 from cudatool.files import near_name
 from cudatool.trace import reader
-from cudatool.trace.family import children_of
 from cudatool.trace.reader import newest_trace
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
-__all__ = ["ENDINGS", "beside", "newest", "read_family", "read_trace", "refuse_recording", "say_notes", "with_events"]
+__all__ = ["ENDINGS", "beside", "newest", "read_trace", "refuse_recording", "say_notes", "with_events"]
 
 ENDINGS = (".ctrace", ".pickle", ".pkl", ".xz", ".gz", ".csv")
 """Of files that can be read; others may be."""
@@ -69,20 +67,6 @@ def read_trace(source: Path) -> Trace:
     if is_packed(source):
         raise FileFormatError(str(source), "compressed, and no PyTorch memory snapshot; unpack it first")
     raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot, and no log of RMM")
-
-
-def read_family(source: Path, events: str | None, time: str | None) -> list[Trace]:
-    """Return the requested part of a trace, followed by the traces of the processes that its program started.
-
-    A part is one of the program's own process.
-
-    Raises
-    ------
-    UsageError, FileFormatError
-        See :func:`read_trace`.
-    """
-    trace = read_trace(source)
-    return [part_of(trace, events, time), *([] if events or time else children_of(trace))]
 
 
 def beside(path: str, trace: Trace) -> str:

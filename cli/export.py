@@ -10,7 +10,8 @@ import click
 from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, range_options, source_argument
-from cudatool.cli._sources import beside, newest, read_family, say_notes
+from cudatool.cli._part import read_family
+from cudatool.cli._sources import beside, newest, say_notes
 from cudatool.cli._text import counted, messages
 from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.files import check_outputs

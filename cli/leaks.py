@@ -10,7 +10,8 @@ from cudatool import analyze
 from cudatool.analyze import LeakVerdict
 from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, source_argument
-from cudatool.cli._sources import newest, read_family, say_notes
+from cudatool.cli._part import read_family
+from cudatool.cli._sources import newest, say_notes
 from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest, results
 from cudatool.progress import step
 from cudatool.trace.family import process_name

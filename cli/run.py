@@ -31,10 +31,10 @@ from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
 from cudatool.recording.armed import ArmOptions
 from cudatool.recording.on_oom import REPORT
-from cudatool.sanitize.coverage import why_nothing
 from cudatool.text import printable, short_names
 from cudatool.trace.events import Kind, WarningFlag
 from cudatool.trace.family import children_of, process_name
+from cudatool.trace.libraries import unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending
 from cudatool.trace.reader import read
 from cudatool.units import format_bytes, format_time
@@ -201,7 +201,7 @@ def _show(path: str, here: str, page: str | None, opens: bool, status: int) -> N
     _say_reports([trace, *children], here)
     if reason := trace.header.get("cupti_error"):
         say(f"Not all of what the program's libraries do on the GPU is recorded: {printable(reason)}")
-    libraries = why_nothing(trace)
+    libraries = why_unrecorded(unrecorded_libraries(trace))
     if not (len(trace.records) or children) and (libraries or not status):  # what failed may have its reason here
         for line in (*_NOTHING, *libraries):
             say(line)

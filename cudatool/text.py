@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["QUOTED", "json_text", "printable", "quoted", "short_arguments", "short_names", "shortened"]
+__all__ = ["QUOTED", "first_names", "json_text", "printable", "quoted", "short_arguments", "short_names", "shortened"]
 
 QUOTED: Final = 80  # characters of a text that an error message quotes
+_FIRST: Final = 3  # of many names
 _ARGUMENTS: Final = 60  # characters that the arguments of a C++ template may have where people read them
 
 # Commands of GitHub's runner, which may stand after blanks at the start of a line; a line may be wrapped anywhere.
@@ -82,6 +83,12 @@ def short_names(names: Sequence[str]) -> list[str]:
     short = [short_arguments(name) for name in names]
     times = Counter(short)
     return [one if times[one] == 1 else name for one, name in zip(short, names, strict=True)]
+
+
+def first_names(names: Sequence[str], separator: str = ", ") -> str:
+    """Return the first three of `names`, made printable, and how many more there are."""
+    shown = printable(separator.join(names[:_FIRST]))
+    return shown if len(names) <= _FIRST else f"{shown} and {len(names) - _FIRST} more"
 
 
 def quoted(value: object) -> str:

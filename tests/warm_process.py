@@ -7,6 +7,7 @@ own directory, environment and output files, to the interpreter's own end.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -17,19 +18,26 @@ from pathlib import Path
 
 __all__ = ["WarmProcess", "serve"]
 
-_PROGRAM = "from warm_process import serve; serve(); from cudatool.cli import main; main()"
-
 
 class WarmProcess:
-    """The server, which starts with the first request; requests are carried out one after the other."""
+    """The server, which starts with the first request; requests are carried out one after the other.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    program
+        What a process does, with the words of its request in ``sys.argv``: by default, the command line.
+    imports
+        A module that the server imports besides.
+    """
+
+    def __init__(self, program: str = "from cudatool.cli import main; main()", imports: str = "sys") -> None:
+        self._program = f"import {imports}; from warm_process import serve; serve(); {program}"
         self._server: subprocess.Popen[str] | None = None
 
     def run(
         self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``cudatool WORDS`` in a process of its own and in `folder`; return what it printed.
+        """Run the program with these words in a process of its own and in `folder`; return what it printed.
 
         Raises
         ------
@@ -39,7 +47,7 @@ class WarmProcess:
         if self._server is None:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
             self._server = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM],
+                [sys.executable, "-c", self._program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -83,14 +91,24 @@ class WarmProcess:
 
 def serve() -> None:
     """In the server: answer requests until there are no more. Returns in each process that was forked off for one."""
+    import cuda.core
     import llvmlite.binding  # noqa: F401 (imported for those to come)
 
+    import cudatool.array_methods
     import cudatool.cli.leaks
     import cudatool.cli.run
     import cudatool.cli.sanitize
     import cudatool.collect.sim_driver
-    import cudatool.recording
+    import cudatool.recording.software
+    import cudatool.runtime.array
+    import cudatool.runtime.kernel
+    import cudatool.runtime.mempool
+    import cudatool.sim.api
+    import cudatool.sim.jit
     import cudatool.sim.observe.checkers  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # no page is copied because a child's collection looked at it
 
     requests, answers = os.dup(0), os.dup(1)
     with open(requests, closefd=False) as lines:

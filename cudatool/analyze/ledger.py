@@ -21,6 +21,7 @@ import numpy as np
 
 from cudatool.trace.events import Kind, UseFlag
 from cudatool.trace.frames import calling_library
+from cudatool.trace.libraries import Library, libraries_of
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline
 from cudatool.trace.model import Trace
 
@@ -123,7 +124,7 @@ _OWNERS: Final = (
     (re.compile(r"libnccl"), "NCCL"),
     (re.compile(r"libnvshmem"), "NVSHMEM"),
     (re.compile(r"xla_cuda|libjax|jaxlib"), "JAX"),
-    (re.compile(r"libc10_cuda|libtorch"), "PyTorch"),
+    (re.compile(r"libc10_cuda|libtorch"), Library.PYTORCH),
     (re.compile(r"^cupy|^cupy_backends"), "CuPy"),
     (re.compile(r"^rmm|librmm"), "RMM"),
     (re.compile(r"libtriton|cuda_utils"), "Triton"),
@@ -222,7 +223,7 @@ def _by_name(trace: Trace, segments: Lifetimes, curve: Timeline, index: int) -> 
     if reserved:
         row = int(np.searchsorted(curve.index, index, side="right")) - 1
         in_use = min(max(int(curve.active[row]) - int(held.size[taken].sum()), 0), reserved)
-        owner = "PyTorch" if "PyTorch" in trace.header.get("libraries", []) else "cudatool's runtime"
+        owner = Library.PYTORCH if Library.PYTORCH in libraries_of(trace) else "cudatool's runtime"
         yield LedgerLine(Holder.BLOCKS, owner, in_use)
         yield LedgerLine(Holder.CACHED, owner, reserved - in_use)
 

@@ -20,6 +20,7 @@ from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
 from cudatool.recording.on_oom import OomReport, explained_by
 from cudatool.trace import hooks, stacks
+from cudatool.trace.libraries import Library
 from cudatool.trace.recorder import Recorder
 from cudatool.units import format_bytes
 
@@ -43,7 +44,13 @@ __all__ = [
     "sources",
 ]
 
-_LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
+_LIBRARIES = {  # by the module whose import shows that a program uses it
+    "torch": Library.PYTORCH,
+    "cupy": Library.CUPY,
+    "jax": Library.JAX,
+    "tensorflow": Library.TENSORFLOW,
+    "numba.cuda": Library.NUMBA,
+}
 _cupti: CuptiCollector | None = None  # records other libraries' use of a GPU's driver
 _observing: dict[str, Any] | None = None  # what the open block's header says
 _reports = 0  # open blocks that report when memory runs out

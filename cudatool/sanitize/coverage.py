@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from cudatool.sanitize.findings import Gap, GapKind
-from cudatool.text import printable
+from cudatool.text import first_names, printable
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningFlag
+from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending, Trace
 from cudatool.units import format_bytes
 
-__all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in", "why_nothing"]
+__all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
 
 _ON_TRACES = ("race", "leak")  # the other checks are made while the program runs
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
-_NAMED = 3  # in a text
 
 
 def find_gaps(
@@ -61,8 +61,8 @@ def find_gaps(
     if reasons := _lost(trace):
         gaps.append(Gap(GapKind.RECORDING, len(reasons), reasons))
     if not operations + unknown_streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
-        why = () if trace.ending.is_complete else ("recording",)
-        gaps.append(Gap(GapKind.OPERATIONS, 0, why or _unrecorded_libraries(trace), whole=True))
+        why = unrecorded_libraries(trace) if trace.ending.is_complete else ()  # else the recorder may be to blame
+        gaps.append(Gap(GapKind.OPERATIONS, 0, why, whole=True))
     if races and operations and header.get("records_accesses") is False:
         gaps.append(Gap(GapKind.ACCESSES, operations, whole=not made))
     elif unchecked:
@@ -122,19 +122,6 @@ def _lost(trace: Trace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))
 
 
-def _libraries(trace: Trace) -> tuple[str, ...]:
-    return tuple(trace.header.get("libraries", ()))
-
-
-def _unrecorded_libraries(trace: Trace) -> tuple[str, ...]:
-    """Return the libraries whose work is not recorded, or PyTorch's, which may be recorded: those of the program and of
-    the processes that it started.
-    """
-    on_sim = trace.header.get("device_kind") == "sim"  # where the driver's calls are recorded, and so all of numba's
-    names = dict.fromkeys((*_libraries(trace), *trace.header.get("child_libraries", ())))
-    return tuple(name for name in names if not (on_sim and name == "numba"))
-
-
 def _processes(trace: Trace, beside: Collection[int]) -> list[Gap]:
     """Return the processes that the program started, and the programs that took a process's place, but for those that
     were recorded: they did not use a device, or their traces are checked, too.
@@ -185,7 +172,7 @@ def _unseen(trace: Trace) -> tuple[str, ...]:
     said = [trace.names[int(one["name"])] for one in warnings if one["flags"] & WarningFlag.UNSEEN]
     said += trace.header.get("unknown_before", ())
     if trace.header.get("device_kind") == "cuda":
-        said += [f"{library} is not watched on a GPU" for library in _libraries(trace) if library != "PyTorch"]
+        said += [f"{library} is not watched on a GPU" for library in libraries_of(trace) if library != Library.PYTORCH]
     return tuple(dict.fromkeys(said))
 
 
@@ -218,28 +205,6 @@ def operations_in(trace: Trace) -> int:
 # ---- in words ----
 
 
-def _no_operations(names: Sequence[str]) -> list[str]:
-    """Return what explains that nothing was recorded: `names` are libraries, or "recording" for a lost one."""
-    if "recording" in names:
-        return []
-    said = []
-    if "PyTorch" in names:
-        said.append("PyTorch is recorded on a GPU only, and needs a build for CUDA.")
-    if others := [name for name in names if name != "PyTorch"]:
-        said.append(f"{_some(others)} {'is' if len(others) == 1 else 'are'} recorded on a GPU only.")
-    return said
-
-
-def why_nothing(trace: Trace) -> list[str]:
-    """Return sentences about libraries of a program that were not recorded, for a trace without any event."""
-    return _no_operations(_unrecorded_libraries(trace))
-
-
-def _some(names: Sequence[str], separator: str = ", ") -> str:
-    shown = printable(separator.join(names[:_NAMED]))
-    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
-
-
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
@@ -264,11 +229,11 @@ class _Words(NamedTuple):
 _WORDS: Final[dict[GapKind, _Words]] = {
     GapKind.OPERATIONS: _Words(
         lambda gap: "anything",
-        lambda gap: " ".join(["No work on a CUDA device was recorded.", *_no_operations(gap.names)]),
+        lambda gap: " ".join(["No work on a CUDA device was recorded.", *why_unrecorded(gap.names)]),
     ),
     GapKind.RECORDING: _Words(
         lambda gap: "events that are missing from the recording",
-        lambda gap: f"The recording is incomplete: {_some(gap.names)}.",
+        lambda gap: f"The recording is incomplete: {first_names(gap.names)}.",
     ),
     GapKind.LAUNCHES: _Words(
         lambda gap: _count(gap.count, "launch", "launches"),
@@ -294,19 +259,19 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"On the software device only: {', '.join(gap.names)}.",
     ),
     GapKind.CHILD_PROCESSES: _Words(
-        lambda gap: f"{_count(gap.count, 'child process', 'child processes')} ({_some(gap.names)})",
+        lambda gap: f"{_count(gap.count, 'child process', 'child processes')} ({first_names(gap.names)})",
         lambda gap: (
-            f"{_count(gap.count, 'process', 'processes')} that the program started ({_some(gap.names)}) "
+            f"{_count(gap.count, 'process', 'processes')} that the program started ({first_names(gap.names)}) "
             f"{'was' if gap.count == 1 else 'were'} not recorded. Only Python processes that find this "
             "cudatool and its environment variables as they start are recorded, until the program ends."
         ),
     ),
     GapKind.REPLACED: _Words(
-        lambda gap: f"what ran after exec ({_some(gap.names)})",
-        lambda gap: f"The program replaced itself by {_some(gap.names)}, which is not recorded.",
+        lambda gap: f"what ran after exec ({first_names(gap.names)})",
+        lambda gap: f"The program replaced itself by {first_names(gap.names)}, which is not recorded.",
     ),
     GapKind.UNSEEN: _Words(
-        lambda gap: _some(gap.names),
+        lambda gap: first_names(gap.names),
         lambda gap: f"{printable('; '.join(gap.names))}.",
     ),
     GapKind.HOST_MEMORY: _Words(
@@ -327,14 +292,15 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"{_count(gap.count, 'possible race')} between Python threads",
         lambda gap: (
             f"{_count(gap.count, 'possible race')}: {'its two' if gap.count == 1 else 'their'} Python threads "
-            f"may synchronize in ways that the trace does not record ({_some(gap.names, '; ')})."
+            f"may synchronize in ways that the trace does not record ({first_names(gap.names, '; ')})."
         ),
     ),
     GapKind.FLAGS: _Words(
         lambda gap: f"{_count(gap.count, 'possible race')} between the host and kernels that use flags in memory",
         lambda gap: (
             f"{_count(gap.count, 'possible race')}: the host and {'a kernel' if gap.count == 1 else 'kernels'} with "
-            f"volatile or system-scope accesses may order each other by flags in memory ({_some(gap.names, '; ')})."
+            "volatile or system-scope accesses may order each other by flags in memory "
+            f"({first_names(gap.names, '; ')})."
         ),
     ),
     GapKind.WAITS: _Words(
@@ -345,8 +311,8 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         ),
     ),
     GapKind.WORKLOAD: _Words(
-        lambda gap: f"what the workload would have done: it {_some(gap.names)}",
-        lambda gap: f"The workload itself {_some(gap.names)}; what it would have done after that is not known.",
+        lambda gap: f"what the workload would have done: it {first_names(gap.names)}",
+        lambda gap: f"The workload itself {first_names(gap.names)}; what it would have done after that is not known.",
     ),
     GapKind.KERNEL_RACES: _Words(
         lambda gap: f"races in a part of {_count(gap.count, 'launch', 'launches')}",
@@ -355,8 +321,8 @@ _WORDS: Final[dict[GapKind, _Words]] = {
     GapKind.SHARED_MEMORY: _Words(
         lambda gap: f"races with other processes in {format_bytes(gap.count)} of shared memory",
         lambda gap: (
-            f"Other processes can use {format_bytes(gap.count)} of memory ({_some(gap.names)}): their accesses are "
-            "not compared with those of this process. Run in one process what uses it."
+            f"Other processes can use {format_bytes(gap.count)} of memory ({first_names(gap.names)}): their accesses "
+            "are not compared with those of this process. Run in one process what uses it."
         ),
     ),
 }

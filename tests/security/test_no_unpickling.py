@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path for folder in ("cudatool", "cli", "viz") for path in (ROOT / folder).rglob("*.py"))
@@ -35,15 +34,21 @@ def dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_is_run_or_unpickled_but_where_it_is_meant(path: Path) -> None:
-    name, tree = path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
-    for node in ast.walk(tree):
+def runs_or_receives(path: Path) -> Iterator[str]:
+    """Yield where a module calls what runs, unpickles or receives, or derives from it, and may not."""
+    name = path.relative_to(ROOT).as_posix()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
-            called = dotted(node.func)
-            assert name in RUNS.get(called, {name}), f"line {node.lineno}: {called}"
-            if called.endswith(".recv"):
-                assert name in RECEIVES, f"line {node.lineno}: {called}"
+            called = [dotted(node.func)]
         elif isinstance(node, ast.ClassDef):
-            for base in map(dotted, node.bases):
-                assert name in RUNS.get(base, {name}), f"line {node.lineno}: {base}"
+            called = [*map(dotted, node.bases)]
+        else:
+            continue
+        for one in called:
+            if name not in RUNS.get(one, {name}) or (one.endswith(".recv") and name not in RECEIVES):
+                yield f"{name}:{node.lineno}: {one}"
+
+
+def test_nothing_is_run_or_unpickled_but_where_it_is_meant() -> None:
+    assert len(MODULES) > 400
+    assert [] == [where for path in MODULES for where in runs_or_receives(path)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -78,9 +77,7 @@ def test_text_ends_in_time_and_in_memory(name: str) -> None:
 
 
 def test_a_slice_of_the_mutations_ends_in_results_or_errors() -> None:
-    texts = bases(SOURCES[:6])
-    ran, found = fuzz(range(100_000), texts, until=time.monotonic() + 15)
-    assert ran > 50
+    _, found = fuzz(range(600), bases(SOURCES[:6]))
     assert {} == found
 
 

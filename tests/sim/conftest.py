@@ -32,6 +32,7 @@ def driver(machine: Any) -> Iterator[Any]:
     from cudatool.sim.machine import Context
 
     gc.collect()  # what earlier tests dropped is not ours
+    gc.freeze()  # what is kept, such as parsed kernels, need not be looked through before every test
     assert driver.cuInit(0) == (driver.CUresult.CUDA_SUCCESS,)
     context = ok(driver.cuCtxCreate(None, 0, 0))
     before = len(machine.allocations)
