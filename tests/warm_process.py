@@ -91,7 +91,7 @@ class WarmProcess:
 
 def serve() -> None:
     """In the server: answer requests until there are no more. Returns in each process that was forked off for one."""
-    import cuda.core
+    import cuda.core  # noqa: F401
     import llvmlite.binding  # noqa: F401 (imported for those to come)
 
     import cudatool.array_methods
