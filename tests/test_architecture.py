@@ -69,7 +69,7 @@ ARROWS = {
     "nvtx": {"runtime", "trace"},
     "profiler": {"runtime"},
     "cuda_core": {"memory", "runtime"},
-    "triton_driver": {"", "ptx", "runtime", "sim"},
+    "triton_driver": {"", "ptx", "runtime", "sim", "trace"},
     # What puts them together.
     "recording": {"_driver", "collect", "memory", "processes", "sim", "trace"},
     "workload": set(),

@@ -87,6 +87,31 @@ def test_the_autotuner_measures_on_the_virtual_clock():
     assert (out.get() == 1).all()
 
 
+def test_the_autotuner_translates_and_runs_only_what_it_chooses(monkeypatch):
+    from cudatool.sim.jit import native
+
+    translated = []
+    load = native.load_object
+    monkeypatch.setattr(native, "load_object", lambda data: translated.append(data) or load(data))
+    x, out = ct.zeros(1000, "f4"), ct.zeros(1000, "f4")
+    tuned.cache.clear()
+    tuned.fn.device_caches.clear()  # as in a new process
+    tuned[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, out, 1000)
+    assert (out.get() == 1).all()
+    assert (1, 2) == (len(translated), len(tuned.configs_timings))
+
+
+def test_a_recording_has_the_launches_of_the_autotuner(tmp_path):
+    x, out = ct.zeros(1000, "f4"), ct.zeros(1000, "f4")
+    tuned.cache.clear()
+    with record(tmp_path / "run.ctrace"):
+        tuned[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, out, 1000)
+        ct.synchronize()
+    trace = read(tmp_path / "run.ctrace")
+    launches = trace.records[trace.records["kind"] == Kind.KERNEL_LAUNCH]
+    assert ["tuned"] * 3 == [trace.names[row["name"]] for row in launches]
+
+
 def test_a_missing_mask_is_found_with_its_line(tmp_path):
     ct.empty_cache()  # of what was reserved before, the recording knows no blocks
     with record(tmp_path / "run.ctrace", measure_accesses=True, checks=["memcheck"]):

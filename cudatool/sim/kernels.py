@@ -41,8 +41,10 @@ __all__ = [
     "active_blocks",
     "checked_launch",
     "cluster_of",
+    "examined",
     "launch_attributes",
     "max_dynamic_shared",
+    "modeled_ns",
     "prepared",
     "registers",
 ]
@@ -190,6 +192,24 @@ def max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
     if function.max_dynamic_shared is not None:
         return function.max_dynamic_shared
     return profile.MAX_SHARED - kernel.static_shared
+
+
+def examined(function: Function, device: Device) -> JitKernel:
+    """Return a kernel that may be asked for its attributes; native code is made when it is launched.
+
+    Fails with CUDA_ERROR_NOT_SUPPORTED for PTX whose calls cannot be followed.
+    """
+    kernel = function.on(device)
+    try:
+        _ = kernel.layout
+    except PtxError as error:
+        raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
+    return kernel
+
+
+def modeled_ns(f: int, threads: int) -> int:
+    """Return the virtual ns that a launch of a function takes with as many threads in all."""
+    return profile.kernel_cost(threads, state.machine.get(f, Function).work)
 
 
 def prepared(function: Function, device: Device) -> JitKernel:

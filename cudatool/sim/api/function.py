@@ -18,6 +18,7 @@ from cudatool.sim.kernels import (
     LaunchConfig,
     active_blocks,
     cluster_of,
+    examined,
     max_dynamic_shared,
     prepared,
     registers,
@@ -93,7 +94,7 @@ def cuFuncGetParamCount(func: int, paramCount: int) -> None:
 
 
 def _attribute(function: Function, attribute: int, device: Device) -> int:
-    kernel = prepared(function, device)
+    kernel = examined(function, device)
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
@@ -130,7 +131,7 @@ def cuFuncSetAttribute(hfunc: int, attrib: int, value: int) -> None:
 def cuKernelSetAttribute(attrib: int, val: int, kernel: int, dev: int) -> None:
     function = state.machine.get(kernel, Function)
     if attrib == 8:
-        static = prepared(function, state.machine.device(dev)).static_shared
+        static = examined(function, state.machine.device(dev)).static_shared
         if not 0 <= val <= profile.MAX_SHARED_OPTIN - static:
             raise DriverError(Result.INVALID_VALUE)
         function.max_dynamic_shared = val
