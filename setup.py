@@ -23,6 +23,7 @@ libraries = [
     Extension("cudatool.collect._cupti", ["cudatool/collect/_cupti.c"], extra_link_args=["-ldl"]),
     Extension("cudatool.trace._rows", ["cudatool/trace/_rows.c"]),
     Extension("cudatool.trace._sweep", ["cudatool/trace/_sweep.c"]),
+    Extension("cudatool.trace._walk", ["cudatool/trace/_walk.c"]),
     Extension("cudatool.sim._calls", ["cudatool/sim/_calls.c"]),
     Extension("cudatool.sim._queue", ["cudatool/sim/_queue.c"]),
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ _TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
 
 
 _BLOCKING = StreamFlag(0)
+_ConfigWords = ctypes.c_uint * 7  # how CUlaunchConfig begins: grid, block, dynamic shared memory
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 # Copies and fills whose arguments are not one address and one size for each side.
@@ -506,10 +507,10 @@ class SimDriverCollector:
         self._kernel(grid, block, values["sharedMemBytes"])
 
     def _launch_ex(self, values: dict[str, Any], name: str) -> None:
-        words = (ctypes.c_uint * 7).from_address(values["config"])
-        self._kernel(tuple(words[0:3]), tuple(words[3:6]), words[6])
+        words = _ConfigWords.from_address(values["config"])[:]
+        self._kernel(words[:3], words[3:6], words[6])
 
-    def _kernel(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
+    def _kernel(self, grid: Iterable[int], block: Iterable[int], shared: int) -> None:
         correlation, device, stream = self._owner()
         if not correlation:
             return  # captured

@@ -339,6 +339,7 @@ class LaunchFlag(IntFlag):
 
 
 @cache
+@cache  # a sum of flags takes longer than the rest of an event
 def launch_flags(programmatic: bool, waits: bool, triggers: bool, system_scope: bool) -> LaunchFlag:
     """Return the flags of a launch."""
     flags = LaunchFlag.PROGRAMMATIC if programmatic else LaunchFlag(0)

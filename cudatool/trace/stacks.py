@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import itertools
 import os.path
-import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from types import CodeType, FrameType
 
+from cudatool.trace._walk import walk
 from cudatool.trace.model import Frame
 
 __all__ = ["capture", "enable", "frames", "hide", "intern"]
@@ -70,18 +70,7 @@ def capture(skip: int = 0) -> int:
     """
     if not _enabled:
         return 0
-    kept: list[int] = []
-    frame: FrameType | None = sys._getframe(skip + 1)
-    while frame is not None:
-        place = _places.get(id(frame.f_code) + frame.f_lasti)
-        if place is None:
-            place = _add_place(frame)
-        if place > 0:
-            kept.append(place)
-        elif place < 0:
-            break
-        frame = frame.f_back
-    stack = tuple(kept)
+    stack = walk(_places, _add_place, skip + 1)
     found = _stack_ids.get(stack)
     return _add_stack(stack) if found is None else found
 
