@@ -21,7 +21,8 @@ enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE
 
 /* ---- what is known: a tree over threads, shared between all who know the same ----
  *
- * Level 0 is a warp, level 1 a block's threads, or the copies that they started; the levels above number these halves.
+ * Level 0 is a warp, level 1 a block's threads, or the writes or the reads of the copies that they started; the levels
+ * above number these parts, four for each block.
  * `base` holds for everything below. A node that has several references does not change.
  */
 typedef struct node {
@@ -200,14 +201,14 @@ typedef struct {
 
 typedef struct {
     node_t *root; /* what else the thread knew */
-    uint32_t moment, block, warp, copied;
+    uint32_t moment, block, warp, copied[2];
 } snapshot_t;
 
 typedef struct {
     node_t *root;          /* what it knows beyond its block's and warp's moments */
     node_t *gained[2];     /* read with strong reads, and known after a fence: of the block, of the device */
     snapshot_t fenced[2];  /* at its last fence of any scope, and at its last one of the device */
-    uint32_t copied;       /* its asynchronous copies before this moment are complete */
+    uint32_t copied[2];    /* writes and reads of its asynchronous copies before these moments are complete */
     uint32_t group, groups[GROUPS];
     bool narrow, unfenced; /* it read a flag whose writer has too narrow a scope, or no fence */
 } thread_t;
@@ -220,6 +221,8 @@ typedef struct block {
     bool halves;         /* since the last barrier a thread had a fence, or read a flag */
     uint32_t entered;    /* what has this moment or a later one, while the block runs, is of the block */
     node_t *arrived[16]; /* at named barriers, by bar.arrive */
+    node_t *cluster;     /* at the cluster's barrier */
+    bool at_cluster;     /* threads wait at it */
     cell_t *shared;
     uint64_t *words, *seconds; /* of shared memory */
     thread_t *of;
@@ -287,8 +290,10 @@ typedef struct {
 
 #define ALL (~(uint64_t)0)
 
-static uint64_t key_of(uint64_t block, bool copy, uint32_t thread) {
-    return (2 * block + copy) << 10 | thread;
+enum { OWN, COPY_WRITES, COPY_READS }; /* whose accesses: the thread's, or those of the copies that it started */
+
+static uint64_t key_of(uint64_t block, uint32_t whose, uint32_t thread) {
+    return (4 * block + whose) << 10 | thread;
 }
 
 static void *need(void *memory) {
@@ -319,7 +324,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
     r->acquires = acquires;
     r->cells = cells;
     r->level = 2;
-    while (r->level < 12 && 2 * blocks > (uint64_t)1 << 5 * (r->level - 1))
+    while (r->level < 12 && 4 * blocks > (uint64_t)1 << 5 * (r->level - 1))
         r->level++;
     r->links_size = 1024;
     r->links = need(malloc(r->links_size * sizeof *r->links));
@@ -355,6 +360,8 @@ static void forget(race_t *r, block_t *b) {
     for (int i = 0; i < 16; i++)
         drop(b->arrived[i], r->level);
     memset(b->arrived, 0, sizeof b->arrived);
+    drop(b->cluster, r->level);
+    b->cluster = NULL;
     memset(b->of, 0, b->threads * sizeof *b->of);
     b->touched = b->mixed = b->halves = false;
 }
@@ -458,17 +465,19 @@ void cudatool_race_leave(race_t *r) {
 
 static snapshot_t snapshot(race_t *r, uint32_t t) {
     block_t *b = r->block;
-    return (snapshot_t){hold(b->of[t].root), ++r->now, b->moment, b->warps[t >> 5], b->of[t].copied};
+    const uint32_t *copied = b->of[t].copied;
+    return (snapshot_t){hold(b->of[t].root), ++r->now, b->moment, b->warps[t >> 5], {copied[0], copied[1]}};
 }
 
 /* All that thread `t` knew at a snapshot, as one tree; the snapshot's reference to its root is kept. */
 static node_t *whole(race_t *r, const snapshot_t *s, uint32_t t) {
-    uint64_t own = key_of(r->block->index, false, t);
+    uint64_t own = key_of(r->block->index, OWN, t);
     node_t *root = raise(hold(s->root), r->level, 1, own, s->block);
     if (s->warp > s->block)
         root = raise(root, r->level, 0, own, s->warp);
-    if (s->copied)
-        root = raise(root, r->level, -1, key_of(r->block->index, true, t), s->copied);
+    for (uint32_t i = 0; i < 2; i++)
+        if (s->copied[i])
+            root = raise(root, r->level, -1, key_of(r->block->index, COPY_WRITES + i, t), s->copied[i]);
     return raise(root, r->level, -1, own, s->moment);
 }
 
@@ -490,9 +499,10 @@ static void gain(race_t *r, node_t **to, node_t *more) {
 }
 
 static void know_copies(race_t *r, node_t **root, uint32_t t) {
-    uint32_t copied = r->block->of[t].copied;
-    if (copied)
-        *root = raise(*root, r->level, -1, key_of(r->block->index, true, t), copied);
+    const uint32_t *copied = r->block->of[t].copied;
+    for (uint32_t i = 0; i < 2; i++)
+        if (copied[i])
+            *root = raise(*root, r->level, -1, key_of(r->block->index, COPY_WRITES + i, t), copied[i]);
 }
 
 /* What threads in `set` (a bit for each) know together; with the moment before which their accesses were made. */
@@ -513,7 +523,7 @@ static node_t *together(race_t *r, const uint32_t *set, uint32_t now) {
         return root;
     for (uint32_t w = 0; w < 32 && 32 * w < b->threads; w++) {
         uint32_t all = b->threads - 32 * w >= 32 ? ~0u : (1u << (b->threads & 31)) - 1;
-        uint64_t key = key_of(b->index, false, 32 * w);
+        uint64_t key = key_of(b->index, OWN, 32 * w);
         if (!set[w])
             continue;
         if (set[w] == all) {
@@ -575,11 +585,36 @@ static void share_halves(race_t *r, const uint32_t *set) {
 static const uint32_t everyone[32] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u,
                                       ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
 
+/* The barrier of a cluster opens: threads learn what those before their arrivals did that released it. */
+static void open_cluster(race_t *r) {
+    block_t *b = r->block;
+    node_t *before = NULL, *after = NULL; /* threads that knew the same know the same */
+    b->at_cluster = false;
+    for (uint32_t t = 0; t < b->threads; t++) {
+        if (!after || b->of[t].root != before) {
+            drop(before, r->level), drop(after, r->level);
+            before = hold(b->of[t].root);
+            learn(r, t, b->cluster);
+            after = hold(b->of[t].root);
+        } else {
+            drop(b->of[t].root, r->level);
+            b->of[t].root = hold(after);
+        }
+    }
+    drop(before, r->level), drop(after, r->level), drop(b->cluster, r->level);
+    b->cluster = NULL;
+    ++r->now;
+}
+
 /* All threads of the block were at a barrier. One that has ended counts as one that was there. */
 void cudatool_race_barrier(race_t *r) {
     if (!flush(r))
         return;
     block_t *b = r->block;
+    if (b->at_cluster) {
+        open_cluster(r);
+        return;
+    }
     if (b->mixed || r->copies) {
         give(r, everyone, together(r, everyone, 0));
         b->mixed = false;
@@ -588,6 +623,28 @@ void cudatool_race_barrier(race_t *r) {
         share_halves(r, everyone), b->halves = false;
     b->moment = ++r->now;
     set_places(r);
+}
+
+enum { CLUSTER_ARRIVE, CLUSTER_ARRIVE_RELAXED, CLUSTER_WAIT }; /* races.Cluster */
+
+/* A thread arrived at the cluster's barrier, or begins to wait there. A relaxed arrival releases what a fence did. */
+void cudatool_race_cluster(race_t *r, uint32_t what, uint32_t t) {
+    if (!flush(r))
+        return;
+    block_t *b = r->block;
+    node_t *all = NULL;
+    if (what == CLUSTER_WAIT)
+        b->at_cluster = true;
+    if (what == CLUSTER_ARRIVE) {
+        snapshot_t s = snapshot(r, t);
+        all = whole(r, &s, t);
+        drop(s.root, r->level);
+    }
+    if (what == CLUSTER_ARRIVE_RELAXED && b->of[t].fenced[0].moment)
+        all = whole(r, &b->of[t].fenced[0], t);
+    if (all)
+        gain(r, &b->cluster, all);
+    drop(all, r->level);
 }
 
 /* Lanes of a warp synchronized. Those that have ended and that the mask names count as ones that came: `regions` says
@@ -798,19 +855,24 @@ void cudatool_race_commit(race_t *r, uint32_t t) {
     r->block->touched = true;
 }
 
-/* The thread waited for all groups of copies but the last `keep`; for every copy if that is all ones. */
-void cudatool_race_wait(race_t *r, uint32_t keep, uint32_t t) {
+/* The thread waited for all groups of copies but the last `keep`; for every copy if that is all ones. If `reads`, it
+ * waited only for what they read. */
+void cudatool_race_wait(race_t *r, uint32_t keep, uint32_t reads, uint32_t t) {
     if (!flush(r))
         return;
     thread_t *thread = &r->block->of[t];
+    uint32_t complete = 0;
     r->copies = r->block->touched = true;
     if (keep == ~0u)
-        thread->copied = ++r->now;
+        complete = ++r->now;
     else if (keep < thread->group && keep < GROUPS)
-        thread->copied = thread->groups[(thread->group - 1 - keep) % GROUPS];
+        complete = thread->groups[(thread->group - 1 - keep) % GROUPS];
+    for (uint32_t i = reads; i < 2; i++)
+        if (complete > thread->copied[i])
+            thread->copied[i] = complete;
 }
 
-enum { INIT, ARRIVE, ARRIVE_COPIES, UPDATE }; /* races.Barrier */
+enum { INIT, ARRIVE, ARRIVE_COPIES, UPDATE, ARRIVE_RELAXED }; /* races.Barrier */
 
 /* Something was done to an mbarrier, after which its word is what `word` points to. */
 void cudatool_race_mbarrier(race_t *r, const uint64_t *word, uint32_t what, uint32_t t) {
@@ -825,11 +887,17 @@ void cudatool_race_mbarrier(race_t *r, const uint64_t *word, uint32_t what, uint
     }
     if (what != UPDATE) {
         node_t *node = NULL;
-        snapshot_t s = snapshot(r, t);
-        node = whole(r, &s, t);
-        drop(s.root, r->level);
-        if (what != ARRIVE)
-            node = raise(node, r->level, -1, key_of(r->block->index, true, t), ++r->now);
+        const snapshot_t *fenced = &r->block->of[t].fenced[0];
+        if (what == ARRIVE_RELAXED) {
+            if (fenced->moment)
+                node = whole(r, fenced, t);
+        } else {
+            snapshot_t s = snapshot(r, t);
+            node = whole(r, &s, t);
+            drop(s.root, r->level);
+        }
+        for (uint32_t i = 0; what == ARRIVE_COPIES && i < 2; i++)
+            node = raise(node, r->level, -1, key_of(r->block->index, COPY_WRITES + i, t), ++r->now);
         gain(r, &f->phase, node);
         drop(node, r->level);
     }
@@ -840,12 +908,15 @@ void cudatool_race_mbarrier(race_t *r, const uint64_t *word, uint32_t what, uint
     }
 }
 
-/* A thread saw that a phase of an mbarrier is complete. */
-void cudatool_race_passed(race_t *r, const uint64_t *word, uint32_t passed, uint32_t t) {
+/* A thread saw that a phase of an mbarrier is complete. If `relaxed`, it knows what that tells after a fence. */
+void cudatool_race_passed(race_t *r, const uint64_t *word, uint32_t passed, uint32_t relaxed, uint32_t t) {
     if (!flush(r))
         return;
     flag_t *f = passed ? flag_at(r, (uint64_t)(uintptr_t)word, false) : NULL;
-    if (f)
+    if (f && relaxed) {
+        gain(r, &r->block->of[t].gained[0], f->done);
+        r->block->halves = true;
+    } else if (f)
         learn(r, t, f->done);
 }
 
@@ -856,23 +927,23 @@ static uint32_t unordered(const race_t *r, const record_t *e, uint32_t t) {
     const block_t *b = r->block;
     const node_t *root = b->of[t].root;
     uint32_t lanes = e->lanes, warp = WARP(e->key);
-    bool copy = FLAGS(e->key) & ASYNC;
+    uint32_t whose = !(FLAGS(e->key) & ASYNC) ? OWN : FLAGS(e->key) & WRITE ? COPY_WRITES : COPY_READS;
     if (e->block == (uint32_t)b->index) {
         if (r->programs)
             return 0;
-        if (!copy) {
+        if (whose == OWN) {
             if (e->moment < b->moment || (warp == t >> 5 && e->moment < b->warps[warp]))
                 return 0;
             if (warp == t >> 5)
                 lanes &= ~(1u << (t & 31));
-        } else if (warp == t >> 5 && e->moment < b->of[t].copied)
+        } else if (warp == t >> 5 && e->moment < b->of[t].copied[whose - COPY_WRITES])
             lanes &= ~(1u << (t & 31));
     }
     if (!root)
         return lanes;
     for (uint32_t left = lanes; left; left &= left - 1) {
         uint32_t lane = (uint32_t)__builtin_ctz(left);
-        if (e->moment < known(root, r->level, key_of(e->block, copy, 32 * warp + lane)))
+        if (e->moment < known(root, r->level, key_of(e->block, whose, 32 * warp + lane)))
             lanes &= ~(1u << lane);
     }
     return lanes;
@@ -893,7 +964,7 @@ static uint32_t reason_of(const race_t *r, const record_t *e, uint32_t flags, ui
         return NARROW_ATOMIC;
     if (thread->narrow && !same)
         return NARROW_FENCE;
-    uint64_t key = key_of(e->block, false, 32 * WARP(e->key) + (uint32_t)__builtin_ctz(e->lanes));
+    uint64_t key = key_of(e->block, OWN, 32 * WARP(e->key) + (uint32_t)__builtin_ctz(e->lanes));
     for (int i = 0; i < 2; i++)
         if (e->moment < known(thread->gained[i], r->level, key))
             return NO_FENCE;

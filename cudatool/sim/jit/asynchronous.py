@@ -160,7 +160,7 @@ def _bulk(e: Emitter, i: Instruction) -> None:
         races.commit(e)
         return
     if "wait_group" in i.modifiers:
-        races.wait(e, e.get(i.operands[0], "u32"))
+        races.wait(e, e.get(i.operands[0], "u32"), reads="read" in i.modifiers)
         return
     if "prefetch" in i.modifiers:
         return
@@ -327,7 +327,7 @@ def _arrive(e: Emitter, i: Instruction) -> None:
     value = e.op(f"zext i32 {e.get(operands[1], 'u32')} to i64") if len(operands) > 1 else "1"
     arrivals, bytes_ = ("1", value) if "expect_tx" in i.modifiers else (value, "0")
     drops = arrivals if i.modifiers[0] == "arrive_drop" else "0"
-    what = Arrival.UPDATE if "relaxed" in i.modifiers else Arrival.ARRIVE
+    what = Arrival.RELAXED if "relaxed" in i.modifiers else Arrival.ARRIVE
     state = _update(e, i, operands[0], what, arrivals=arrivals, drops=drops, bytes_=bytes_)
     if target is not None:
         e.set(target, state, "b64")
@@ -354,8 +354,7 @@ def _take_wait(e: Emitter, i: Instruction) -> None:
     phase = e.op(f"lshr i64 {e.op(f'load i64, ptr {pointer}')}, 63")
     wanted = e.op(f"and i32 {read_array(e, 'c')}, 1")
     complete = e.op(f"icmp ne i32 {e.convert(phase, 'i64', 'i32')}, {wanted}")
-    if "relaxed" not in i.modifiers:
-        races.passed(e, pointer, complete)
+    races.passed(e, pointer, complete, relaxed="relaxed" in i.modifiers)
     e.set(i.operands[0], complete, "pred")
 
 

@@ -42,6 +42,7 @@ from cudatool.sim.jit import (
     conversion,
     matrix,
     memory_instructions,
+    races,
     runs,
     scheduler,
     system,
@@ -513,6 +514,8 @@ class _Kernel:
             _pass_unless(e, e.op(f"icmp uge i32 {polls}, {_POLLS}"), number)
         if instruction.guard is not None:
             _pass_unless(e, e.get(instruction.guard, "pred"), number)
+        if "cluster" in instruction.modifiers:
+            races.cluster(e, races.Cluster.WAIT)
         with _whole(e):
             leaving = list(self.rows[index].leave(instruction))
         for name, operand, type_name in leaving:

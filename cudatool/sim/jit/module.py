@@ -667,7 +667,11 @@ class JitKernel:
         """Whether nothing but barriers of the whole block orders the threads of a block."""
         for i in self._function.instructions:
             row = suspension_of(i)
-            if i.opcode == "mbarrier" or "async" in i.modifiers or (i.opcode == "bar" and "warp" in i.modifiers):
+            if (
+                i.opcode == "mbarrier"
+                or {"async", "cluster"} & {*i.modifiers}
+                or (i.opcode == "bar" and "warp" in i.modifiers)
+            ):
                 return False
             if row is not None and row.kind not in (Kind.WARP, Kind.PRESENT):
                 if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):

@@ -7,8 +7,9 @@ accesses of which each one's scope includes the other's thread.
 Happens-before is the transitive order of
 
 - a thread's own accesses, but not of its asynchronous copies (``cp.async``): those are after what was before their
-  start, and before what follows a wait for their group, or a phase of the mbarrier that they arrive at;
-- barriers (``bar.sync``, ``bar.red``, ``barrier.cluster``; what a thread did before ``bar.arrive`` is before what those
+  start, and before what follows a wait for their group, or a phase of the mbarrier that they arrive at. After
+  ``wait_group.read`` they have read their sources, and may still write;
+- barriers (``bar.sync``, ``bar.red``; what a thread did before ``bar.arrive`` is before what those
   do next that wait), for the threads that take part. A thread that has ended counts as one that arrived. If more
   threads wait than a barrier's count, any of them may go on together, so that it orders nothing;
 - ``bar.warp.sync`` between the lanes in its mask. Shuffles, votes and the like order nothing (CUDA C++ Programming
@@ -18,7 +19,8 @@ Happens-before is the transitive order of
   that includes the other thread. ``__threadfence()`` alone orders nothing. ``grid.sync()`` consists of these. Where the
   model wants fence and flag from one thread, two that met at a barrier between them will do too: all write,
   ``__threadfence()``, ``__syncthreads()``, and one thread sets the flag;
-- mbarriers: what is before an arrival is before what follows a wait that finds the phase complete;
+- mbarriers: what is before an arrival is before what follows a wait that finds the phase complete. So it is with a
+  cluster's barrier, between whose arrival and wait nothing is ordered. Relaxed arrivals and waits need fences;
 - launches, one of which runs at a time (streams are the business of :mod:`cudatool.sanitize`), and ``malloc`` in
   kernels: what was done with a block's memory before it is given out is over.
 
@@ -64,9 +66,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrival",
     "CALLABLE",
+    "Cluster",
     "NO_MOMENTS",
     "arrive",
     "cleared",
+    "cluster",
     "commit",
     "fence",
     "is_wide",
@@ -89,6 +93,16 @@ class Arrival(IntEnum):
     """The asynchronous copies that the thread has begun arrive, or their bytes are complete."""
     UPDATE = 3
     """Something that releases nothing."""
+    RELAXED = 4
+    """It releases what was before the thread's last fence."""
+
+
+class Cluster(IntEnum):
+    """What a thread does at the barrier of a cluster."""
+
+    ARRIVE = 0
+    ARRIVE_RELAXED = 1
+    WAIT = 2
 
 
 # ---- what instrumented code calls ----
@@ -200,9 +214,14 @@ def commit(e: Emitter) -> None:
     _call(e, "commit", "i32 %t")
 
 
-def wait(e: Emitter, keep: str = "-1") -> None:
-    """Emit that the thread waited for all groups but the last `keep`, or for every copy."""
-    _call(e, "wait", f"i32 {keep}", "i32 %t")
+def wait(e: Emitter, keep: str = "-1", *, reads: bool = False) -> None:
+    """Emit that the thread waited for all groups but the last `keep`, or for every copy; or for what they read."""
+    _call(e, "wait", f"i32 {keep}", f"i32 {int(reads)}", "i32 %t")
+
+
+def cluster(e: Emitter, what: Cluster) -> None:
+    """Emit what the thread does at the barrier of its cluster."""
+    _call(e, "cluster", f"i32 {int(what)}", "i32 %t")
 
 
 def mbarrier(e: Emitter, pointer: str, what: Arrival) -> None:
@@ -210,10 +229,11 @@ def mbarrier(e: Emitter, pointer: str, what: Arrival) -> None:
     _call(e, "mbarrier", f"ptr {pointer}", f"i32 {int(what)}", "i32 %t")
 
 
-def passed(e: Emitter, pointer: str, complete: str) -> None:
+def passed(e: Emitter, pointer: str, complete: str, *, relaxed: bool) -> None:
     """Emit that the thread looked whether a phase is complete (i1)."""
     if e.instrument & Instrument.RACECHECK:
-        _call(e, "passed", f"ptr {pointer}", f"i32 {e.op(f'zext i1 {complete} to i32')}", "i32 %t")
+        is_complete = e.op(f"zext i1 {complete} to i32")
+        _call(e, "passed", f"ptr {pointer}", f"i32 {is_complete}", f"i32 {int(relaxed)}", "i32 %t")
 
 
 def cleared(e: Emitter, address: str, size: str) -> None:
@@ -227,7 +247,20 @@ def cleared(e: Emitter, address: str, size: str) -> None:
 CALLABLE = tuple(
     f"cudatool_race_{name}"
     for name in (
-        *("access", "arrive", "barrier", "barriers", "clear", "commit", "enter", "fence", "leave", "mbarrier", "open"),
+        *(
+            "access",
+            "arrive",
+            "barrier",
+            "barriers",
+            "clear",
+            "cluster",
+            "commit",
+            "enter",
+            "fence",
+            "leave",
+            "mbarrier",
+            "open",
+        ),
         *("passed", "strong", "wait", "warp"),
     )
 )

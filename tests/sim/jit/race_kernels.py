@@ -8,6 +8,7 @@ sees ``int *a`` (zeros; ``b`` is the same as bytes, ``d`` as 64-bit numbers), ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cudatool.sim.jit.race_engine import Reason
@@ -61,10 +62,10 @@ class Pair:
     correct: str
 
 
-def source() -> str:
-    """Return all kernels, named ``racy_NAME`` and ``correct_NAME``."""
-    bodies = [(f"{kind}_{pair.name}", getattr(pair, kind)) for pair in PAIRS for kind in ("racy", "correct")]
-    return HELPERS + "".join(_BEGIN.format(name=name, body=body) for name, body in bodies)
+def source(pairs: Sequence[Pair], more_helpers: str = "") -> str:
+    """Return all kernels of `pairs`, named ``racy_NAME`` and ``correct_NAME``."""
+    bodies = [(f"{kind}_{pair.name}", getattr(pair, kind)) for pair in pairs for kind in ("racy", "correct")]
+    return HELPERS + more_helpers + "".join(_BEGIN.format(name=name, body=body) for name, body in bodies)
 
 
 # A lock, with fences of the given kinds, taken by one thread of each block.

@@ -77,7 +77,8 @@ class Case:
         self.fenced: dict[tuple[int, int], list[set[int]]] = {}
         self.gained: dict[tuple[int, int], list[set[int]]] = {}
         self.flags: dict[int, Flagged] = {}
-        self.copies: dict[tuple[int, int], list[tuple[int, int]]] = {}  # event, number of its group
+        self.copies: dict[tuple[int, int], list[tuple[int, int, bool]]] = {}  # event, its group, whether it reads
+        self.phases = (ctypes.c_uint64 * BLOCKS)()  # an mbarrier for each block
         self.groups: dict[tuple[int, int], int] = {}
         self.line = 0
         for block in range(BLOCKS):
@@ -119,7 +120,7 @@ class Case:
         if copies:
             flags |= Flag.ASYNC
             number = self.event(self.last[key])
-            self.copies[key].append((number, self.groups[key]))
+            self.copies[key].append((number, self.groups[key], mode is Mode.READ))
         else:
             what = self.random.random()
             if what < 0.15:
@@ -268,10 +269,44 @@ class Case:
     def wait(self, key: tuple[int, int]) -> None:
         keep = self.random.choice((0, 1, 0xFFFFFFFF))
         until = self.groups[key] + 1 if keep == 0xFFFFFFFF else self.groups[key] - keep
-        done = {event for event, group in self.copies[key] if group < until}
-        self.copies[key] = [(event, group) for event, group in self.copies[key] if group >= until]
-        self.step(key, self.heads(done))
-        self.call("wait", ctypes.c_uint32(keep), key[1])
+        reads = self.random.random() < 0.3
+        done = {one for one in self.copies[key] if one[1] < until and (one[2] or not reads)}
+        self.copies[key] = [one for one in self.copies[key] if one not in done]
+        self.step(key, self.heads({event for event, _, _ in done}))
+        self.call("wait", ctypes.c_uint32(keep), int(reads), key[1])
+
+    def cluster(self, block: int) -> None:
+        """All threads arrive at their cluster's barrier, some do more, and all wait."""
+        released: set[int] = set()
+        for thread in range(THREADS):
+            key, relaxed = (block, thread), self.random.random() < 0.3
+            released |= set(self.fenced[key][0]) if relaxed else {self.step(key)}
+            self.call("cluster", int(relaxed), thread)
+        for _ in range(self.random.randrange(3)):
+            self.access((block, self.random.choice(LANES)), copies=False)
+        self.call("cluster", 2, 0)
+        for thread in range(THREADS):
+            self.step((block, thread), self.heads(released))
+        self.call("barrier")
+
+    def mbarrier(self, block: int) -> None:
+        """Threads complete a phase of an mbarrier, and others see that."""
+        word = ctypes.c_void_p(ctypes.addressof(self.phases) + 8 * block)
+        arriving = self.random.sample(LANES, self.random.randrange(1, 4))
+        released: set[int] = set()
+        for thread in arriving:
+            key, relaxed = (block, thread), self.random.random() < 0.4
+            number = self.step(key)
+            released |= set(self.fenced[key][0]) if relaxed else {number}
+            if thread == arriving[-1]:
+                self.phases[block] ^= 1 << 63
+            self.call("mbarrier", word, 4 if relaxed else 1, thread)
+        for thread in self.random.sample(LANES, self.random.randrange(3)):
+            key, relaxed = (block, thread), self.random.random() < 0.4
+            self.step(key, 0 if relaxed else self.heads(released))
+            if relaxed:
+                self.gained[key][0] |= released
+            self.call("passed", word, 1, int(relaxed), thread)
 
     # ---- verdicts ----
 
@@ -293,10 +328,14 @@ class Case:
                 self.strong(key)
             elif what < 0.72:
                 self.fence(key)
-            elif what < 0.78:
+            elif what < 0.76:
                 self.barrier(block)
-            elif what < 0.84:
+            elif what < 0.78:
+                self.cluster(block)
+            elif what < 0.82:
                 self.part(block)
+            elif what < 0.86:
+                self.mbarrier(block)
             elif what < 0.92:
                 self.warp(block)
             elif uses_copies:

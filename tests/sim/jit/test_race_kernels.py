@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from more_race_kernels import MORE_HELPERS, MORE_PAIRS
 from race_kernels import PAIRS, Pair, source
 
 from cudatool.sim import jit
@@ -16,7 +17,7 @@ from cudatool.sim.jit.race_engine import Reason
 @pytest.fixture(scope="module")
 def kernels(ptx_of):
     """All kernels of the table, from one compilation."""
-    return jit.load(ptx_of(source())).kernels
+    return jit.load(ptx_of(source((*PAIRS, *MORE_PAIRS), MORE_HELPERS))).kernels
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def shadow(memory) -> jit.Shadow:
     return jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+@pytest.mark.parametrize("pair", (*PAIRS, *MORE_PAIRS), ids=lambda pair: pair.name)
 def test_of_two_kernels_the_racy_one_is_reported(pair: Pair, kernels, memory, shadow):
     def found(kind: str) -> list[jit.Found]:
         memory[:] = 0
@@ -51,7 +52,8 @@ def test_of_two_kernels_the_racy_one_is_reported(pair: Pair, kernels, memory, sh
 
 
 def test_the_table_has_sixty_kernels_of_different_names():
-    assert 60 <= 2 * len(PAIRS) == 2 * len({pair.name for pair in PAIRS})
+    pairs = (*PAIRS, *MORE_PAIRS)
+    assert 60 <= 2 * len(pairs) == 2 * len({pair.name for pair in pairs})
 
 
 def test_a_race_that_depends_on_which_warp_comes_first_is_found_under_some_order(ptx_of, memory, shadow):
