@@ -31,7 +31,7 @@ from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 import cudatool
 from cudatool.code_cache import CodeCache
 from cudatool.errors import DeviceUnavailableError
-from cudatool.ptx.model import PROGRAMS
+from cudatool.ptx.model import PROGRAMS, PtxError
 from cudatool.runtime import calls
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import current_device, get_device_capability, set_device
@@ -179,8 +179,11 @@ class _Launcher(CudaLauncher):  # type: ignore[misc]
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
         if _estimate.is_wanted:
-            _estimate.ns += modeled_ns(function, x * y * z * self._threads)
-            return
+            try:
+                _estimate.ns += modeled_ns(function, x * y * z * self._threads)
+                return
+            except PtxError:
+                pass  # the launch fails, and says why
         waits = "torch" in sys.modules and _register_tensors(rest)
         super().__call__(x, y, z, stream, function, *rest)
         if waits:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 
 from cudatool.limits import FLOW_STEPS
 from cudatool.ptx.effects import has_result
@@ -15,7 +15,7 @@ from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, Pt
 
 __all__ = ["Block", "Flow", "reads", "writes"]
 
-_LIVE = 4  # what a register that is live in a block costs, as it takes memory
+_WORD = 64  # registers whose liveness costs as much to look at as a block: they are bits of one word
 
 
 def _registers(operand: Operand) -> Iterator[str]:
@@ -64,8 +64,25 @@ class Block:
     start: int
     stop: int
     successors: list[int] = field(default_factory=list)
-    live_in: frozenset[str] = frozenset()
-    live_out: frozenset[str] = frozenset()
+    # A number of as many bits as there are registers takes a hundredth of the memory of a set.
+    _registers: Sequence[str] = ()
+    _live_in: int = 0
+    _live_out: int = 0
+
+    @property
+    def live_in(self) -> frozenset[str]:
+        """The registers whose values the block, or what follows it, needs."""
+        return frozenset(_chosen(self._registers, self._live_in))
+
+    @property
+    def live_out(self) -> frozenset[str]:
+        """The registers whose values what follows the block needs."""
+        return frozenset(_chosen(self._registers, self._live_out))
+
+
+def _chosen(names: Sequence[str], bits: int) -> list[str]:
+    """Return the names whose bits are set, from the lowest."""
+    return [name for name, bit in zip(names, reversed(f"{bits:b}"), strict=False) if bit == "1"]
 
 
 class Flow:
@@ -224,6 +241,15 @@ class Flow:
 
     def _liveness(self) -> None:
         code = self.function.instructions
+        bit_of: dict[str, int] = {}
+
+        def bits(names: Iterable[str]) -> int:
+            found = 0
+            for name in names:
+                if name in self.function.registers:
+                    found |= 1 << bit_of.setdefault(name, len(bit_of))
+            return found
+
         uses, kills = [], []
         for block in self.blocks:
             used: set[str] = set()
@@ -235,9 +261,11 @@ class Flow:
                 else:
                     # A guarded write keeps the old value where the guard is off: the old value is needed too.
                     used.update(name for name in writes(instruction) if name not in killed)
-            uses.append(used & self.function.registers.keys())
-            kills.append(killed)
-        live = [frozenset[str]()] * len(self.blocks)
+            uses.append(bits(used))
+            kills.append(bits(killed))
+            self.spend((len(used) + len(killed)) * len(bit_of) // (_WORD * _WORD))
+        live = [0] * len(self.blocks)
+        cost = 1 + len(bit_of) // _WORD
         # From the last block on, each block once before any is looked at again: what a loop needs comes round soon.
         pending = deque(reversed(range(len(self.blocks))))
         waiting = set(pending)
@@ -246,15 +274,16 @@ class Flow:
             number = pending.popleft()
             waiting.discard(number)
             block = self.blocks[number]
-            self.spend(1 + sum(1 + _LIVE * len(live[s]) for s in block.successors))
-            out = frozenset[str]().union(*(live[s] for s in block.successors))
-            block.live_out = out
-            inside = frozenset(uses[number] | (out - kills[number]))
+            self.spend(cost * (1 + len(block.successors)))
+            out = reduce(or_, (live[s] for s in block.successors), 0)
+            block._live_out = out
+            inside = uses[number] | (out & ~kills[number])
             if inside != live[number]:
                 live[number] = inside
                 more = [one for one in predecessors[number] if one not in waiting]
                 pending.extend(more)
                 waiting.update(more)
+        registers = list(bit_of)
         for number, block in enumerate(self.blocks):
-            block.live_in = live[number]
-            block.live_out = frozenset[str]().union(*(live[s] for s in block.successors))
+            block._registers, block._live_in = registers, live[number]
+            block._live_out = reduce(or_, (live[s] for s in block.successors), 0)
