@@ -228,6 +228,25 @@ def test_linear_memory_is_zero_beyond_its_end(device):
     assert [1, 8, 0, 0] == found.tolist()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, np.int16, np.uint8, np.float16])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_integer_places_of_linear_memory(device, dtype, channels):
+    data = np.arange(1, 9).astype(dtype)
+    places = np.arange(-1, 9, dtype=np.int32).reshape(-1, 1)
+    with device as d:
+        resource = d.driver.CUDA_RESOURCE_DESC()
+        resource.resType = d.driver.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
+        linear = resource.res.linear
+        linear.devPtr, linear.sizeInBytes, linear.numChannels = d.memory(data), data.nbytes, channels
+        linear.format = d.driver.CUarray_format(FORMATS[data.dtype])
+        kind = {"f": "f32", "i": "s32", "u": "u32"}[data.dtype.kind]
+        texture = d.texture(resource, flags=0 if kind == "f32" else AS_INTEGER)
+        found = d.fetch(texture, f"tex.1d.v4.{kind}.s32", places, {"f32": "f4", "s32": "i4", "u32": "u4"}[kind])
+    expected = np.zeros((10, 2))
+    expected[1 : 1 + 8 // channels, :channels] = data.reshape(-1, channels)
+    assert expected.tolist() == found[:, :2].tolist()
+
+
 def test_pitched_memory(device):
     data = np.random.default_rng(4).random((3, 8), np.float32)
     places = np.array([[x, y] for y in range(3) for x in range(5)], np.float32)

@@ -17,6 +17,10 @@ __all__: list[str] = []
 _GEOMETRIES = {"1d": 0, "2d": 1, "3d": 2, "a1d": 3, "a2d": 4, "cube": 5, "acube": 6}
 _OUTSIDE = {"trap": 0, "clamp": 1, "zero": 2}
 _WORDS = "<4 x i32>"
+# Where fields of the record are (struct texture of _texture.c); those of queries by the PTX name.
+_FIELDS = {"width": 24, "height": 28, "depth": 32, "array_size": 32, "normalized_coords": 52}
+_FIELDS |= {"data": 0, "channels": 36, "channel_bytes": 40, "kind": 44, "as_integer": 48, "levels": 92}
+_QUERIES = frozenset({"width", "height", "depth", "array_size", "normalized_coords"})
 _PLACE, _WHOLE, _GATHER = "0", "1", "2"  # how a fetch is made, as _texture.c counts
 
 
@@ -82,6 +86,8 @@ def _fetched(e: Emitter, i: Instruction, function: str, how: str, choice: str) -
     level = f"double {_level(e, i, record, geometry)}"
     arguments = (*texture, f"i32 {choice}", *place, *([level] if how != _GATHER else []))
     if not e.instrument:
+        if how == _WHOLE and geometry == "1d":
+            return _take(e, i, _quickly(e, record, coordinates[0], function, arguments))
         return _take(e, i, e.call(_WORDS, function, *arguments))
     start, fetch, after = e.new_label(), e.new_label(), e.new_label()
     readable = _observe(e, i, *texture, f"i32 {how}", *place, level)
@@ -93,6 +99,34 @@ def _fetched(e: Emitter, i: Instruction, function: str, how: str, choice: str) -
     e.emit(f"br label %{after}")
     e.label(after)
     return _take(e, i, e.op(f"phi {_WORDS} [ {found}, %{fetch} ], [ zeroinitializer, %{start} ]"))
+
+
+def _quickly(e: Emitter, record: str, place: Operand, function: str, arguments: tuple[str, ...]) -> str:
+    """Return the texel at an integer place of a line: in most textures, one word that is read as it is."""
+
+    def field(name: str, kind: str) -> str:
+        return e.op(
+            f"load {kind}, ptr {e.op(f'getelementptr i8, ptr {record}, i64 {_FIELDS[name]}')}, !invariant.load !0"
+        )
+
+    index = e.get(place, "s32")
+    inside = e.op(f"icmp ult i32 {index}, {field('width', 'i32')}")
+    one_word = e.op(f"icmp eq i64 {field('channels', 'i64')}, {4 << 32 | 1}")  # and bytes of a channel
+    as_it_is = e.op(f"icmp uge i64 {field('kind', 'i64')}, 2")  # floating, or read as integers
+    one_level = e.op(f"icmp eq i32 {field('levels', 'i32')}, 0")
+    data = field("data", "ptr")
+    quick = e.op(f"and i1 {e.op(f'and i1 {inside}, {one_word}')}, {e.op(f'and i1 {as_it_is}, {one_level}')}")
+    here, there, after = e.new_label(), e.new_label(), e.new_label()
+    e.emit(f"br i1 {quick}, label %{here}, label %{there}")
+    e.label(here)
+    word = e.op(f"load i32, ptr {e.op(f'getelementptr i32, ptr {data}, i32 {index}')}, align 4")
+    found = e.op(f"insertelement {_WORDS} zeroinitializer, i32 {word}, i32 0")
+    e.emit(f"br label %{after}")
+    e.label(there)
+    fetched = e.call(_WORDS, function, *arguments)
+    e.emit(f"br label %{after}")
+    e.label(after)
+    return e.op(f"phi {_WORDS} [ {found}, %{here} ], [ {fetched}, %{there} ]")
 
 
 def _observe(e: Emitter, i: Instruction, *fetch: str) -> str:
@@ -219,13 +253,9 @@ def _sust(e: Emitter, i: Instruction) -> None:
             e.emit(f"store i{8 * size} {e.get(source, t)}, ptr {at}, align {size}")
 
 
-# Queries: field of the record, by the PTX name.
-_FIELDS = {"width": 24, "height": 28, "depth": 32, "array_size": 32, "normalized_coords": 52}
-
-
 @lowers("txq suq")
 def _query(e: Emitter, i: Instruction) -> None:
-    offset = next((_FIELDS[modifier] for modifier in i.modifiers if modifier in _FIELDS), None)
+    offset = next((_FIELDS[modifier] for modifier in i.modifiers if modifier in _QUERIES), None)
     address = i.operands[1]
     if offset is None or not isinstance(address, Address) or not isinstance(address.base, Register):
         raise e.unsupported()

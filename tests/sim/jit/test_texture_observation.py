@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudatool.sim import jit
-from cudatool.sim.jit import Defect, Instrument
+from cudatool.sim.jit import Defect, Instrument, texture
 from cudatool.sim.jit.footprint import READ, WRITE
 from cudatool.sim.textures import Record, describe
 
@@ -102,3 +102,16 @@ def test_a_fetch_between_levels_of_detail_reads_both(memory, ptx_kernel):
     fetch(memory, ptx_kernel, records[0], instruction, threads=4, footprint=footprint)
     found = [(address - footprint.base, size, flags) for address, size, flags in footprint.ranges()]
     assert [(0, 16, READ), (1024, 16, READ), (32768, 64, WRITE)] == found
+
+
+def test_the_fields_of_a_record_are_where_kernels_look_for_them():
+    renamed = {"array_size": "depth", "normalized_coords": "normalized"}
+    assert texture._FIELDS == {name: getattr(Record, renamed.get(name, name)).offset for name in texture._FIELDS}
+
+
+def test_a_fetch_at_an_integer_place_reads_most_texels_itself(ptx_kernel):
+    body = """.reg .b64 %t; .reg .b32 %x, %r<4>; ld.param.u64 %t, [t]; mov.u32 %x, 3;
+    tex.1d.v4.s32.s32 {%r0, %r1, %r2, %r3}, [%t, {%x}]; st.global.b32 [%t], %r0; ret;"""
+    text = ptx_kernel(".param .u64 t", body).llvm_ir()
+    call, load = text.index("call <4 x i32> @cudatool_texture_level"), text.index("<4 x i32> zeroinitializer, i32 %")
+    assert load < call
