@@ -170,7 +170,9 @@ def diagnose(
         outside=beside,
         settings=tried,
         # A final state alone does not show when most was in use.
-        advice=advice(split if has_history else (), categories, grows, beside, held, tried),
+        advice=advice(
+            split if has_history else (), categories, grows, beside, held, tried, rounds_up=_rounds_up(settings)
+        ),
     )
 
 
@@ -183,13 +185,17 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], t
         recorded, _ = recorded_settings(trace)
     except FileFormatError:
         return None
-    confs = []
     moments = _that_count(split)
     scattered = any(_is_worth(moment, Cause.HOLE, Cause.WHOLE_SEGMENT) for moment in moments)
-    if scattered and not recorded.expandable_segments:
+    scattered &= not recorded.expandable_segments
+    rounded = any(_is_worth(moment, Cause.ROUNDING) for moment in moments) and _rounds_up(recorded)
+    confs = []
+    if scattered:
         confs.append(with_setting(recorded.text, "expandable_segments:True"))
-    if any(_is_worth(moment, Cause.ROUNDING) for moment in moments) and max(recorded.roundup_power2_divisions) > 1:
+    if rounded:
         confs.append(with_setting(recorded.text, "roundup_power2_divisions:1"))
+    if scattered and rounded:
+        confs.append(with_setting(confs[-1], "expandable_segments:True"))
     if not confs:
         return None
     if len(trace.records) > _LONGEST:
@@ -207,6 +213,11 @@ def with_setting(conf: str, setting: str) -> str:
     added = setting_texts(setting)
     kept = {name: text for name, text in setting_texts(conf).items() if name not in added}
     return ",".join([*kept.values(), *added.values()])
+
+
+def _rounds_up(settings: Settings) -> bool:
+    """Return whether a setting rounds requests up by more than the allocator itself does."""
+    return max(settings.roundup_power2_divisions) > 1
 
 
 def _that_count(split: tuple[Fragmentation, ...]) -> tuple[Fragmentation, ...]:
@@ -228,6 +239,8 @@ def advice(
     beside: Outside,
     held: tuple[CallSite, ...],
     settings: Advice | None,
+    *,
+    rounds_up: bool = False,
 ) -> tuple[Remedy, ...]:
     """Return what to do, the most bytes first. The first four are parts of one :class:`Diagnosis`.
 
@@ -239,6 +252,8 @@ def advice(
         Memory by call site at the last of `split`, the largest first.
     settings
         Settings that were tried.
+    rounds_up
+        Whether a setting of the recorded program rounds sizes up.
     """
     found: list[Remedy] = []
     for leak in grows.found:
@@ -252,7 +267,8 @@ def advice(
                 continue  # needed by every program
             if share.size >= _WORTH * moment.reserved:
                 worst[share.cause] = max(worst.get(share.cause, 0), share.size)
-    found += [Remedy(cause, size, f"{format_bytes(size)}: {_REMEDIES[cause]}") for cause, size in worst.items()]
+    remedies = _REMEDIES | ({Cause.ROUNDING: _ROUNDED_UP} if rounds_up else {})
+    found += [Remedy(cause, size, f"{format_bytes(size)}: {remedies[cause]}") for cause, size in worst.items()]
     if beside.readings:
         found += _after_failure(split[-1:], categories, beside.readings[-1], held)
     if settings is not None:
@@ -311,6 +327,7 @@ _NEED: Final = {
 }
 
 
+_ROUNDED_UP: Final = "lost to rounding, which roundup_power2_divisions increases"
 _REMEDIES: Final = {
     Cause.ROUNDING: "lost to rounding; pack small tensors into large ones",
     Cause.UNSPLIT: "in blocks larger than requested; sizes that are whole MiB waste less",

@@ -14,7 +14,8 @@ from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
 from cudatool.analyze.ledger import Ledger, ledger
 from cudatool.analyze.lint import PARTS_OF_LINT, LintFinding, lint
 from cudatool.analyze.moments import CallSite
-from cudatool.errors import ConfigError
+from cudatool.analyze.recorded import recorded_settings
+from cudatool.errors import FileFormatError
 from cudatool.memory.settings import Settings
 from cudatool.progress import Step, advance, step
 from cudatool.trace import lifetimes
@@ -209,11 +210,10 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
 
 
 def _settings(trace: Trace) -> Settings:
-    """Return the allocator's settings from a snapshot; defaults for those that it lacks or that cannot be read."""
-    stated = getattr(trace, "settings", {}).get("PYTORCH_CUDA_ALLOC_CONF")
+    """Return the allocator's settings; defaults for those that the recording lacks or that make no sense."""
     try:
-        return Settings.parse(stated) if isinstance(stated, str) else Settings()
-    except ConfigError:  # of another version of PyTorch
+        return recorded_settings(trace)[0]
+    except FileFormatError:
         return Settings()
 
 

@@ -291,6 +291,24 @@ def test_a_measured_setting_replaces_its_other_value_and_keeps_the_rest() -> Non
     )
 
 
+def test_holes_and_a_setting_that_rounds_up_are_measured_without_both() -> None:
+    """Each second block of 20 MiB, rounded to 24, is freed: none of these segments fits what comes then."""
+    conf = "roundup_power2_divisions:2"
+    frees = [(1, number, 0) for number in range(8)]  # of the blocks that are left then
+    made, _ = run(conf, [*[(0, 20 * MIB + 512, 0)] * 16, *frees, *[(0, 40 * MIB + 512, 0)] * 4])
+    made.header["allocator_conf"] = conf
+    (found,) = analyze.report(made).diagnoses
+    assert found.settings is not None
+    both = "roundup_power2_divisions:1,expandable_segments:True"
+    assert {both, "roundup_power2_divisions:1", f"{conf},expandable_segments:True"} <= {
+        outcome.conf for outcome in found.settings.tried
+    }
+    (named,) = [remedy for remedy in found.advice if remedy.conf]
+    assert both == named.conf
+    (rounding,) = [remedy for remedy in found.advice if remedy.topic == Cause.ROUNDING]
+    assert rounding.text.endswith("lost to rounding, which roundup_power2_divisions increases")
+
+
 def ring(*events: tuple[Kind, dict[str, Any]], prior: int) -> Trace:
     return trace(*events, header={"prior_records": {0: prior}})
 

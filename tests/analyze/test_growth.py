@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -43,6 +44,26 @@ def test_few_rises_at_one_distance_are_a_steady_rate() -> None:
 
 def test_few_rises_that_new_maxima_have_as_well_are_no_rate() -> None:
     assert growth.Trend.FEW == growth.trend(_rising(49, 0, 2, 17, 38, 47)).trend
+
+
+def test_rises_at_growing_distances_are_as_likely_the_misses_of_a_cache() -> None:
+    """Those of one seed of the corpus: a tensor of about every sixth batch is kept, at first more often by chance."""
+    row = _rising(59, 3, 4, 6, 9, 12, 17, 20, 27, 35, 45, 49, 55)
+    assert growth.Trend.FEW == growth.trend(row).trend
+    assert 1 < math.exp(growth._evidence(np.flatnonzero(np.diff(row)), 3, 58)) < 8  # 20 are required
+
+
+def test_bound_on_the_evidence_calls_few_caches_leaks_and_misses_few_leaks() -> None:
+    """Of both, 12 rises in 58 windows are seen on average: at a steady rate, and at that of a cache with rare keys."""
+    random = np.random.default_rng(1)
+    late = 1 / np.arange(1, 59)
+    shares = []
+    for rate in (12 * late / late.sum(), np.full(58, 12 / 58)):
+        rows = 5000 + 1000 * np.cumsum(random.random((1000, 58)) < rate, axis=1)
+        shares.append(np.mean([growth.trend(row).trend == growth.Trend.GROWS for row in rows]))
+    called_wrongly, found = shares
+    assert called_wrongly <= 0.025
+    assert found >= 0.75
 
 
 def test_rises_after_many_early_ones_are_compared_with_a_rate_that_falls_since_then() -> None:
