@@ -105,18 +105,19 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
     for text in _COLUMNS:
         console.print(text, markup=False, soft_wrap=True)
     if record.limit_bytes is not None:
-        text = f"Requests that failed or were retried show that less than {format_bytes(record.limit_bytes + 1)} "
-        console.print(f"{text}could be reserved.", markup=False, soft_wrap=True)
+        text = f"Requests that failed or were retried show that at most {format_bytes(record.limit_bytes)} could be "
+        console.print(f"{text}reserved.", markup=False, soft_wrap=True)
     if any(outcome.caveats for outcome in advice.tried):
         text = "A range covers all that the recording leaves open; ~ marks what may differ:"
         console.print(text, markup=False, soft_wrap=True)
     for caveat in dict.fromkeys(caveat for outcome in advice.tried for caveat in outcome.caveats):
         console.print(f"- {_CAVEATS[caveat]}", markup=False, soft_wrap=True)
-    for outcome in advice.tried:
-        if outcome.oom is not None and outcome.oom.site:
-            console.print(
-                f"{outcome.conf or '(defaults)'} runs out at {outcome.oom.site}", markup=False, soft_wrap=True
-            )
+    sites = {outcome.conf: outcome.oom.site for outcome in advice.tried if outcome.oom is not None}
+    where = [f"{conf or '(defaults)'} runs out at {site}" for conf, site in sites.items() if site]
+    if len(where) > 1 and len(set(sites.values())) == 1:
+        where = [f"Where memory runs out, it does so at {site}" for site in set(sites.values())]
+    for text in where:
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def _in_width(rows: list[list[str]], width: int) -> list[list[str]]:

@@ -143,7 +143,9 @@ def print_categories(console: Console, title: str, categories: Categories) -> No
 def print_split(console: Console, moment: Fragmentation) -> None:
     """Print why more is reserved than was requested, and what pins the largest holes."""
     lost = moment.reserved - moment.requested
-    if not lost and moment.wanted is None:
+    if not lost:
+        if moment.moment is Occasion.OOM:
+            console.print("\nWhen memory ran out, all that was reserved was in use")
         return
     title = f"Reserved but unused, at the {moment.moment}"
     if moment.moment is Occasion.OOM:
@@ -153,8 +155,7 @@ def print_split(console: Console, moment: Fragmentation) -> None:
         if share.size:
             part = f"{share.size / moment.reserved:.1%}"
             table.add_row(str(share.cause), f"{share.count:,}", format_bytes(share.size), part)
-    part = f"{lost / moment.reserved:.1%}" if moment.reserved else ""
-    table.add_row("in all", "", format_bytes(lost), part)
+    table.add_row("in all", "", format_bytes(lost), f"{lost / moment.reserved:.1%}")
     print_table(console, title, table)
     if moment.wanted is not None:
         text = f"A {format_bytes(moment.wanted.size)} request found no reusable free block"
@@ -187,7 +188,7 @@ def _print_outside(console: Console, diagnosis: Diagnosis) -> None:
         text = f"When an allocation failed last, the driver had {format_bytes(reading.free)} free"
         if reading.outside is None:
             text += " (pass the GPU's memory with --memory to see how much others held)"
-        else:
+        elif reading.outside:
             text += f"; {format_bytes(reading.outside)} were neither free nor reserved here: contexts, libraries, "
             text += "other processes"
         console.print(f"\n{text}", markup=False)

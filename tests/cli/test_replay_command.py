@@ -236,6 +236,22 @@ def test_prediction_that_may_be_off_is_printed_as_a_range(capsys) -> None:
     assert "A range covers all that the recording leaves open" in said
 
 
+def test_the_place_where_memory_runs_out_is_said_once_if_it_is_always_the_same(capsys) -> None:
+    size = 1 << 30
+    fails = OutOfMemory(0, 1, 50, 100, 90, "train.py:4 (grow)")
+    used = Outcome("", size, size, 0.0, 1, 2, fails, 0, size, size)
+    others = [replace(used, conf=f"max_split_size_mb:{n}") for n in (32, 64)]
+    advice = Advice(Record(size, 1, 1, size), used, None, 0, (used, *others))
+    _replay_text.print_outcomes(Console(width=200), 0, advice)
+    said = capsys.readouterr().out
+    assert "Requests that failed or were retried show that at most 1 GiB could be reserved." in said
+    assert 1 == said.count("train.py:4 (grow)")
+    other = replace(used, conf="expandable_segments:True", oom=replace(fails, site="eval.py:1"))
+    _replay_text.print_outcomes(Console(width=200), 0, replace(advice, tried=(used, other)))
+    said = capsys.readouterr().out
+    assert "(defaults) runs out at train.py:4 (grow)\nexpandable_segments:True runs out at eval.py:1\n" in said
+
+
 _LONG = (
     "garbage_collection_threshold:0.8,expandable_segments:True",
     "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",

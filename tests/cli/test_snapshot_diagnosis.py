@@ -88,6 +88,16 @@ def test_json_has_the_diagnosis_of_each_device() -> None:
     assert ([], []) == (document["findings"], document["cards"])
 
 
+def test_memory_that_is_wholly_in_use_gives_no_empty_table(run_command) -> None:
+    program = "import cudatool as ct\nkeep = []\nwhile True: keep.append(ct.empty(20 << 20, 'u1'))\n"
+    run_command("run", "--device", "sim:memory=64MiB", "-o", "full.ctrace", "-c", program)
+    for command in ("snapshot", "oom"):
+        said = run_command(command, "full.ctrace").stdout
+        assert "When memory ran out, all that was reserved was in use" in said
+        assert "Reserved but unused" not in said
+        assert "0 B were neither" not in said
+
+
 def test_the_size_of_the_card_tells_what_others_held(tmp_path: Path) -> None:
     path = failing(tmp_path)
     assert "6 MiB free (pass the GPU's memory with --memory" in words(run(path))
