@@ -199,8 +199,8 @@ def requests_with_pools(trace: Trace, device: int, settings: Settings, total_mem
 def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
     """Replay repeatedly, each time with a guess from the first difference, until there is no difference or no guess.
 
-    Guesses are dropped if they do not explain the difference for which they were made; guessed pools, unless they
-    explain everything. All passes together cost at most three times an exact one, or the first one and some hundredths
+    Guesses are dropped if they make an earlier difference, or more of them; guessed pools, unless they explain
+    everything. All passes together cost at most three times an exact one, or the first one and some hundredths
     of a second.
     """
     asked = requests(trace, device)
@@ -217,10 +217,10 @@ def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: in
     while left > prepared:
         left -= prepared
         replay = _Replay(trace, pools.asked, settings, total_memory, with_guess, guesses, pools)
-        finished = replay.run(at_most=left, beyond=plain.first.event)
+        finished = replay.run(at_most=left, not_before=plain.first.event)
         left -= replay.cost
         if finished:
-            return replay
+            return replay if replay.exact >= plain.exact else plain
         if not replay.guessed:
             break
     return plain
@@ -326,17 +326,17 @@ class _Replay:
         self._prior_at: dict[int, int] = {}  # end of a prior block in use -> its number
         self.guessed = False  # whether there is a new guess
         self._goes_on = self._stops = False
-        self._beyond = -1  # the event after which a difference does not make guesses wrong
+        self._not_before = -1  # the event before which a difference shows that guesses are wrong
         self._pools: set[PoolId] = set()
 
-    def run(self, *, goes_on: bool = False, at_most: int | None = None, beyond: int = -1) -> bool:
+    def run(self, *, goes_on: bool = False, at_most: int | None = None, not_before: int = -1) -> bool:
         """Replay everything and return True; or stop and return False.
 
         Unless it `goes_on`, it stops if there is a new guess to start again from, or if guesses are wrong: those of
-        pools if anything differs, the others if an event differs that is not `beyond` this one. It also stops at a
+        pools if anything differs, the others if an event differs that comes before `not_before`. It also stops at a
         cost.
         """
-        self._goes_on, self._beyond = goes_on, beyond
+        self._goes_on, self._not_before = goes_on, not_before
         calls = self.asked.calls
         self._most = (1 + _ALONE) * len(calls) if at_most is None else at_most
         if self.asked.prior_memory or self.asked.prior_blocks:
@@ -597,7 +597,7 @@ class _Replay:
 
     def _diverge(self, call: Call, expected: str, actual: str, reason: str) -> None:
         pools = self.unnamed_pools
-        if not self._goes_on and ((pools is not None and len(pools)) or call.event <= self._beyond):
+        if not self._goes_on and ((pools is not None and len(pools)) or call.event < self._not_before):
             self._stops = True
         if self.first is None:
             self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual, reason)
