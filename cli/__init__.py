@@ -37,6 +37,7 @@ _COMMANDS = {
     "replay": "Run recorded requests through the allocator again: a check, or a what-if.",
     "run": "Run a Python program and record what it does on the device.",
     "sanitize": "Find unsynchronized accesses in a program or a recorded trace.",
+    "schema": "Print the JSON schema of what a command prints with --json.",
     "snapshot": "Show where the memory went.",
 }
 _EXAMPLES = (

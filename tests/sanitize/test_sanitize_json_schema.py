@@ -1,4 +1,4 @@
-"""docs/sanitize.schema.json describes what --format json writes, and all of it."""
+"""The schema of sanitize's report describes what --format json writes, and all of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import jsonschema
 import pytest
 from report_examples import every_kind, pipeline, race
 
+from cudatool.cli._schemas import schema_of_command
 from cudatool.sanitize import Report, Run, findings, render_json
 from cudatool.sanitize.findings import Gap, GapKind, Known, Remark, SetAside
 from cudatool.trace.model import Frame
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "sanitize.schema.json").read_text())
+SCHEMA = schema_of_command("sanitize")
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def _published() -> Callable[[str, Any], None]:
 
 @functools.cache
 def _own_report() -> Any:
-    schema = json.loads((HERE.parents[1] / "docs" / "sanitize.schema.json").read_text())
+    schema = json.loads((HERE.parents[1] / "docs" / "schemas" / "sanitize.json").read_text())
     return jsonschema.Draft202012Validator(schema)
 
 

@@ -43,7 +43,7 @@ _LABEL = 8  # columns of what a line is about
 def render_json(report: Report, run: Run | None = None) -> str:
     """Return the report as one JSON object, schema ``cudatool.sanitize/1``: raw bytes, addresses as numbers.
 
-    ``docs/sanitize.schema.json`` describes it.
+    ``cudatool schema sanitize`` describes it.
     """
     payload: dict[str, Any] = {"schema": SCHEMA, "outcome": report.outcome, **_plain(report)}
     payload["findings"] += payload["on_device"]  # everything that fails the run; `on_device` is a part of it
