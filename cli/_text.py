@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ __all__ = [
     "bytes_or_unknown",
     "counted",
     "echo_json",
+    "html_of",
     "messages",
     "new_table",
     "path_from",
@@ -30,6 +32,7 @@ __all__ = [
     "print_table",
     "results",
     "say",
+    "text_of",
 ]
 
 _NARROWEST = 72  # columns; in fewer, tables would lose text, while a terminal that wraps lines loses nothing
@@ -42,6 +45,23 @@ def results() -> Console:
     console = _console_type()(highlight=False, emoji=False)
     console.width = max(console.width, _NARROWEST)
     return console
+
+
+def text_of(print_to: Callable[[Console], None], width: int) -> str:
+    """Return what a function prints to a console of so many columns, without styles."""
+    written = io.StringIO()
+    style: dict[str, Any] = {"highlight": False, "emoji": False, "force_jupyter": False}  # else rich shows it itself
+    print_to(_console_type()(file=written, width=width, color_system=None, **style))
+    return written.getvalue().strip("\n")
+
+
+def html_of(print_to: Callable[[Console], None], width: int) -> str:
+    """Return the same as HTML with the console's styles; what is printed is text in it."""
+    style: dict[str, Any] = {"highlight": False, "emoji": False, "force_jupyter": False}
+    console = _console_type()(file=io.StringIO(), width=width, record=True, **style)
+    print_to(console)
+    frame = '<pre style="line-height:1.25;font-family:Menlo,Consolas,monospace;overflow-x:auto">{code}</pre>'
+    return console.export_html(inline_styles=True, code_format=frame)
 
 
 def messages() -> Console:

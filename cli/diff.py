@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING
 
 from cudatool import analyze
 from cudatool.cli._command import command, option
+from cudatool.cli._diff_text import print_diff
 from cudatool.cli._options import force_option, page_option, range_options, source_argument
 from cudatool.cli._pages import open_page
 from cudatool.cli._part import part_of
 from cudatool.cli._sources import read_trace, say_notes
-from cudatool.cli._text import bytes_or_unknown, counted, echo_json, messages, new_table, plain, print_rest, results
+from cudatool.cli._text import echo_json, messages, results
 from cudatool.files import check_outputs
 from cudatool.progress import step
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from cudatool.analyze import Diff
+    pass
 
 __all__ = ["diff"]
-
-_MOST = 20  # rows of the table
 
 
 @command(
@@ -66,10 +63,7 @@ def diff(
             echo_json({**document, "devices": [one.as_dict() for one in found]})
         else:
             console = results()
-            for one in found:
-                _print(console, one)
-            if not found:
-                console.print("no device memory was allocated in either")
+            print_diff(console, found)
     finally:  # the page is written even if the reader of stdout has closed it
         if html:
             from cudatool import viz  # only a page needs it
@@ -80,36 +74,3 @@ def diff(
             said.print(f"Wrote {html} ({format_bytes(Path(html).stat().st_size)})", markup=False)
             if opens:
                 open_page(html)
-
-
-def _print(console: Console, found: Diff) -> None:
-
-    console.print(f"Device {found.device}", style="bold")
-    table = new_table("At the peak", numbers=("Before", "After", "Change", "Blocks"))
-    table.add_row(
-        "Active", format_bytes(found.before), format_bytes(found.after), _signed(found.after - found.before), ""
-    )
-    before, after = found.reserved_before, found.reserved_after
-    change = "" if before is None or after is None else _signed(after - before)
-    table.add_row("Reserved, at most", bytes_or_unknown(before), bytes_or_unknown(after), change)
-    table.add_section()
-    differing = [row for row in found.rows if row.change or row.count_before != row.count_after]
-    for row in differing[:_MOST]:
-        blocks = f"{row.count_before:,} → {row.count_after:,}"
-        table.add_row(
-            plain(row.compiled.described(row.label)),
-            format_bytes(row.before),
-            format_bytes(row.after),
-            _signed(row.change),
-            blocks,
-        )
-    console.print(table)
-    print_rest(console, len(differing), _MOST, "differing call sites")
-    same = len(found.rows) - len(differing)
-    if same:
-        console.print(f"{counted(same, 'call site')} {'holds' if same == 1 else 'hold'} the same in both")
-
-
-def _signed(size: int) -> str:
-
-    return f"+{format_bytes(size)}" if size > 0 else format_bytes(size)

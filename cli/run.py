@@ -23,21 +23,21 @@ from cudatool.cli._options import (
     workload_arguments,
 )
 from cudatool.cli._pages import open_page
+from cudatool.cli._run_text import print_summary
 from cudatool.cli._sources import beside, refuse_recording
-from cudatool.cli._text import counted, messages, path_from, plain, say
+from cudatool.cli._text import messages, path_from, say
 from cudatool.collect.cupti import Level
 from cudatool.errors import UsageError
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
 from cudatool.recording.armed import ArmOptions
 from cudatool.recording.on_oom import REPORT
-from cudatool.text import printable, short_names
-from cudatool.trace.events import Kind, WarningFlag
+from cudatool.text import printable
 from cudatool.trace.family import children_of, process_name
 from cudatool.trace.libraries import unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending
 from cudatool.trace.reader import read
-from cudatool.units import format_bytes, format_time
+from cudatool.units import format_bytes
 from cudatool.workload import Start, Workload
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _show(path: str, here: str, page: str | None, opens: bool, status: int) -> N
     """Say what was recorded and written, and what to do next."""
     trace = read(path)
     children = children_of(trace)
-    _print_summary(trace, status)
+    print_summary(messages(), trace, status)
     _wrote(path, here)
     _say_children(children, here)
     _say_reports([trace, *children], here)
@@ -254,41 +254,3 @@ def _say_reports(traces: list[Trace], here: str) -> None:
     reports = [trace.source.removesuffix(".ctrace") + REPORT for trace in traces]
     for report in [path for path in reports if os.path.exists(path)][:_MOST_CHILDREN]:
         _wrote(report, here)
-
-
-def _print_summary(trace: Trace, status: int) -> None:
-    """Print to stderr what was recorded: peak memory, allocations, kernels by time, warnings."""
-    from rich.table import Table
-
-    from cudatool.analyze import report  # not before the program has ended
-
-    summary = report(trace).summary
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("Device", plain(trace.header.get("device", "")))
-    if status:
-        table.add_row("Exit status", str(status))
-    table.add_row("Events", f"{summary.events:,}")
-    for device in summary.devices:
-        label = f"Device {device.device}" if len(summary.devices) > 1 else "Memory"
-        peak = f"peak {format_bytes(device.peak.allocated)} allocated, {format_bytes(device.peak_reserved)} reserved"
-        failed = f", {device.ooms:,} failed: out of memory" if device.ooms else ""
-        table.add_row(label, f"{peak}; {counted(device.allocations, 'allocation')}{failed}")
-        for site in device.still_live[:1]:
-            held = f"{format_bytes(device.now.allocated)} at the end, most of it from {site.label}"
-            table.add_row("Not freed", plain(held))
-    shown = summary.kernels[:_MOST]
-    names = short_names([kernel.name for kernel in shown])
-    for index, (kernel, name) in enumerate(zip(shown, names, strict=True)):
-        clock = " (simulated)" if summary.simulated else ""
-        time = "" if kernel.time is None else f", {format_time(kernel.time)} on the device{clock}"
-        text = f"{name}: {counted(kernel.launches, 'launch')}{time}"
-        table.add_row("Kernels" if not index else "", plain(text))
-    if len(summary.kernels) > _MOST:
-        table.add_row("", f"and {len(summary.kernels) - _MOST} more")
-    warned = trace.of_kind(Kind.WARNING)
-    warnings = [trace.names[int(name)] for name in warned["name"][warned["flags"] & WarningFlag.SHARED == 0]]
-    for index, text in enumerate([*dict.fromkeys(warnings), *summary.notes][:_MOST]):
-        table.add_row("Warnings" if not index else "", plain(text))
-    messages().print("", table, sep="\n")

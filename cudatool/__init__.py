@@ -266,6 +266,8 @@ __all__ = [
     "ProgramOptions",
     "compile",
     "launch",
+    # notebooks
+    "load_ipython_extension",
     # traces
     "annotate",
     "arm",
@@ -341,6 +343,11 @@ def __getattr__(name: str) -> Any:
             found = traced(found)
     globals()[name] = found
     return found
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give an IPython shell ``%%cudatool run|snapshot|sanitize``; ``%load_ext cudatool`` calls it."""
+    import_module("cudatool.notebook").load(shell)
 
 
 def __dir__() -> list[str]:

@@ -78,6 +78,7 @@ ARROWS = {
         *("", "_driver", "analyze", "collect", "export", "memory", "ptx", "recording", "runtime"),
         *("sanitize", "sim", "trace", "viz", "workload"),
     },
+    "notebook": {"analyze", "cli", "recording", "sanitize", "trace", "viz"},
     "__main__": {"cli"},
     "": {"runtime"},  # cudatool/__init__.py, which looks the names of the others up when they are first used
 }

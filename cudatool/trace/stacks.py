@@ -157,4 +157,5 @@ def _others() -> tuple[tuple[str, ...], tuple[str, ...]]:
         origins = [spec.origin for spec in map(find_spec, modules) if spec is not None and spec.origin is not None]
         return tuple(os.path.realpath(origin).removesuffix("__init__.py") for origin in origins)
 
-    return files("cudatool.cli", "_pytest", "unittest.case"), files("cudatool", "cudatool.viz", "numpy", "contextlib")
+    callers = files("cudatool.cli", "cudatool.notebook", "_pytest", "unittest.case")
+    return callers, files("cudatool", "cudatool.viz", "numpy", "contextlib")
