@@ -31,6 +31,7 @@ __all__ = ["COMMANDS", "schema_of_command"]
 _Schema = dict[str, Any]
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_CLASS: Final = "$class"  # key of an object of a class, until it is moved to the definitions
 _INTEGER: Final[_Schema] = {"type": "integer"}
 _TEXT: Final[_Schema] = {"type": "string"}
 _FLAG: Final[_Schema] = {"type": "boolean"}
@@ -62,7 +63,8 @@ def _said(schema: _Schema, description: str) -> _Schema:
 def _with(schema: _Schema, **properties: _Schema) -> _Schema:
     """Return the schema of an object with more fields, or others in the place of its own."""
     members = {**schema["properties"], **properties}
-    return {**schema, "required": [*members], "properties": members}
+    others = {name: value for name, value in schema.items() if name != _CLASS}
+    return {**others, "required": [*members], "properties": members}
 
 
 def _of(kind: Any) -> _Schema:
@@ -100,7 +102,30 @@ def _of_fields(kind: Any) -> _Schema:
         member = _of(hints[field.name])
         members[field.name] = _said(member, told[field.name]) if field.name in told else member
     summary = (kind.__doc__ or "").strip().split("\n\n")[0]
-    return _said(_object(**members), " ".join(summary.split()))
+    return {_CLASS: kind.__name__, "title": " ".join(summary.split()), **_object(**members)}
+
+
+def _with_definitions(schema: _Schema) -> _Schema:
+    """Return a schema with the objects of classes below ``$defs``, each once."""
+    definitions: dict[str, _Schema] = {}
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, list):
+            return [moved(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        plain = {name: moved(value) for name, value in part.items() if name not in (_CLASS, "description")}
+        said = {"description": part["description"]} if isinstance(part.get("description"), str) else {}
+        if not isinstance(part.get(_CLASS), str):
+            if "description" in part:
+                plain["description"] = said.get("description") or moved(part["description"])
+            return plain
+        name = part[_CLASS]
+        assert definitions.setdefault(name, plain) == plain, f"two classes {name}"
+        return {"$ref": f"#/$defs/{name}", **said}
+
+    own = moved(schema)
+    return {**own, "$defs": dict(sorted(definitions.items()))} if definitions else own
 
 
 def _descriptions(doc: str) -> dict[str, str]:
@@ -322,4 +347,4 @@ def schema_of_command(command: str) -> dict[str, Any]:
     if command not in COMMANDS:
         near = did_you_mean(command, COMMANDS)
         raise UsageError(f"{command} prints no JSON; {near or 'these do: ' + ', '.join(COMMANDS)}")
-    return {"$schema": _DIALECT, "title": f"cudatool {command} --json", **COMMANDS[command]()}
+    return {"$schema": _DIALECT, "title": f"cudatool {command} --json", **_with_definitions(COMMANDS[command]())}

@@ -14,7 +14,7 @@ __all__ = ["schema"]
 @command(
     examples=[
         ("The fields of a snapshot's JSON", "cudatool schema snapshot"),
-        ("Validate it", "cudatool schema oom > oom.json; cudatool oom --json | jsonschema oom.json"),
+        ("Those of the report when memory runs out", "cudatool schema oom"),
     ],
 )
 @click.argument("name", metavar="COMMAND", type=Listed(lambda: COMMANDS))
