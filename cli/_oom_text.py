@@ -29,8 +29,8 @@ def print_failure(console: Console, trace: Trace, failure: Failure) -> None:
     console.print(plain(_why(failure)))
     _print_facts(console, trace, failure)
     print_advice(console, failure.remedies)
-    if failure.settings is not None and failure.settings.withheld is None:
-        console.print(_settings(failure.settings), markup=False)
+    if failure.settings is not None and failure.settings.withheld is None and (tried := _settings(failure.settings)):
+        console.print(tried, markup=False)
     print_sites(console, "Held when memory ran out", failure.held)
     print_categories(console, "Held when memory ran out, by purpose (inferred)", failure.categories)
     if failure.split is not None:
@@ -67,9 +67,11 @@ _FREE: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.HO
 def _print_facts(console: Console, trace: Trace, failure: Failure) -> None:
     table = new_table("", "")
     table.show_header = False
-    table.add_row("Process", plain(process_name(trace)))
-    if failure.thread:
-        table.add_row("Thread", plain(failure.thread))
+    thread = f"thread {failure.thread}" if failure.thread else ""
+    if "pid" in trace.header:  # a snapshot of PyTorch does not name its process
+        thread = f"{process_name(trace)}, {thread}".removesuffix(", ")
+    if thread:
+        table.add_row("In", plain(thread))
     for number, frame in enumerate(failure.frames[:_MOST_FRAMES]):
         table.add_row("Requested by" if not number else "", plain(f"{frame.file}:{frame.line} ({frame.function})"))
     if len(failure.frames) > _MOST_FRAMES:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING
 
 from cudatool import analyze
+from cudatool.analyze.whatif import NoAdvice
 from cudatool.cli._command import command, option
 from cudatool.cli._oom_text import print_failure
 from cudatool.cli._options import size_of, source_argument
@@ -63,11 +65,9 @@ def oom(source: Path | None, as_json: bool, memory: str | None, budget: float | 
         for trace in read_family(source, None, None):
             if not as_json:
                 say_notes(trace)
+            is_long = len(trace.records) > _LONGEST
             explained = analyze.failure(
-                trace,
-                total=size,
-                enough=lambda: ends is not None and process_time() >= ends,
-                replays=ends is None or len(trace.records) <= _LONGEST,
+                trace, total=size, enough=partial(_is_enough, None if ends is None else 0.0 if is_long else ends)
             )
             if explained is not None:
                 found.append((trace, explained))
@@ -84,9 +84,14 @@ def oom(source: Path | None, as_json: bool, memory: str | None, budget: float | 
             if len(found) > 1:
                 console.rule(process_name(trace), align="left")
             print_failure(console, trace, failure)
+        advice = [failure.settings for _, failure in found]
         if not found:
             say(f"No allocation failed in {source}.")
-        elif any(failure.settings is not None and failure.settings.untried for _, failure in found):
+        elif any(tried is not None and (tried.untried or tried.withheld is NoAdvice.TOO_LONG) for tried in advice):
             say(f"Next: cudatool oom {shlex.quote(str(source))}   (tries the other settings, too)")
     if not found:
         sys.exit(1)
+
+
+def _is_enough(ends: float | None) -> bool:
+    return ends is not None and process_time() >= ends

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
+from time import process_time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cudatool import analyze, sanitize, viz
@@ -89,7 +90,7 @@ class Recording:
             print_summary(console, self.trace)
         else:
             print_report(console, self.report)
-        failure = None if self.findings is not None else analyze.failure(self.trace, replays=False)
+        failure = None if self.findings is not None else analyze.failure(self.trace, enough=_Budget())
         if failure is not None:
             console.print()
             print_failure(console, self.trace, failure)
@@ -99,6 +100,16 @@ class Recording:
 
     def __repr__(self) -> str:
         return text_of(self._print, _WIDTH)
+
+
+class _Budget:
+    """Is True once a second of processor time has been spent since it was made."""
+
+    def __init__(self) -> None:
+        self._ends = process_time() + 1.0
+
+    def __call__(self) -> bool:
+        return process_time() >= self._ends
 
 
 class Comparison:

@@ -82,7 +82,7 @@ class Failure:
     ledger
         What all the process's memory was, where NVML was read.
     settings
-        Other allocator settings, replayed up to this request; None if that was not possible.
+        Other allocator settings, replayed up to this request; None if the file's own settings cannot be read.
     remedies
         What to do, the most bytes first.
     later
@@ -126,9 +126,7 @@ class Failure:
         }
 
 
-def failure(
-    trace: Trace, *, total: int | None = None, enough: Callable[[], bool] = lambda: False, replays: bool = True
-) -> Failure | None:
+def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool] = lambda: False) -> Failure | None:
     """Explain the first failed allocation of a trace, from what was recorded until then; None if none failed.
 
     Parameters
@@ -137,8 +135,6 @@ def failure(
         The device's memory in bytes, if the caller knows it.
     enough
         Asked before each replay of another setting: once it returns True, no more are tried.
-    replays
-        Whether to replay other settings at all.
     """
     failed = np.flatnonzero(trace.records["kind"] == Kind.OOM)
     if not len(failed):
@@ -157,9 +153,7 @@ def failure(
     categories = categorize(part, blocks, curve, steps, device, index)
     grows = leaks(part, blocks, device, steps)
     held = by_call_site(part, blocks.at(index))
-    tried = None
-    if replays and settings is not None:
-        tried = _tried(part, device, settings, beside, enough)
+    tried = None if settings is None else _tried(part, device, settings, beside, enough)
     needed = size if (settings or Settings()).expandable_segments else segment_size(size, settings or Settings())
     free = None if record["flags"] & FREE_UNKNOWN else int(record["aux0"])
     last = split[-1] if split else None

@@ -112,6 +112,7 @@ class Armed:
         self._first = 0  # the event that the ranges began with
         self._writing = threading.Lock()
         self._requests: SimpleQueue[tuple[Reason, str] | None] = SimpleQueue()  # a signal handler may put into it
+        self._asked: set[Reason] = set()  # requests that wait: more of the same add nothing
         self._is_closed = False
         self._ring = Ring({}, most_bytes=size, most_age_ns=age)
         self._watch = None
@@ -120,7 +121,7 @@ class Armed:
                 condition,
                 ranges,
                 total_of=_total_memory,
-                met=lambda reason, text: self._requests.put((reason, text)),
+                met=self._request,
                 began=self._ranges_began,
             )
         self._report = None
@@ -218,7 +219,12 @@ class Armed:
             signal.signal(signal.SIGUSR2, self._handler_before)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._requests.put((Reason.SIGNAL, "SIGUSR2"))
+        self._request(Reason.SIGNAL, "SIGUSR2")
+
+    def _request(self, reason: Reason, text: str) -> None:
+        if reason not in self._asked:
+            self._asked.add(reason)
+            self._requests.put((reason, text))
 
     def _ranges_began(self) -> None:
         self._first = self._ring.events - 1
@@ -235,6 +241,7 @@ class Armed:
                 request = Reason.INTERVAL, f"every {self.options.every}"
             if request is None:
                 return
+            self._asked.discard(request[0])
             try:
                 recording.flush()
                 self._write(*request)

@@ -38,6 +38,7 @@ class Metric(StrEnum):
 
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*(>=?)\s*([\d.]+)\s*(%|[KMGT]?i?B)\s*", re.ASCII)
 _RANGE: Final = re.compile(r"(.+):(\d+)(?:-(\d+))?", re.DOTALL)
+_PAUSE_NS: Final = 60 * 10**9
 _BLOCKS: Final = {Kind.BLOCK_ALLOC: 1, Kind.BLOCK_FREE_COMPLETED: -1, Kind.MEM_ALLOC: 1, Kind.MEM_FREE: -1}
 _SEGMENTS: Final = {
     **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
@@ -125,8 +126,9 @@ class RangeOf:
 class Watch:
     """A subscriber that calls `met` when a condition becomes true, or the last range ends.
 
-    A condition is met again only after it was not. It sees events alone: memory from before counts if it is told of it
-    by the events of a recording's start.
+    A condition is met again only after it was not, and a minute after the last time, by the clock of events: a program
+    that swings around its limit does not write without end. It sees events alone: memory from before counts if it is
+    told of it by the events of a recording's start.
 
     Parameters
     ----------
@@ -151,6 +153,7 @@ class Watch:
         self._totals: dict[int, int | None] = {}
         self._levels: dict[int, int] = {}
         self._is_met: set[int] = set()  # devices
+        self._last_ns: int | None = None  # when it was met last
         self._open: dict[int, list[bool]] = {}  # by thread, innermost last: whether it is one of the ranges
         self._number = 0  # of the ranges that began
 
@@ -158,11 +161,11 @@ class Watch:
         """Look at one event."""
         sign = self._signs.get(event.kind)
         if sign is not None:
-            self._count(event.device, sign * event.size)
+            self._count(event.device, sign * event.size, event.time)
         elif self._ranges is not None and event.kind in (Kind.RANGE_PUSH, Kind.RANGE_POP):
             self._range(self._ranges, event)
 
-    def _count(self, device: int, growth: int) -> None:
+    def _count(self, device: int, growth: int, time_ns: int) -> None:
         level = self._levels[device] = self._levels.get(device, 0) + growth
         condition = self._condition
         assert condition is not None
@@ -172,7 +175,9 @@ class Watch:
             self._is_met.discard(device)
         elif device not in self._is_met:
             self._is_met.add(device)
-            self._met(Reason.CONDITION, condition.text)
+            if self._last_ns is None or time_ns - self._last_ns >= _PAUSE_NS:
+                self._last_ns = time_ns
+                self._met(Reason.CONDITION, condition.text)
 
     def _range(self, ranges: RangeOf, event: Event) -> None:
         inside = self._open.setdefault(event.thread, [])

@@ -308,15 +308,34 @@ def test_settings_are_tried_until_the_budget_is_spent(run_warm, run_here, tmp_pa
     run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
     (failure,) = json.loads(run_here("oom", "--json", "--budget", "0", "run.ctrace").stdout)["failures"]
     assert failure["settings"]["withheld"] == "too-long"
+    text = run_here("oom", "--budget", "0", "run.ctrace")
+    assert "the recording is long" in " ".join(text.stdout.split())
+    assert "Next: cudatool oom run.ctrace" in text.stderr
     (whole,) = json.loads(run_here("oom", "--json", "run.ctrace").stdout)["failures"]
     assert whole["settings"]["untried"] == []
 
 
-def test_snapshot_of_pytorch_is_explained(run_here):
+def test_snapshot_of_pytorch_is_explained_as_the_trace_is(run_warm, run_here, tmp_path):
+    (tmp_path / "big.py").write_text(_HOG + _FRAGMENTED)
+    run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    assert run_here("snapshot", "--torch", "run.pickle", "run.ctrace").returncode == 0
+    text = run_here("oom", "run.pickle").stdout
+    assert text.startswith("Out of memory: big.py:5 (hog) requested 9 MiB on device 0\n")
+    assert "process" not in text.partition("What to do")[0].replace("in process", "")
+    facts = []
+    for file in ("run.ctrace", "run.pickle"):
+        (failure,) = json.loads(run_here("oom", "--json", file).stdout)["failures"]
+        facts.append([failure[name] for name in ("why", "size", "needed", "free", "site")])
+        facts[-1] += [failure["split"]["reserved"], failure["held"][0]["size"], failure["settings"]["best"]["conf"]]
+    assert facts[0] == facts[1]
+
+
+def test_recording_without_a_failure_has_nothing_to_explain(run_here):
     data = Path(__file__).resolve().parents[1] / "data"
     for path in sorted(data.glob("*.pickle.xz")):
-        done = run_here("oom", "--budget", "0", path)
-        assert done.returncode in (0, 1), done.stderr
+        done = run_here("oom", path)
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        assert "No allocation failed in" in done.stderr
 
 
 def test_uncached_memory_that_runs_out_is_reported(run_warm, tmp_path):
