@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import json
 import re
 import types
 from collections.abc import Iterator
@@ -135,16 +134,5 @@ def summary(value: Any) -> str:
     return _ROLE.sub(lambda role: f"`{role[1]}`", paragraph).replace("``", "`").removesuffix("::").rstrip()
 
 
-def write_schemas() -> None:
-    """Write the schema of each command's JSON into a folder beside the page."""
-    from cudatool.cli._schemas import COMMANDS, schema_of_command
-
-    folder = PAGE.parent / "schemas"
-    folder.mkdir(exist_ok=True)
-    for command in COMMANDS:
-        (folder / f"{command}.json").write_text(json.dumps(schema_of_command(command), indent=1) + "\n")
-
-
 if __name__ == "__main__":
     PAGE.write_text(page())
-    write_schemas()

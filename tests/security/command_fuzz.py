@@ -38,6 +38,7 @@ from click.testing import CliRunner
 from hostile_traces import ESCAPES, VALUES, mutated
 
 from cudatool.cli import group
+from cudatool.cli._schemas import schema_of_command
 from cudatool.errors import CudatoolError
 from cudatool.recording import record
 from cudatool.trace import reader
@@ -113,7 +114,7 @@ def _published() -> Callable[[str, Any], None]:
 
 @functools.cache
 def _own_report() -> Any:
-    schema = json.loads((HERE.parents[1] / "docs" / "schemas" / "sanitize.json").read_text())
+    schema = schema_of_command("sanitize")
     return jsonschema.Draft202012Validator(schema)
 
 
