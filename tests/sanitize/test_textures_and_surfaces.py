@@ -19,6 +19,10 @@ _BODIES = {
     "write_own": "shl.b32 %x, %t, 2; sust.b.1d.b32.trap [%o, {%x}], %t;",
     "write_first": "mov.u32 %x, 0; sust.b.1d.b32.trap [%o, {%x}], %t;",
     "read_own": "shl.b32 %x, %t, 2; suld.b.1d.b32.trap %y, [%o, {%x}];",
+    "exchange": "shl.b32 %x, %t, 2; sust.b.1d.b32.trap [%o, {%x}], %t; bar.sync 0;"
+    " xor.b32 %y, %t, 1; shl.b32 %y, %y, 2; suld.b.1d.b32.trap %z, [%o, {%y}];",
+    "exchange_early": "shl.b32 %x, %t, 2; sust.b.1d.b32.trap [%o, {%x}], %t;"
+    " xor.b32 %y, %t, 1; shl.b32 %y, %y, 2; suld.b.1d.b32.trap %z, [%o, {%y}];",
     "fetch_own": "tex.1d.v4.u32.s32 {%y, %z, %z, %z}, [%o, {%t}];",
 }
 _SIZE = 64
@@ -144,6 +148,17 @@ def test_threads_that_write_one_element_of_a_surface_race(tmp_path: Path) -> Non
     report = checked(tmp_path, program, "racecheck")
     assert [FindingKind.KERNEL_RACE] == [one.kind for one in report.on_device]
     assert "write_first" in report.on_device[0].operation
+
+
+def test_threads_that_read_what_others_write_to_a_surface_need_a_barrier(tmp_path: Path) -> None:
+    def program(programs: Programs) -> None:
+        array = programs.array()
+        programs.launch("exchange", array)
+        programs.launch("exchange_early", array)
+
+    report = checked(tmp_path, program, "racecheck")
+    assert [FindingKind.KERNEL_RACE] == [one.kind for one in report.on_device]
+    assert "exchange_early" in report.on_device[0].operation
 
 
 @pytest.mark.parametrize("name", ["read_own", "fetch_own"])

@@ -25,7 +25,9 @@ Happens-before is the transitive order of
   kernels: what was done with a block's memory before it is given out is over.
 
 Taken as the software device has it: a cluster is one block, so that scope ``.cluster`` is ``.cta``. Not looked at:
-strong accesses of different sizes to the same bytes, which the model calls a race; pinned memory of the host.
+strong accesses of different sizes to the same bytes, which the model calls a race; pinned memory of the host; whether
+texture fetches and ``ld.global.nc`` read what the same launch wrote, which no barrier makes right. Which threads met at
+a barrier with a count is taken from the run: that others could have come first is seen where they wait at it, too.
 
 **The engine** (``_races.c``). One host thread runs all threads in some order; the engine decides from that one run
 whether *another* order was possible. It keeps
