@@ -24,6 +24,7 @@ from cudatool.sanitize.explore import Run, SeededSchedule, device_for, joined, r
 from cudatool.sanitize.findings import Gap, GapKind, Report
 from cudatool.sanitize.report.views import ended
 from cudatool.trace import reader
+from cudatool.trace.model import Ending
 from cudatool.workload import Start, Workload
 
 __all__ = ["answer", "explored"]
@@ -94,7 +95,7 @@ def _run(schedule: SeededSchedule, device: str, job: _Job) -> Run:
     name = str(schedule)
     output = tuple(done.stderr.splitlines())
     if done.returncode < 0:
-        lost = Gap(GapKind.RECORDING, 1, ("it was killed",))
+        lost = Gap(GapKind.RECORDING, 1, ("it was killed",), codes=(Ending.KILLED,))
         return Run(name, Report((), gaps=(lost,)), done.returncode, output)
     try:
         answered = json.loads(done.stdout)

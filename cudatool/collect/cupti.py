@@ -43,6 +43,7 @@ from cudatool.trace.events import (
     Kind,
     StreamFlag,
     UseFlag,
+    WarningCode,
     WarningFlag,
 )
 from cudatool.trace.model import Frame
@@ -438,7 +439,7 @@ class CuptiCollector:
         if lost:
             text = f"{lost:,} records of CUPTI were lost: there was no memory for them"
             self._row = self._row._replace(time=monotonic_ns(), thread=0)
-            self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST)
+            self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
         told = self._runtime_works or self._pytorch_is_watched()
         is_ours = self._columns()[1]
         calls, work, contexts = self._native.sort(data, is_ours, self._asks, self._always_told if told else None)

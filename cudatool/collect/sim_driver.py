@@ -25,6 +25,7 @@ from cudatool.trace.events import (
     EventFlag,
     Kind,
     StreamFlag,
+    WarningCode,
     WarningFlag,
     launch_flags,
     pack_dims,
@@ -242,9 +243,9 @@ class SimDriverCollector:
                 self._graph_update(values, name)
             elif self._thread.operation is not None and self._thread.operation.kind in _TOUCHES_MEMORY:
                 text = f"{name}: what it enqueues is not recorded"
-                hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
+                hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
-            hooks.emit(Kind.WARNING, name=f"{name} returned {result.c_name}")
+            hooks.emit(Kind.WARNING, name=f"{name} returned {result.c_name}", aux0=WarningCode.CALL_FAILED)
         for operation in later:
             self._execution(operation)
 
@@ -293,7 +294,14 @@ class SimDriverCollector:
             )
         for found in operation.findings:
             if found.is_gap:
-                hooks.emit(Kind.WARNING, name=found.text, flags=WarningFlag.RACES, correlation=correlation, stack=0)
+                hooks.emit(
+                    Kind.WARNING,
+                    name=found.text,
+                    flags=WarningFlag.RACES,
+                    correlation=correlation,
+                    stack=0,
+                    aux0=WarningCode.RACECHECK_PARTIAL,
+                )
             else:
                 self._finding(found, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
@@ -311,7 +319,14 @@ class SimDriverCollector:
         if context.error is not None and context.handle not in self._failed:  # nothing of it runs any more
             self._failed.add(context.handle)
             text = f"work after {context.error.result.c_name} ({context.error})"
-            hooks.emit(Kind.WARNING, device=ordinal, name=text, flags=WarningFlag.UNSEEN, stack=0)
+            hooks.emit(
+                Kind.WARNING,
+                device=ordinal,
+                name=text,
+                flags=WarningFlag.UNSEEN,
+                stack=0,
+                aux0=WarningCode.WORK_AFTER_ERROR,
+            )
 
     @staticmethod
     def _finding(found: CheckFinding, **who: int) -> None:

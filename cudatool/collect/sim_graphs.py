@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind, WarningFlag
+from cudatool.trace.events import Kind, WarningCode, WarningFlag
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
@@ -74,7 +74,7 @@ class GraphWatcher:
             event = 0
             if node.kind == _BATCH_MEM_OP:
                 text = "batch memory operation nodes: what they write and wait for is not recorded"
-                hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
+                hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.NODES_NOT_RECORDED)
             if node.kind in (_WAIT_EVENT, _EVENT_RECORD):
                 event = hooks.event_id(node.work.event.handle)
             hooks.emit(

@@ -18,7 +18,7 @@ from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import Kind, WarningFlag
+from cudatool.trace.events import Kind, WarningCode, WarningFlag
 
 __all__ = ["TorchBlocks"]
 
@@ -60,7 +60,7 @@ class TorchBlocks:
         stacks.hide(os.path.dirname(torch.__file__ or ""))
         if not self._extension.start(_cupti.log):
             text = "memory of PyTorch's backward pass has the line of backward(), not that of the forward operator"
-            hooks.emit(Kind.WARNING, name=text)
+            hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.PYTORCH_BACKWARD_LINES)
             _log.warning("%s", text)
         os.register_at_fork(after_in_child=self._extension.forget)
         torch.cuda._lazy_call(self._watch_memory)
@@ -99,9 +99,6 @@ class TorchBlocks:
 
 
 def _give_up(reason: str) -> None:
-    _warn(f"PyTorch's memory is told by its segments alone: {reason}", WarningFlag.UNSEEN)
-
-
-def _warn(text: str, flags: int = 0) -> None:
-    hooks.emit(Kind.WARNING, name=text, flags=flags)
+    text = f"PyTorch's memory is known by its segments alone: {reason}"
+    hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.PYTORCH_BLOCKS_NOT_WATCHED)
     _log.warning("%s", text)

@@ -24,7 +24,7 @@ from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Note
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, Event, Kind, WarningFlag
+from cudatool.trace.events import AccessFlag, Event, Kind, WarningCode, WarningFlag
 
 __all__ = ["TorchCollector", "flush", "is_watching", "start", "stop"]
 
@@ -132,7 +132,12 @@ class TorchCollector:
 
     @staticmethod
     def _give_up(reason: str) -> None:
-        hooks.emit(Kind.WARNING, name=f"PyTorch is not watched: {reason}", flags=WarningFlag.UNSEEN)
+        hooks.emit(
+            Kind.WARNING,
+            name=f"PyTorch is not watched: {reason}",
+            flags=WarningFlag.UNSEEN,
+            aux0=WarningCode.PYTORCH_NOT_WATCHED,
+        )
         _log.warning("PyTorch is not watched: %s", reason)
 
     def _before_event(self, event: Event) -> None:

@@ -27,7 +27,7 @@ from cudatool.runtime.device import call_on, current_device
 from cudatool.runtime.nvrtc import include_paths
 from cudatool.runtime.stream import Stream, as_stream, current_stream
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, Kind, WarningFlag, launch_flags, pack_dims
+from cudatool.trace.events import AccessFlag, Kind, WarningCode, WarningFlag, launch_flags, pack_dims
 
 if TYPE_CHECKING:
     from cudatool.ptx import KernelAccesses
@@ -255,7 +255,7 @@ def _emit_accesses(
     if found.unknown:
         doubts = ", ".join(sorted(found.doubts))
         text = f"{accesses.kernel} may access more than its arguments say: {doubts}"
-        hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, stack=0)
+        hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, stack=0, aux0=WarningCode.ACCESSES_NOT_KNOWN)
     for touched in found.ranges:
         how = AccessFlag.INEXACT
         for mode in touched.mode:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from cudatool.sanitize.findings import Gap, GapKind
 from cudatool.text import first_names, printable
-from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningFlag
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending, Trace
 from cudatool.units import format_bytes
@@ -58,8 +59,8 @@ def find_gaps(
     in_kernels = {check for check in checks if check not in _ON_TRACES}
     made = in_kernels.intersection(header.get("checks", checks))
     gaps = []
-    if reasons := _lost(trace):
-        gaps.append(Gap(GapKind.RECORDING, len(reasons), reasons))
+    if lost := _lost(trace):
+        gaps.append(_gap(GapKind.RECORDING, lost))
     if not operations + unknown_streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
         why = unrecorded_libraries(trace) if trace.ending.is_complete else ()  # else the recorder may be to blame
         gaps.append(Gap(GapKind.OPERATIONS, 0, why, whole=True))
@@ -86,7 +87,7 @@ def find_gaps(
     if races or in_kernels:
         gaps += _shared_memory(trace)
     if unseen := _unseen(trace):
-        gaps.append(Gap(GapKind.UNSEEN, len(unseen), unseen))
+        gaps.append(_gap(GapKind.UNSEEN, unseen))
     if races and not header.get("watches_host_memory"):
         if size := _unwatched_host_memory(trace, reads_only=False):
             gaps.append(Gap(GapKind.HOST_MEMORY, size))
@@ -107,19 +108,37 @@ def merged_gaps(of_reports: Sequence[Iterable[Gap]], *, add: bool) -> tuple[Gap,
     for gap in (gap for gaps in groups for gap in gaps):
         known = merged.get(gap.kind, Gap(gap.kind))
         count = known.count + gap.count if add else max(known.count, gap.count)
-        merged[gap.kind] = Gap(gap.kind, count, tuple(dict.fromkeys((*known.names, *gap.names))))
+        names, codes = (tuple(dict.fromkeys(both)) for both in ((*known.names, *gap.names), (*known.codes, *gap.codes)))
+        merged[gap.kind] = Gap(gap.kind, count, names, codes=codes)
     whole = [{gap.kind for gap in gaps if gap.whole} for gaps in groups]
-    return tuple(
-        Gap(gap.kind, gap.count, gap.names, whole=all(gap.kind in kinds for kinds in whole)) for gap in merged.values()
-    )
+    return tuple(replace(gap, whole=all(gap.kind in kinds for kinds in whole)) for gap in merged.values())
 
 
-def _lost(trace: Trace) -> tuple[str, ...]:
-    """Return why events are missing."""
-    reasons = [] if trace.ending.is_complete else [f"it was {trace.ending}"]
+_Cause = tuple[str, str]  # code, and what people read
+
+
+def _gap(kind: GapKind, causes: Sequence[_Cause]) -> Gap:
+    names = tuple(dict.fromkeys(name for _, name in causes))
+    return Gap(kind, len(names), names, codes=tuple(dict.fromkeys(code for code, _ in causes)))
+
+
+def _warned(trace: Trace, flag: WarningFlag) -> list[_Cause]:
+    """Return the warnings that have a flag."""
     warnings = trace.of_kind(Kind.WARNING)
-    reasons += [trace.names[int(one["name"])] for one in warnings if one["flags"] & WarningFlag.LOST]
-    return tuple(dict.fromkeys(reasons))
+    found = warnings[warnings["flags"] & flag != 0]
+    return [
+        ((WarningCode(code) if code in _CODES else WarningCode.NOT_SAID).label, trace.names[name])
+        for code, name in zip(found["aux0"].tolist(), found["name"].tolist(), strict=True)
+    ]
+
+
+_CODES: Final = frozenset(WarningCode)  # a newer recorder may write others
+
+
+def _lost(trace: Trace) -> list[_Cause]:
+    """Return why events are missing."""
+    ending = [] if trace.ending.is_complete else [(str(trace.ending), f"it was {trace.ending}")]
+    return [*ending, *_warned(trace, WarningFlag.LOST)]
 
 
 def _processes(trace: Trace, beside: Collection[int]) -> list[Gap]:
@@ -166,14 +185,14 @@ def _shared_memory(trace: Trace) -> list[Gap]:
     return [Gap(GapKind.SHARED_MEMORY, sum(size for _, size in pieces), calls)]
 
 
-def _unseen(trace: Trace) -> tuple[str, ...]:
-    """Return what the program did on the device without events that tell it, or all of it."""
-    warnings = trace.of_kind(Kind.WARNING)
-    said = [trace.names[int(one["name"])] for one in warnings if one["flags"] & WarningFlag.UNSEEN]
-    said += trace.header.get("unknown_before", ())
+def _unseen(trace: Trace) -> list[_Cause]:
+    """Return what the program did on the device without events that describe it, or all of it."""
+    causes = _warned(trace, WarningFlag.UNSEEN)
+    causes += [(WarningCode.HELD_BEFORE.label, what) for what in trace.header.get("unknown_before", ())]
     if trace.header.get("device_kind") == "cuda":
-        said += [f"{library} is not watched on a GPU" for library in libraries_of(trace) if library != Library.PYTORCH]
-    return tuple(dict.fromkeys(said))
+        others = [library for library in libraries_of(trace) if library != Library.PYTORCH]
+        causes += [(WarningCode.LIBRARY_NOT_WATCHED.label, f"{one} is not watched on a GPU") for one in others]
+    return causes
 
 
 def _unwatched_host_memory(trace: Trace, *, reads_only: bool) -> int:

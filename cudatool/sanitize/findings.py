@@ -153,12 +153,16 @@ class Gap:
         Which checks, programs, reasons or pairs of lines.
     whole
         Whether nothing at all was checked because of it.
+    codes
+        What the names are about, each once, where a kind has several causes: labels of
+        :class:`~cudatool.trace.events.WarningCode`, values of :class:`~cudatool.trace.model.Ending`.
     """
 
     kind: GapKind
     count: int = 0
     names: tuple[str, ...] = ()
     whole: bool = False
+    codes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

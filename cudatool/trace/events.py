@@ -33,6 +33,7 @@ __all__ = [
     "StreamFlag",
     "UseFlag",
     "WORK",
+    "WarningCode",
     "WarningFlag",
     "float_bits",
     "launch_flags",
@@ -229,7 +230,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.CHILD_RECORDED: "at the end of the recording, a process that it watched, too: aux0=its id, "
     "name=the file of its trace, which lies beside this one (empty if it did not use a device), flags=ProcessFlag",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
-    Kind.WARNING: "name=the text, flags=WarningFlag; of SHARED name=the call, address (0 for none), size, stack",
+    Kind.WARNING: "name=the text, flags=WarningFlag, aux0=WarningCode; of SHARED name=the call, address (0 for none), "
+    "size, stack",
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "
     "stack",
     Kind.FINDING: "what a checker of the device found: correlation=the operation, else stack=the call; stream, "
@@ -273,6 +275,40 @@ class WarningFlag(IntFlag):
     """Racecheck looked at a part of a launch only: correlation=the launch."""
     SHARED = 8
     """Other processes can use this memory, which may be theirs: what they do with it is not recorded."""
+
+
+class WarningCode(IntEnum):
+    """What a ``WARNING`` is about. Its text is for people; programs read the code, and reports name it as `label`."""
+
+    NOT_SAID = 0
+    """An older recorder, which wrote the text alone."""
+    CALL_FAILED = 1
+    CALL_NOT_RECORDED = 2
+    """A driver call whose work no event describes."""
+    NODES_NOT_RECORDED = 3
+    """Graph nodes whose accesses no event describes."""
+    WORK_AFTER_ERROR = 4
+    """Work that did not run, because the device had failed before."""
+    ACCESSES_NOT_KNOWN = 5
+    """A kernel may access more than its arguments show."""
+    PYTORCH_NOT_WATCHED = 6
+    PYTORCH_BLOCKS_NOT_WATCHED = 7
+    """Only the segments of PyTorch's allocator are recorded."""
+    PYTORCH_BACKWARD_LINES = 8
+    """Memory of the backward pass has no line of the forward pass."""
+    SUBSCRIBER_FAILED = 9
+    RECORDING_INTERRUPTED = 10
+    CUPTI_RECORDS_LOST = 11
+    RACECHECK_PARTIAL = 12
+    HELD_BEFORE = 13
+    """In a trace's header: memory that was in use when the recording began, and of which no more is known."""
+    LIBRARY_NOT_WATCHED = 14
+    """In a trace's header: a library whose calls are not recorded on a GPU."""
+
+    @property
+    def label(self) -> str:
+        """The code in reports: ``call-not-recorded``."""
+        return self.name.lower().replace("_", "-")
 
 
 class ProcessFlag(IntFlag):

@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.trace import stacks
-from cudatool.trace.events import FIELDS, Api, Event, Kind, StreamFlag, WarningFlag
+from cudatool.trace.events import FIELDS, Api, Event, Kind, StreamFlag, WarningCode, WarningFlag
 
 __all__ = [
     "Subscriber",
@@ -315,7 +315,9 @@ def emit(
     except BaseException:  # in the few instructions from one attempt to the next
         if not strict and (event is None or thread.pending[-1:] != [event]):
             lost = "a signal handler's exception interrupted the recording of an operation"
-            thread.pending.append(_event(Kind.WARNING, flags=WarningFlag.LOST, name=lost))
+            thread.pending.append(
+                _event(Kind.WARNING, flags=WarningFlag.LOST, name=lost, aux0=WarningCode.RECORDING_INTERRUPTED)
+            )
         raise
     finally:
         if outermost:
@@ -390,7 +392,9 @@ def _drop(subscriber: Subscriber, error: BaseException) -> None:
     else:
         _log.error("%s", text, exc_info=error)
     # The others hear of it, after this event.
-    _local.thread.pending.append(_event(Kind.WARNING, flags=WarningFlag.LOST, name=text))
+    _local.thread.pending.append(
+        _event(Kind.WARNING, flags=WarningFlag.LOST, name=text, aux0=WarningCode.SUBSCRIBER_FAILED)
+    )
     if callable(dropped := getattr(subscriber, "dropped", None)):
         dropped(error)
 

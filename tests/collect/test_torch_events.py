@@ -12,7 +12,7 @@ from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Action, Note, RowKind, TraceCall
 from cudatool.sanitize import Gap, GapKind, check
 from cudatool.trace import hooks, read
-from cudatool.trace.events import AccessFlag, Kind, StreamFlag, WarningFlag
+from cudatool.trace.events import AccessFlag, Kind, StreamFlag, WarningCode, WarningFlag
 from cudatool.trace.recorder import Recorder
 
 SELF, SRC, RESULT = Argument("self"), Argument("src"), Argument("")
@@ -465,6 +465,6 @@ def test_payload_of_an_earlier_log_is_known_in_the_next():
 def test_report_says_what_was_not_watched(tmp_path):
     with Recorder(tmp_path / "t.ctrace", header={}):
         text = "PyTorch is not watched: there is no compiler"
-        hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
+        hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.PYTORCH_NOT_WATCHED)
     gaps = check(read(tmp_path / "t.ctrace")).gaps
-    assert Gap(GapKind.UNSEEN, 1, (text,)) in gaps
+    assert Gap(GapKind.UNSEEN, 1, (text,), codes=("pytorch-not-watched",)) in gaps

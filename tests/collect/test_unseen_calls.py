@@ -20,8 +20,8 @@ def ok(result: tuple[Any, ...]) -> Any:
     return result[1] if len(result) == 2 else None
 
 
-def gaps_of_a_launch(folder: Path) -> list[str]:
-    """Return the calls that are gaps in a recording of one launch."""
+def gaps_of_a_launch(folder: Path) -> list[tuple[str, ...]]:
+    """Return texts and codes of what is a gap in a recording of one launch."""
     path = folder / "t.ctrace"
     with recording.record(path, device="sim"):
         from cuda.bindings import driver
@@ -36,7 +36,7 @@ def gaps_of_a_launch(folder: Path) -> list[str]:
         ok(driver.cuModuleUnload(module))
         ok(driver.cuDevicePrimaryCtxRelease(0))
     gaps = sanitize.check(read(path)).gaps
-    return [text for gap in gaps if gap.kind is GapKind.UNSEEN for text in gap.names]
+    return [(*gap.names, *gap.codes) for gap in gaps if gap.kind is GapKind.UNSEEN]
 
 
 def test_a_call_that_the_collector_reports_is_no_gap(tmp_path: Path) -> None:
@@ -51,7 +51,8 @@ def test_a_call_without_a_report_is_a_gap_that_names_it(tmp_path: Path, monkeypa
         del self._report["cuLaunchKernel"]
 
     monkeypatch.setattr(SimDriverCollector, "__init__", without_launches)
-    assert ["cuLaunchKernel: what it enqueues is not recorded"] == gaps_of_a_launch(tmp_path)
+    said = "cuLaunchKernel: what it enqueues is not recorded", "call-not-recorded"
+    assert [said] == gaps_of_a_launch(tmp_path)
 
 
 def test_nodes_that_order_by_values_in_memory_are_a_gap(tmp_path: Path) -> None:
@@ -73,8 +74,9 @@ def test_nodes_that_order_by_values_in_memory_are_a_gap(tmp_path: Path) -> None:
         ok(driver.cuMemFree(word))
         ok(driver.cuStreamDestroy(stream))
         ok(driver.cuDevicePrimaryCtxRelease(0))
-    gaps = [text for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN for text in gap.names]
-    assert ["batch memory operation nodes: what they write and wait for is not recorded"] == gaps
+    gaps = [(*gap.names, *gap.codes) for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN]
+    text = "batch memory operation nodes: what they write and wait for is not recorded"
+    assert [(text, "nodes-not-recorded")] == gaps
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cudatool.sanitize.report.gitlab import render_gitlab
 from cudatool.sanitize.report.junit import render_junit
 from cudatool.sanitize.report.sarif import render_sarif
 from cudatool.sanitize.report.text import render_json, render_text
-from cudatool.trace.events import CopyFlag, Kind, WarningFlag
+from cudatool.trace.events import CopyFlag, Kind, WarningCode, WarningFlag
 from cudatool.trace.model import Ending
 
 RACE = ("race",)
@@ -117,10 +117,22 @@ def test_dropped_subscriber_makes_the_recording_incomplete_and_a_remark_does_not
     program = working()
     program.emit(Kind.WARNING, name="cuFoo returned CUDA_ERROR_INVALID_VALUE")
     assert check(program.trace()).outcome is Outcome.CLEAN
-    program.emit(Kind.WARNING, name="a subscriber failed", flags=WarningFlag.LOST)
+    program.emit(Kind.WARNING, name="a subscriber failed", flags=WarningFlag.LOST, aux0=WarningCode.SUBSCRIBER_FAILED)
     report = check(program.trace())
-    assert report.gaps == (Gap(GapKind.RECORDING, 1, ("a subscriber failed",)),)
+    assert report.gaps == (Gap(GapKind.RECORDING, 1, ("a subscriber failed",), codes=("subscriber-failed",)),)
     assert report.outcome is Outcome.INCOMPLETE
+
+
+def test_causes_of_a_gap_are_codes_and_those_of_other_versions_are_not_said() -> None:
+    program = working()
+    for code, name in enumerate(["of an older version", *"ab"]):
+        program.emit(Kind.WARNING, name=name, flags=WarningFlag.UNSEEN, aux0=code)
+    program.emit(Kind.WARNING, name="of a newer version", flags=WarningFlag.UNSEEN, aux0=2**63)
+    gap = gaps(program, device_kind="cuda", libraries=["CuPy"])[GapKind.UNSEEN]
+    assert (5, gap.names[0]) == (gap.count, "of an older version")
+    assert ("not-said", "call-failed", "call-not-recorded", "library-not-watched") == gap.codes
+    two = merged_gaps([[gap], [Gap(GapKind.UNSEEN, 1, ("c",), codes=("work-after-error",))]], add=True)
+    assert (6, (*gap.codes, "work-after-error")) == (two[0].count, two[0].codes)
 
 
 @pytest.mark.parametrize("library", ["CuPy", "JAX"])
