@@ -156,9 +156,9 @@ class DiagnosisView {
     const { lines, unknown, whole, process, used, total, beside } = ledger;
     const cells = (tag, values) => element("tr", {}, ...values.map((value) => element(tag, {}, value)));
     const rows = unknown ? [...lines, ["unknown", "", unknown]] : lines;
-    byId("ledger-title").textContent = process === null ? "The card's memory, as NVML shows it" : "This process's memory, as NVML shows it";
+    byId("ledger-title").textContent = process === null ? "The GPU's memory, as NVML shows it" : "This process's memory, as NVML shows it";
     const rest = process === null ? "; NVML does not say whose."
-      : `. Of the card's ${formatBytes(total)}, ${formatBytes(used)} were in use: ${formatBytes(beside)} by other processes and by the driver for itself.`;
+      : `. Of the GPU's ${formatBytes(total)}, ${formatBytes(used)} were in use: ${formatBytes(beside)} by other processes and by the driver for itself.`;
     byId("ledger-when").textContent = `${formatBytes(whole)} at most, at ${formatMoment(ledger.time)}${rest}`;
     byId("ledger").replaceChildren(
       element("thead", {}, cells("th", ["Held by", "As", "Bytes", "Share"])),
@@ -167,7 +167,7 @@ class DiagnosisView {
 
   drawOutside({ total, taken_peak: taken, readings }) {
     const lines = [];
-    if (total !== null) lines.push(`The card has ${formatBytes(total)}.`);
+    if (total !== null) lines.push(`The GPU has ${formatBytes(total)}.`);
     if (taken) lines.push(`The program itself took up to ${formatBytes(taken)} from the driver, beside the caching allocator.`);
     for (const { free, reserved, outside } of readings.slice(-1)) {
       lines.push(`When an allocation failed last, the driver had ${formatBytes(free)} free and the allocator ${formatBytes(reserved)}${

@@ -20,7 +20,7 @@ from cudatool.optim._foreach import (
     inverse_of,
 )
 from cudatool.runtime.array import DeviceArray, asarray, full
-from cudatool.runtime.dtypes import real, whole
+from cudatool.runtime.dtypes import real, require_int
 from cudatool.runtime.traced_calls import traced
 
 __all__ = ["GradScaler"]
@@ -342,7 +342,7 @@ class GradScaler:
         scale, tracker, growth, backoff, interval = (state_dict[name] for name in names)
         _check_factors(growth, backoff)
         _check_interval(interval)
-        self._init_scale, self._init_growth_tracker = _as_scale("scale", scale), whole("_growth_tracker", tracker)
+        self._init_scale, self._init_growth_tracker = _as_scale("scale", scale), require_int("_growth_tracker", tracker)
         self._growth_factor, self._backoff_factor, self._growth_interval = growth, backoff, interval
         if self._scale is not None and self._growth_tracker is not None:
             self._scale.fill_(self._init_scale)
@@ -370,7 +370,7 @@ def _check_factors(growth: Any, backoff: Any) -> None:
 
 
 def _check_interval(interval: Any) -> None:
-    if whole("growth_interval", interval) < 1:
+    if require_int("growth_interval", interval) < 1:
         raise UsageError(f"growth_interval must be at least 1, not {interval}")
 
 

@@ -10,7 +10,7 @@ from cudatool.graphs._context import graph
 from cudatool.graphs._graph import CUDAGraph, PoolLike
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.device import synchronize
-from cudatool.runtime.dtypes import whole
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.mempool import graph_pool_handle
 from cudatool.runtime.stream import Stream, StreamContext
 from cudatool.runtime.traced_calls import traced
@@ -134,7 +134,7 @@ def make_graphed_callables(
     for function in functions:
         if not callable(function):
             raise UsageError(f"a function is graphed, not {type(function).__name__}")
-    if whole("num_warmup_iters", num_warmup_iters) < 0:
+    if require_int("num_warmup_iters", num_warmup_iters) < 0:
         raise UsageError(f"num_warmup_iters must not be below 0: {num_warmup_iters}")
     for arguments in samples:
         list(_arrays(arguments))  # to check them

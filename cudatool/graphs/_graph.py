@@ -25,7 +25,7 @@ from cudatool.runtime.device import call_on
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.handles import Owner
 from cudatool.runtime.mempool import MemPool
-from cudatool.runtime.pinned import let_go
+from cudatool.runtime.pinned import release
 from cudatool.runtime.stream import ExternalStream, Stream, current_stream, default_stream
 from cudatool.runtime.traced_calls import traced
 from cudatool.trace import hooks
@@ -141,7 +141,7 @@ class CUDAGraph(Owner):
         except BaseException:
             if self._pool is not None:
                 policy.end_allocate_to_pool(pool)
-            self._let_go()
+            self._release_blocks()
             raise
         if correlation:
             hooks.emit(Kind.GRAPH_CAPTURE_BEGIN, device=self._device, stream=stream.trace_id())
@@ -179,7 +179,7 @@ class CUDAGraph(Owner):
             if not self._keep_graph:
                 self.instantiate()
         except BaseException:
-            self._let_go()
+            self._release_blocks()
             raise
 
     def _end(self, capture: Capture) -> tuple[Any, ...]:
@@ -202,7 +202,7 @@ class CUDAGraph(Owner):
         """Drop whatever was captured, also if the capture is still in progress."""
         if self._capture is not None:
             _, self._graph = self._end(self._capture)
-        self._let_go()
+        self._release_blocks()
 
     def register_generator_state(self, generator: CapturableGenerator) -> None:
         """Let the capture to come use a random number generator beside the device's default one.
@@ -367,7 +367,7 @@ class CUDAGraph(Owner):
 
     # The end of it.
 
-    def _let_go(self) -> None:
+    def _release_blocks(self) -> None:
         """Give back everything that a capture has left, whether it failed or not."""
         pool, device, held, stream = self._pool, self._device, self._held, self._last_stream
         self._destroy_graph()
@@ -377,7 +377,7 @@ class CUDAGraph(Owner):
         for generator in self._known:
             generator.forget(self)
         self._clear()
-        let_go(held, stream)
+        release(held, stream)
         if pool is not None:
             allocator(device).release_pool(pool)
 

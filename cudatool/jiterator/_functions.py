@@ -10,7 +10,7 @@ import numpy as np
 from cudatool.errors import UsageError
 from cudatool.ops._pointwise import Pointwise, common_device
 from cudatool.runtime.array import DeviceArray, empty
-from cudatool.runtime.dtypes import is_number, whole
+from cudatool.runtime.dtypes import is_number, require_int
 from cudatool.runtime.traced_calls import tell_call, traced
 from cudatool.trace import hooks
 
@@ -134,6 +134,6 @@ def create_multi_output_jit_fn(code_string: str, num_outputs: int, **kwargs: Any
     num_outputs
         How many there are; at most 8.
     """
-    if not 1 <= whole("num_outputs", num_outputs) <= 8:
+    if not 1 <= require_int("num_outputs", num_outputs) <= 8:
         raise UsageError(f"num_outputs must be between 1 and 8, not {num_outputs}")
     return JitFunction(code_string, num_outputs, True, kwargs)

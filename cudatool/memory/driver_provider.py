@@ -75,7 +75,7 @@ class DriverProvider:
     def allocate(self, size: int, stream: int) -> int:
         """Return the address of `size` new bytes; the stream does not matter to the driver."""
         if size >> 64:
-            raise OutOfMemoryError(f"{size} bytes are more than there are addresses")
+            raise OutOfMemoryError(f"{size} bytes are more than the address space holds")
         with self._call(harmless=True) as driver:
             return int(_check(f"cuMemAlloc of {size} bytes", driver.cuMemAlloc(size)))
 

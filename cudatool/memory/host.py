@@ -129,7 +129,7 @@ class CachingHostAllocator:
         self._addresses: list[int] = []  # of the same, sorted
         self._buckets: dict[int, _Bucket] = {}  # by size
         self._freed: deque[_Block] = deque()  # by the program, but not taken back yet
-        self._let_go: deque[tuple[int, Hashable | None]] = deque()  # by graphs, likewise: address and last stream
+        self._released: deque[tuple[int, Hashable | None]] = deque()  # by graphs, likewise: address and last stream
         self._events: deque[tuple[Any, _Block]] = deque()  # of blocks taken back, oldest first
         self._reserved: range | None = None  # the addresses of the reserve segment; None before it was made
         self._reserve = range(0)  # what is left of it
@@ -215,7 +215,7 @@ class CachingHostAllocator:
             return True
 
     def hold(self, address: int) -> int:
-        """Keep the block which `address` lies in, even if it is freed, until :meth:`let_go`; return its own address.
+        """Keep the block which `address` lies in, even if it is freed, until :meth:`release`; return its own address.
 
         Returns
         -------
@@ -229,12 +229,12 @@ class CachingHostAllocator:
             block.holders += 1
             return block.address
 
-    def let_go(self, address: int, stream: Hashable | None) -> None:
+    def release(self, address: int, stream: Hashable | None) -> None:
         """Undo :meth:`hold`. What is on `stream` by now still uses the block. Never waits, like :meth:`free`."""
-        self._let_go.append((address, stream))
+        self._released.append((address, stream))
         self._take_back_unless_busy()
 
-    def _let_go_of(self, address: int, stream: Hashable | None) -> None:
+    def _release_held(self, address: int, stream: Hashable | None) -> None:
         block = self._blocks[address]
         block.holders -= 1
         if stream is not None:
@@ -342,8 +342,8 @@ class CachingHostAllocator:
                 self._lock.release()
 
     def _take_back_freed(self) -> None:
-        while self._let_go:
-            self._let_go_of(*self._let_go.popleft())
+        while self._released:
+            self._release_held(*self._released.popleft())
         while self._freed:
             block = self._freed.popleft()
             try:
@@ -440,7 +440,7 @@ class CachingHostAllocator:
         while not self._closed:
             self._wanted.wait()
             self._wanted.clear()
-            while not self._closed and (self._events or self._freed or self._let_go):
+            while not self._closed and (self._events or self._freed or self._released):
                 try:
                     with self._operation():
                         self._process_events()

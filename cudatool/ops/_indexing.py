@@ -30,8 +30,8 @@ from cudatool.runtime.dtypes import (
     is_number,
     promote_types,
     real,
+    require_int,
     result_type,
-    whole,
 )
 
 __all__ = [
@@ -239,7 +239,7 @@ def _(
     columns = grad_output.shape[-1] if grad_output.ndim else 0
     if grad_output.ndim < 1 or grad_output.shape[:-1] != indices.shape:
         raise UsageError(f"embedding: the gradient {grad_output.shape} does not fit indices {indices.shape}")
-    if whole("num_weights", num_weights) < 0:
+    if require_int("num_weights", num_weights) < 0:
         raise UsageError(f"embedding_dense_backward: there cannot be {num_weights} rows")
     sums = full((num_weights, columns), 0, compute_dtype(grad_output.dtype), device=grad_output.device)
     _add(sums, grad_output.reshape(-1, columns), indices, 1, padding_idx)
@@ -291,7 +291,7 @@ def _(input: DeviceArray, num_classes: int = -1) -> DeviceArray:
     check_array("one_hot", input)
     if category(input.dtype) != "integer":
         raise UsageError(f"one_hot takes integers, not {input.dtype}")
-    if whole("num_classes", num_classes) < -1:
+    if require_int("num_classes", num_classes) < -1:
         raise UsageError(f"one_hot: there cannot be {num_classes} classes")
     if num_classes == -1:
         num_classes = amax.redispatch(input).item() + 1
@@ -313,7 +313,7 @@ def _alike(name: str, tensors: Sequence[DeviceArray], dim: int, more: int) -> tu
 
 
 def _dimension(name: str, dim: int, ndim: int) -> int:
-    dim, extent = whole("dim", dim), max(ndim, 1)  # one element has a dimension 0, as in torch
+    dim, extent = require_int("dim", dim), max(ndim, 1)  # one element has a dimension 0, as in torch
     if not -extent <= dim < extent:
         raise UsageError(f"{name}: there is no dimension {dim}, only {ndim} of them")
     return dim % extent

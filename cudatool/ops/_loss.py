@@ -12,7 +12,7 @@ from cudatool.ops._reduction import Reduction
 from cudatool.ops._rows import RowKernels, tile
 from cudatool.ops._statistics import sum as sum_
 from cudatool.runtime.array import DeviceArray, empty, full
-from cudatool.runtime.dtypes import c_type, category, compute_dtype, is_number, real, whole
+from cudatool.runtime.dtypes import c_type, category, compute_dtype, is_number, real, require_int
 
 __all__ = ["cross_entropy", "cross_entropy_backward"]
 
@@ -213,7 +213,7 @@ def _check(
         raise UsageError(f"cross_entropy: target must be integers of shape {input.shape[:1]}; it is {target!r}")
     if reduction not in ("mean", "sum", "none"):
         raise UsageError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-    whole("ignore_index", ignore_index)
+    require_int("ignore_index", ignore_index)
     if not 0 <= real("label_smoothing", label_smoothing) <= 1:
         raise UsageError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
     return input.contiguous(), target.astype(_INT64).contiguous()

@@ -14,7 +14,7 @@ from cudatool.ops._rows import RowKernels, tile
 from cudatool.ops._statistics import sum as sum_
 from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray, empty
-from cudatool.runtime.dtypes import c_type, category, compute_dtype, real, whole
+from cudatool.runtime.dtypes import c_type, category, compute_dtype, real, require_int
 
 __all__ = ["layer_norm", "native_layer_norm", "native_layer_norm_backward"]
 
@@ -237,7 +237,7 @@ def _check(
     """Return rows and columns."""
     if not isinstance(normalized_shape, Sequence):
         raise UsageError(f"layer_norm: normalized_shape must be several whole numbers, not {normalized_shape!r}")
-    shape = tuple([whole("layer_norm: normalized_shape", extent) for extent in normalized_shape])
+    shape = tuple([require_int("layer_norm: normalized_shape", extent) for extent in normalized_shape])
     if not isinstance(input, DeviceArray) or category(input.dtype) != "float":
         raise UsageError(f"layer_norm takes an array of floats, not {input!r}")
     if not shape or input.shape[input.ndim - len(shape) :] != shape:

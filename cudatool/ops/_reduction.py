@@ -21,7 +21,7 @@ from cudatool.ops._pointwise import check_out
 from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.dtypes import NUMBERS, c_type, category, compute_dtype, whole
+from cudatool.runtime.dtypes import NUMBERS, c_type, category, compute_dtype, require_int
 from cudatool.runtime.kernel import Kernel, compile, launch
 from cudatool.runtime.stream import current_stream
 
@@ -328,7 +328,7 @@ def dimensions(name: str, dim: Dims, ndim: int) -> tuple[int, ...]:
         One does not exist, or is named twice.
     """
     parts = dim if isinstance(dim, Iterable) else () if dim is None else (dim,)
-    given = [whole(f"{name}: dim", part) for part in parts]
+    given = [require_int(f"{name}: dim", part) for part in parts]
     if not given:
         return tuple(range(ndim))
     found = sorted(d + ndim if d < 0 else d for d in given)

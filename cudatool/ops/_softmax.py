@@ -12,7 +12,7 @@ from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import dimensions
 from cudatool.ops._rows import RowKernels, tile
 from cudatool.runtime.array import DeviceArray, empty
-from cudatool.runtime.dtypes import as_dtype, c_type, category, compute_dtype, whole
+from cudatool.runtime.dtypes import as_dtype, c_type, category, compute_dtype, require_int
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
@@ -147,7 +147,7 @@ def _along(name: str, dim: int, dtype: npt.DTypeLike | None, *inputs: DeviceArra
     wanted: np.dtype[Any] = first.dtype if dtype is None else as_dtype(dtype)
     if category(wanted) != "float":
         raise UsageError(f"{name} returns floats, not {wanted}")
-    dims = dimensions(name, whole(f"{name}: dim", dim), first.ndim)
+    dims = dimensions(name, require_int(f"{name}: dim", dim), first.ndim)
     if dims and dims != (first.ndim - 1,):
         order = [d for d in range(first.ndim) if d not in dims] + list(dims)
         moved = _along(name, -1, wanted, *(array.transpose(order) for array in inputs))

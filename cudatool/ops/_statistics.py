@@ -12,7 +12,7 @@ from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import Dims, Reduction, check_array, dimensions
 from cudatool.runtime.array import DeviceArray
-from cudatool.runtime.dtypes import as_dtype, category, compute_dtype, real, real_dtype, whole
+from cudatool.runtime.dtypes import as_dtype, category, compute_dtype, real, real_dtype, require_int
 
 __all__ = [
     "Extreme",
@@ -436,7 +436,7 @@ def _(input: DeviceArray, dim: Dims, keepdim: bool = False, *, out: DeviceArray 
 
 def _one(dim: int | None) -> int | None:
     """Return the one dimension along which there is a place."""
-    return None if dim is None else whole("dim", dim)
+    return None if dim is None else require_int("dim", dim)
 
 
 def _not_empty(kernel: Reduction, input: DeviceArray, dim: Dims) -> Reduction:

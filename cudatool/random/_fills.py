@@ -12,7 +12,7 @@ from cudatool.errors import UsageError
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import REALS, fill, operation, real_type, word_type
 from cudatool.runtime.array import DeviceArray
-from cudatool.runtime.dtypes import real, whole
+from cudatool.runtime.dtypes import real, require_int
 
 __all__ = [
     "cauchy_",
@@ -189,7 +189,7 @@ def random_(array: DeviceArray, *bounds: SupportsIndex | None, generator: Genera
         if len(bounds) > 2:
             raise UsageError(f"random_ takes low and high, not {len(bounds)} numbers")
         low, high = (0, bounds[0]) if len(bounds) == 1 else bounds  # type: ignore[assignment]
-        low, count = _range(array.dtype, whole("low", low), None if high is None else whole("high", high))
+        low, count = _range(array.dtype, require_int("low", low), None if high is None else require_int("high", high))
         wide = count >= 1 << 28  # a remainder of 32 bits would favour small numbers too much
     unroll, word = (2, "Word64") if wide else (4, "unsigned")
     return fill(array, f"Integer<{name}, {word}>", unroll, count % (1 << 8 * (16 // unroll)), low, generator)

@@ -12,7 +12,7 @@ from cudatool.random._fills import exponential_
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import PHILOX, operation, real_type, run, take
 from cudatool.runtime.array import DeviceArray, empty
-from cudatool.runtime.dtypes import whole
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.stream import current_stream
 
 __all__ = ["multinomial"]
@@ -160,7 +160,7 @@ def multinomial(
     """
     if not isinstance(input, DeviceArray):
         raise UsageError(f"multinomial takes a DeviceArray, not {type(input).__name__}")
-    num_samples = whole("num_samples", num_samples)
+    num_samples = require_int("num_samples", num_samples)
     name = real_type(input.dtype, "multinomial")
     if input.ndim not in (1, 2) or not 0 < input.shape[-1] <= _MOST_CATEGORIES:
         raise UsageError(f"multinomial takes 1 to 2^24 weights in one dimension or in rows, not shape {input.shape}")

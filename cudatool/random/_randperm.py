@@ -20,7 +20,7 @@ from cudatool.random._generator import Generator
 from cudatool.random._kernels import PHILOX, operation, run, take, word_type
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.device import DeviceLike
-from cudatool.runtime.dtypes import whole
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.stream import Stream, current_stream
 
 __all__ = ["randperm"]
@@ -211,7 +211,7 @@ def randperm(
     UsageError
         `n` is negative, or the dtype cannot hold all these numbers.
     """
-    size = whole("randperm: n", n)
+    size = require_int("randperm: n", n)
     if not 0 <= size < 1 << 31:
         raise UsageError(f"randperm takes n from 0 to 2^31 - 1, not {size}")
     made = target((size,), dtype, np.int64 if out is None else out.dtype, device, out, generator)

@@ -26,7 +26,7 @@ from cudatool.runtime._native import Region
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import DeviceLike, device_index, get_device_properties
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.dtypes import as_dtype, whole
+from cudatool.runtime.dtypes import as_dtype, require_int
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, float_bits, pack_pool
@@ -297,7 +297,7 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     try:
         return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
     except ValueError as error:
-        raise UsageError(f"an array of shape {extents} cannot be: {error}") from None
+        raise UsageError(f"cannot make an array of shape {extents}: {error}") from None
 
 
 def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | int | None = None) -> int:
@@ -320,7 +320,7 @@ def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream
     else:
         index, handle = device_index(device), stream
     source = current_allocator(index)
-    address = source.malloc(whole("size", size), handle)
+    address = source.malloc(require_int("size", size), handle)
     if address:
         _by_address[address] = source
     return address
@@ -336,7 +336,7 @@ def caching_allocator_delete(mem_ptr: int) -> None:
     """
     if not mem_ptr:
         return
-    source = _by_address.pop(whole("mem_ptr", mem_ptr), None)
+    source = _by_address.pop(require_int("mem_ptr", mem_ptr), None)
     if source is None:
         raise UsageError(f"{mem_ptr:#x} was not returned by caching_allocator_alloc, or was freed before")
     source.free(mem_ptr)

@@ -107,7 +107,7 @@ class annotate:  # noqa: N801 - reads as a statement
             if not work.seen and error is None and not hooks.measures_accesses:
                 work.opaque.append(self._emit_call())
             for correlation in work.opaque:
-                if correlation not in work.told:
+                if correlation not in work.known:
                     for part, mode in work.parts:
                         emit_extents(Kind.ACCESS, (part,), mode, correlation=correlation, stack=0)
 
@@ -152,7 +152,7 @@ class _Work:
         self.parts = parts
         self.seen = False
         self.opaque: list[int] = []  # correlations of operations whose accesses are not known by themselves
-        self.told: set[int] = set()  # those that turned out to be known
+        self.known: set[int] = set()  # operations whose accesses a recorder reported
         self._thread = hooks.thread_id()
 
     def __call__(self, event: Event) -> None:
@@ -165,7 +165,7 @@ class _Work:
         elif event.kind in _TOLD:
             self.seen = True
         elif event.kind is Kind.ACCESS:
-            self.told.add(event.correlation)
+            self.known.add(event.correlation)
 
 
 def _several(arrays: Iterable[Any], what: str) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ __all__ = [
     "real",
     "real_dtype",
     "result_type",
-    "whole",
+    "require_int",
 ]
 
 bfloat16 = ml_dtypes.bfloat16
@@ -194,7 +194,7 @@ def real(what: str, value: Any) -> Any:
     return value
 
 
-def whole(what: str, value: Any) -> int:
+def require_int(what: str, value: Any) -> int:
     """Return a whole number, which the argument `what` has to be.
 
     Raises

@@ -127,10 +127,10 @@ class Event(Owner):
         if not self.cuda_event:
             self._create(index)
         correlation = hooks.begin() if hooks.active else 0
-        told = 0
+        trace_flags = 0
         try:
             if self.external and _is_capturing(stream):
-                told = EventFlag.EXTERNAL
+                trace_flags = EventFlag.EXTERNAL
                 function = entry("cuEventRecordWithFlags")
                 status = call_on(index, call, function, self.cuda_event, handle, _EXTERNAL)
             else:
@@ -146,7 +146,7 @@ class Event(Owner):
                 device=index,
                 stream=stream.trace_id(),
                 aux0=hooks.event_id(self.cuda_event),
-                flags=told,
+                flags=trace_flags,
                 correlation=correlation,
             )
 
@@ -162,10 +162,10 @@ class Event(Owner):
             raise _no_stream(stream) from None
         correlation = hooks.begin() if hooks.active else 0
         try:
-            status = told = 0
+            status = trace_flags = 0
             if self.cuda_event:
-                told = EventFlag.EXTERNAL if self.external and _is_capturing(stream) else 0
-                flags = _EXTERNAL if told else 0
+                trace_flags = EventFlag.EXTERNAL if self.external and _is_capturing(stream) else 0
+                flags = _EXTERNAL if trace_flags else 0
                 status = call_on(index, call, entry("cuStreamWaitEvent"), handle, self.cuda_event, flags)
         finally:
             if correlation:
@@ -178,7 +178,7 @@ class Event(Owner):
                 device=index,
                 stream=stream.trace_id(),
                 aux0=self.trace_id(),
-                flags=told,
+                flags=trace_flags,
                 correlation=correlation if self.cuda_event else 0,
             )
 
@@ -278,7 +278,7 @@ def _current_stream() -> Stream:
 
 
 def _no_stream(stream: object) -> UsageError:
-    return UsageError(f"an event is recorded and waited for in a Stream, not {type(stream).__name__}")
+    return UsageError(f"an event can only be recorded and waited for in a Stream, not {type(stream).__name__}")
 
 
 def _is_capturing(stream: Stream) -> bool:

@@ -40,7 +40,7 @@ __all__ = [
     "host_register",
     "is_pinned",
     "is_pinned_address",
-    "let_go",
+    "release",
     "note_use",
     "pin_memory",
     "reset_accumulated_host_memory_stats",
@@ -67,7 +67,7 @@ class _DriverMemory:
 
     def allocate(self, size: int) -> int:
         if size >> 64:
-            raise OutOfMemoryError(f"{size} bytes are more than there are addresses")
+            raise OutOfMemoryError(f"{size} bytes are more than the address space holds")
         device = current_device()
         pages = _touched_pages(size, self._threads) if self._register else None
         with operation() as correlation, relaxed():
@@ -151,12 +151,12 @@ def note_use(address: int, stream: Stream) -> None:
         )
 
 
-def let_go(blocks: Iterable[int], stream: Stream | None) -> None:
+def release(blocks: Iterable[int], stream: Stream | None) -> None:
     """Say that a graph does not use these blocks any more, once its last replay, on `stream`, is over."""
     for block in blocks:
         assert _allocator is not None
         # The handle is valid even if the program has closed the stream: the driver's streams are used again.
-        _allocator.let_go(block, None if stream is None else (stream.device_index, stream._handle))
+        _allocator.release(block, None if stream is None else (stream.device_index, stream._handle))
 
 
 class _PinnedMemory:
@@ -189,7 +189,7 @@ def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
     dtype = as_dtype(dtype)
     extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
     if min(extents, default=0) < 0:
-        raise UsageError(f"an array of shape {extents} cannot be: no extent is negative")
+        raise UsageError(f"cannot make an array of shape {extents}: a dimension is negative")
     memory = _PinnedMemory(math.prod(extents) * dtype.itemsize)
     array = np.asarray(memory).view(dtype).reshape(extents)
     return array.view(HostArray) if hooks.wants_accesses else array
@@ -236,7 +236,7 @@ class host_register:  # noqa: N801 - reads as a statement
     def __init__(self, array: npt.NDArray[Any]) -> None:
         if not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.nbytes:
             raise UsageError(
-                f"cannot pin an array of shape {array.shape} and strides {array.strides}: not in one piece"
+                f"cannot pin an array of shape {array.shape} and strides {array.strides}: it is not contiguous"
             )
         self.array = array
         self._address = 0

@@ -15,7 +15,7 @@ from cudatool.runtime.calls import check, operation
 from cudatool.runtime.capture import beside_captures
 from cudatool.runtime.device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.dtypes import whole
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.event import Event
 from cudatool.runtime.handles import Owner
 from cudatool.trace import hooks
@@ -77,7 +77,7 @@ class Stream(Owner):
     """
 
     def __init__(self, device: DeviceLike = None, priority: int = 0) -> None:
-        index, priority = device_index(device), whole("priority", priority)
+        index, priority = device_index(device), require_int("priority", priority)
         with on_device(index), operation():
             lowest, highest = check(calls.driver.cuCtxGetStreamPriorityRange())
             priority = max(highest, min(lowest, priority))
@@ -235,7 +235,7 @@ class Stream(Owner):
     ) -> None:
         contexts = self._contexts.get(threading.get_ident())
         if not contexts:
-            raise UsageError("the stream is left on a thread that has not entered it")
+            raise UsageError("this thread did not enter the stream that it leaves; enter and leave it on one thread")
         contexts.pop().__exit__(kind, error, traceback)
 
     def __eq__(self, other: object) -> bool:
@@ -263,7 +263,7 @@ class ExternalStream(Stream):
 
     def __init__(self, stream_ptr: int, device: DeviceLike = None) -> None:
         index = device_index(device)
-        if not 0 <= whole("stream_ptr", stream_ptr) < 1 << 64:
+        if not 0 <= require_int("stream_ptr", stream_ptr) < 1 << 64:
             raise UsageError(f"stream_ptr must be a handle of the driver's, not {stream_ptr}")
         with on_device(index), operation():
             # cuda.core takes 0 for "no stream"; the driver knows the legacy default stream as 1 too.
@@ -332,7 +332,9 @@ def set_stream(stream: Stream | None) -> None:
     if stream is None:
         return
     if not isinstance(stream, Stream):
-        raise UsageError(f"set_stream takes a Stream, not {type(stream).__name__}; from_handle makes one of a handle")
+        raise UsageError(
+            f"set_stream takes a Stream, not {type(stream).__name__}; wrap a handle with Stream.from_handle"
+        )
     if stream.core is not None:
         set_device(stream.device_index)
         if stream == default_stream(stream.device_index):
@@ -360,7 +362,7 @@ class StreamContext:
     def __init__(self, stream: Stream | None) -> None:
         if stream is not None and not isinstance(stream, Stream):
             raise UsageError(
-                f"a Stream is made current, not {type(stream).__name__}; from_handle makes one of a handle"
+                f"only a Stream can be made current, not {type(stream).__name__}; wrap a handle with Stream.from_handle"
             )
         self.stream = stream
         self._saved: dict[int, list[_Saved]] = {}  # by thread: one entry for each time it is entered

@@ -160,7 +160,7 @@ def _processes(trace: Trace, beside: Collection[int]) -> list[Gap]:
     missing: dict[bool, list[str]] = {False: [], True: []}
     for row in trace.of_kind(Kind.CHILD_PROCESS):
         process = int(row["aux0"])
-        if process and recorded[process]:  # a process may be started and replaced: each time it begins anew
+        if process and recorded[process]:  # a process may be started and replaced: each time it starts again
             recorded[process] -= 1
             continue
         name = trace.names[int(row["name"])]

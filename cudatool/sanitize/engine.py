@@ -241,13 +241,13 @@ class Engine:
         if not row.flags or (self.repairs is not None and row.stack in self.repairs.groups):
             earlier.clear()
         own = row.accesses or []
-        told: set[int] = set()  # of each earlier operation one conflict is enough
+        reported: set[int] = set()  # of each earlier operation one conflict is enough
         for old, new in itertools.product(earlier, own):
             if old.operation.agent != new.operation.agent or not (old.mode | new.mode) & WRITE:
                 continue
             found = overlap(old, new, self.effort)
-            if found is not None and old.operation.record not in told:
-                told.add(old.operation.record)
+            if found is not None and old.operation.record not in reported:
+                reported.add(old.operation.record)
                 buffer = self.buffers.find(found[0])
                 self.found.report(race_of(old, new), side_of(old), side_of(new), *found, buffer, grouped=True)
         earlier += own

@@ -81,14 +81,14 @@ def joined(runs: Sequence[Run], again: Run) -> Report:
     """
     first = runs[0]
     reports = [(run.schedule, run.report) for run in runs]
-    told = tuple(ScheduleRun(run.schedule, run.status, _unlike(first, again, run)) for run in runs)
+    listed = tuple(ScheduleRun(run.schedule, run.status, _unlike(first, again, run)) for run in runs)
     return replace(
         reports[0][1],
         findings=_union((schedule, report.findings) for schedule, report in reports),
         possible=_union((schedule, report.possible) for schedule, report in reports),
         on_device=_union((schedule, report.on_device) for schedule, report in reports),
         notes=tuple(dict.fromkeys(note for _, report in reports for note in report.notes)),
-        schedules=told,
+        schedules=listed,
         gaps=merged_gaps([report.gaps for _, report in reports], add=False),
     )
 

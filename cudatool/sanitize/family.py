@@ -27,7 +27,7 @@ def joined_processes(traces: Sequence[Trace], reports: Sequence[Report]) -> Repo
     if len(reports) == 1:
         return reports[0]
     names = [process_name(trace) for trace in traces]
-    told = tuple(
+    processes = tuple(
         Process(name, os.path.basename(trace.source), report.operations, report.outcome)
         for name, trace, report in zip(names, traces, reports, strict=True)
     )
@@ -43,7 +43,7 @@ def joined_processes(traces: Sequence[Trace], reports: Sequence[Report]) -> Repo
         edges=dict(sorted(edges.items())),
         notes=tuple(notes),
         gaps=_gaps(traces, reports),
-        processes=told,
+        processes=processes,
     )
 
 

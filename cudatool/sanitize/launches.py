@@ -103,12 +103,12 @@ class Launches:
             for touched in row.accesses:
                 touched.node = -1  # what the record says is of another time
             return row.accesses
-        told: list[Access] = []
+        accesses: list[Access] = []
         for number, node in graph.nodes.items():
             if node.baked is None:
                 return None
-            told += [access.of(access.operation, number) for access in node.baked]
-        return told if graph.nodes else None
+            accesses += [access.of(access.operation, number) for access in node.baked]
+        return accesses if graph.nodes else None
 
     def _check_nodes(self, graph: Executable, accesses: list[Access], operation: Operation) -> None:
         """Look for races between the nodes of one launch, and with work that the capture missed."""

@@ -113,14 +113,14 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
 
         ran = np.searchsorted(executed, wanted, "right") > np.searchsorted(executed, wanted, "left")
         idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & ran
-        told = [
+        accessed = [
             accesses[stop - length : stop] if length else [] if nothing else None
             for stop, length, nothing in zip(last.tolist(), count.tolist(), (elsewhere | idle).tolist(), strict=True)
         ]
         if masked:
-            told = [one and _with_masks(one) for one in told]
+            accessed = [one and _with_masks(one) for one in accessed]
         columns = (chunk[name].tolist() if chunk[name].any() else itertools.repeat(0, len(index)) for name in _COLUMNS)
-        yield map(_make_row, zip(index.tolist(), *columns, told, strict=True))
+        yield map(_make_row, zip(index.tolist(), *columns, accessed, strict=True))
 
 
 def _indices(records: npt.NDArray[np.void], kinds: Collection[int]) -> npt.NDArray[np.integer]:

@@ -145,8 +145,8 @@ class Search:
             launches.setdefault(owner, []).append(node)
         records = self._trace.records
         exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
-        told = (records["kind"] == Kind.HOST_ACCESS) & (records["flags"] & exact_write == AccessFlag.WRITE)
-        writes = dict(zip(np.flatnonzero(told).tolist(), written, strict=False))
+        by_host = (records["kind"] == Kind.HOST_ACCESS) & (records["flags"] & exact_write == AccessFlag.WRITE)
+        writes = dict(zip(np.flatnonzero(by_host).tolist(), written, strict=False))
         self._todo: list[list[Any]] = []
         self._step_of: dict[int, int] = {}
         for index, step in enumerate(self.steps.all):
@@ -176,7 +176,7 @@ class Search:
         self._until = until
         pair = self._reported(finding)
         if pair is None:
-            return "only the order of operations is replayed, and one side is none"
+            return "only the order of operations is replayed, and one side is not an operation"
         first, second = pair
         if self.steps.all[second].kind is Kind.COLLECTIVE and finding.first.agent == finding.second.agent:
             return "the software device runs the operations of a group one after the other"
@@ -197,7 +197,7 @@ class Search:
             return f"none was found in the time allowed, by {_count(self._replays - before, 'replay')}"
         if self._replays == before:
             return "no legal order exchanges the two: the memory was handed out again between them"
-        return f"{_count(self._replays - before, 'replay')}, with the two either way round, gave the same bytes"
+        return f"{_count(self._replays - before, 'replay')} with the two in either order gave the same bytes"
 
     def _reported(self, finding: Finding) -> tuple[int, int] | None:
         """Return the steps of the two sides, None if one is none."""
@@ -217,9 +217,9 @@ class Search:
         if step.kind is Kind.HOST_ACCESS:
             return "" if todo else "its writes were not recorded: it cannot be replayed"
         if not todo:
-            return "is not on the tape: nothing says how to do it again"
+            return "was not kept in a form that can be replayed"
         if not all(self._tape.can_repeat(task) for task in todo if isinstance(task, int)):
-            return "calls a function of the host, which is not called again"
+            return "calls a host function, which a replay must not call again"
         return ""
 
     def check_itself(self) -> None:
@@ -253,8 +253,8 @@ class Search:
         """Yield pairs of steps, with two legal orders: in the second one they are the other way round."""
         pairs = [pair for pair in self._pairs(finding, first, second) if pair[0] not in self.steps.before(pair[1])]
         seen: set[frozenset[bytes]] = set()
-        told = chain.from_iterable(self._told(*pair) for pair in pairs)
-        for pair, order, other in chain(told, chain.from_iterable(self._by_chance(*pair) for pair in pairs)):
+        chosen = chain.from_iterable(self._chosen(*pair) for pair in pairs)
+        for pair, order, other in chain(chosen, chain.from_iterable(self._by_chance(*pair) for pair in pairs)):
             kinds = frozenset((self._agreement(order), self._agreement(other)))
             if self._races is None or kinds not in seen:
                 seen.add(kinds)
@@ -269,7 +269,7 @@ class Search:
             pairs += [pair for pair in alike if pair != pairs[0]][: _PAIRS - 1]
         return pairs
 
-    def _told(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
+    def _chosen(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
         """Yield the program's order and others: first one in which nothing but the two changes places, if it can be."""
         steps, order = self.steps, self.steps.program_order()
         alone = steps.before_but(second, first, self._races or ())

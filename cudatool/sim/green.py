@@ -146,7 +146,7 @@ def _take(free: list[int], count: int, together: int, *, backfill: bool = False)
 def split_in_groups(whole: Resource, groups: list[Group], number: int) -> tuple[list[Resource], Resource]:
     """Carry out cuDevSmResourceSplit: return a resource for each group, and what is left.
 
-    Groups that ask for 0 multiprocessors get what there is, and are told how many; a resource may then be invalid.
+    Groups that ask for 0 multiprocessors get what there is, and learn how many; a resource may then be invalid.
 
     Parameters
     ----------

@@ -221,7 +221,7 @@ class Scheduler(_queue.Queue):
             stalled = 0.0  # since when
             while not self._run_in_order(target):
                 signals.check()
-                chosen = self._choose(target, needed) or self._latecomer(target)
+                chosen = self._choose(target, needed) or self._late_dependency(target)
                 if chosen is not None:
                     self._run(chosen)
                 elif not self._until:
@@ -357,7 +357,7 @@ class Scheduler(_queue.Queue):
             return None
         return ready[self._random.choice(sorted(ready)) if self.schedule is Schedule.RANDOM else max(ready)]
 
-    def _latecomer(self, target: Operation) -> Operation | None:
+    def _late_dependency(self, target: Operation) -> Operation | None:
         """Return an operation that `target` came to wait for only while others ran: the body of a conditional node.
 
         Where something waits for a value in memory, it is any: it may be what writes the value.

@@ -467,10 +467,10 @@ def test_block_that_a_graph_holds_rests_until_it_is_let_go_and_its_last_stream_i
     assert address == host.hold(address)
     host.free(address)
     assert address != host.allocate(1000)
-    host.let_go(address, None)
+    host.release(address, None)
     assert address != host.allocate(1000)
     pinned.busy = {"stream"}
-    host.let_go(address, "stream")
+    host.release(address, "stream")
     assert address != host.allocate(1000)
     pinned.busy = set()
     assert address == host.allocate(1000)
@@ -479,7 +479,7 @@ def test_block_that_a_graph_holds_rests_until_it_is_let_go_and_its_last_stream_i
 def test_block_that_is_let_go_before_it_is_freed_is_the_programs(host: CachingHostAllocator) -> None:
     address = host.allocate(1000)
     host.hold(address)
-    host.let_go(address, None)
+    host.release(address, None)
     assert address != host.allocate(1000)
     host.free(address)
     assert address == host.allocate(1000)
@@ -494,7 +494,7 @@ def test_block_can_be_let_go_in_the_middle_of_an_operation(
     allocate = pinned.allocate
 
     def finalizer_runs(size: int) -> int:
-        host.let_go(address, None)
+        host.release(address, None)
         return allocate(size)
 
     pinned.allocate = finalizer_runs  # type: ignore[method-assign]
@@ -518,7 +518,7 @@ def test_freeing_a_block_is_told_when_the_graph_has_let_go(
         host.hold(address)
         host.free(address)
         assert [Kind.HOST_ALLOC] == told
-        host.let_go(address, None)
+        host.release(address, None)
         assert [Kind.HOST_ALLOC, Kind.HOST_FREE] == told
     finally:
         hooks.unsubscribe(subscriber)

@@ -448,7 +448,7 @@ def test_memory_can_be_registered_once() -> None:
 
 @pytest.mark.parametrize("host", [np.zeros((8, 8))[:, ::2], np.zeros(0)])
 def test_what_is_not_in_one_piece_is_not_registered(host: np.ndarray) -> None:
-    with pytest.raises(UsageError, match="not in one piece"):
+    with pytest.raises(UsageError, match="it is not contiguous"):
         cudatool.host_register(host)
 
 

@@ -19,7 +19,7 @@ from cudatool.trace.model import Frame
 
 __all__ = ["render_github", "render_summary"]
 
-_MOST = 50  # findings told in full on the page: GitHub refuses pages beyond 1 MiB
+_MOST = 50  # findings in full on the page: GitHub refuses pages beyond 1 MiB
 
 
 def render_github(report: Report, run: Run) -> str:
@@ -70,13 +70,13 @@ def render_summary(report: Report, run: Run) -> str:
         lines += [f"The workload itself {ended(run.status)}.", ""]
     if listed:
         lines += ["| | kind | where | what |", "|---|---|---|---|", *(_row(entry, run.root) for entry in listed), ""]
-    told = [entry for entry in listed if entry.aside is None]
-    for entry in told[:_MOST]:
+    in_full = [entry for entry in listed if entry.aside is None]
+    for entry in in_full[:_MOST]:
         title = html.escape(f"{entry.finding.kind}: {KINDS[entry.finding.kind].title}")
         text = html.escape(render_entry(entry, run))
         lines += [f"<details><summary>{title}</summary>", "", f"<pre>{text}</pre>", "</details>", ""]
-    if len(told) > _MOST:
-        lines += [f"{len(told) - _MOST} more are in the table only.", ""]
+    if len(in_full) > _MOST:
+        lines += [f"{len(in_full) - _MOST} more are in the table only.", ""]
     lines += [f"- Not checked: {_cell(gap_why(gap))}" for gap in report.gaps]
     lines += [f"- {_cell(note)}" for note in report.notes]
     return "\n".join(lines) + "\n"

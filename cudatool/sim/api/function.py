@@ -72,7 +72,7 @@ def cuFuncIsLoaded(state_out: int, function: int) -> None:
 def cuKernelGetParamInfo(kernel: int, paramIndex: int, paramOffset: int, paramSize: int) -> None:
     parameters = state.machine.get(kernel, Function).on(current_context().device).params
     if paramIndex >= len(parameters):
-        raise DriverError(Result.INVALID_VALUE)  # no words for the log: programs ask until they are told so
+        raise DriverError(Result.INVALID_VALUE)  # no entry in the log: programs ask until this is returned
     write(paramOffset, c_size_t, parameters[paramIndex].offset)
     if paramSize:
         write(paramSize, c_size_t, parameters[paramIndex].size)

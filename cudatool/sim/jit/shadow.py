@@ -116,7 +116,7 @@ class Shadow:
         self.changed()
 
     def changed(self) -> None:
-        """Let what was found out about memory be found out anew (:attr:`version`)."""
+        """Forget what was learnt about memory (:attr:`version`)."""
         self.version = next(_versions)
 
     def narrow(self, kinds: Instrument) -> None:
@@ -227,7 +227,7 @@ class Shadow:
     def has_values(self, first: int, stop: int) -> bool:
         """Whether something was written to all bytes from address `first` to `stop`.
 
-        Pages that are full are remembered until their memory is allocated or copied to anew: nothing else empties them.
+        Full pages are remembered until their memory is allocated or copied to again: nothing else empties them.
         """
         start, stop = first - self.base, stop - self.base
         if not 0 <= start < stop <= self.size:
