@@ -34,6 +34,7 @@ def gaps_of_a_launch(folder: Path) -> list[tuple[str, ...]]:
         ok(driver.cuStreamSynchronize(stream))
         ok(driver.cuStreamDestroy(stream))
         ok(driver.cuModuleUnload(module))
+        ok(driver.cuCtxSetCurrent(0))  # else the next test begins with a context that is gone
         ok(driver.cuDevicePrimaryCtxRelease(0))
     gaps = sanitize.check(read(path)).gaps
     return [(*gap.names, *gap.codes) for gap in gaps if gap.kind is GapKind.UNSEEN]
@@ -73,6 +74,7 @@ def test_nodes_that_order_by_values_in_memory_are_a_gap(tmp_path: Path) -> None:
         ok(driver.cuGraphDestroy(graph))
         ok(driver.cuMemFree(word))
         ok(driver.cuStreamDestroy(stream))
+        ok(driver.cuCtxSetCurrent(0))  # else the next test begins with a context that is gone
         ok(driver.cuDevicePrimaryCtxRelease(0))
     gaps = [(*gap.names, *gap.codes) for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN]
     text = "batch memory operation nodes: what they write and wait for is not recorded"
