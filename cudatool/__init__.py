@@ -267,7 +267,6 @@ __all__ = [
     "compile",
     "launch",
     # notebooks
-    "load_ipython_extension",
     # traces
     "annotate",
     "arm",
