@@ -42,6 +42,7 @@ __all__ = [
     "record",
     "release_caches",
     "sources",
+    "up_to_date",
 ]
 
 _LIBRARIES = {  # by the module whose import shows that a program uses it
@@ -350,16 +351,19 @@ def _reporting(recorder: Recorder) -> Iterator[None]:
     global _reports
     _reports += 1
     try:
-        with explained_by(OomReport(lambda: _up_to_date(recorder))):
+        with explained_by(OomReport(lambda: up_to_date(recorder))):
             yield
     finally:
         _reports -= 1
 
 
-def _up_to_date(recorder: Recorder) -> str | None:
+def up_to_date(recorder: Recorder) -> str | None:
     """Return the file of a recorder, with all that can be known now without running pending work."""
     flush()
-    return None if recorder.is_closed else recorder.place
+    if recorder.is_closed:
+        return None
+    recorder.add_facts({"libraries": libraries()})  # whose the memory is
+    return recorder.place
 
 
 def flush() -> None:

@@ -313,8 +313,8 @@ class _ChildRecorder:
 
     def up_to_date(self) -> str | None:
         """Return the file of the trace with what is known by now, None if there is none."""
-        recording.flush()
-        return None if self._recorder is None or self._recorder.is_closed else self._recorder.place
+        recording.flush()  # it may make the trace
+        return None if self._recorder is None else recording.up_to_date(self._recorder)
 
     def close(self) -> None:
         """Finish the trace, if there is one."""

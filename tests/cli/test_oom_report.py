@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cudatool.trace.reader import read
+
 _HOG = """
 import cudatool as ct
 kept = []
@@ -247,6 +249,14 @@ def test_tests_that_run_out_of_memory_under_pytest(run_command, tmp_path):
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout
     assert "(hog)" in _holder((tmp_path / "run.oom.txt").read_text())
+
+
+def test_trace_that_is_explained_names_the_libraries_of_the_program(run_command, tmp_path):
+    (tmp_path / "cupy.py").touch()
+    program = _HOG + "import os, cupy\ntry:\n    while True: hog()\nexcept ct.OutOfMemoryError: os.kill(os.getpid(), 9)"
+    (tmp_path / "big.py").write_text(program)
+    run_command("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py", cwd=tmp_path)
+    assert ["CuPy"] == read(tmp_path / "run.ctrace").header["libraries"]
 
 
 def test_reason_full_names_what_is_missing(run_warm, run_here, tmp_path):
