@@ -345,10 +345,10 @@ def _in_programs(form: Form) -> bool:
     """Whether a form's result is exact, and the same in a program as alone.
 
     NVIDIA's compiler takes some for what they are not where it puts instructions together: negation of a 16-bit number
-    never overflows, a NaN converted to 64 bits and then narrowed is zero, and of four ``mad.hi`` in an unrolled loop
-    two get lost (driver 580.159, H200).
+    never overflows, a NaN converted to 64 bits and then narrowed is zero, of four ``mad.hi`` in an unrolled loop two get
+    lost, and what ``sub`` took away ``add.sat`` gives back without saturating (driver 580.159, H200).
     """
-    merged = ("abs.s16", "neg.s16", "mad.hi")
+    merged = ("abs.s16", "neg.s16", "mad.hi", "add.sat", "sub.sat")
     narrows = form.name.startswith("cvt.sat") and form.name.endswith("64") and SIZES[form.result] < 8
     kinds = {form.result, *form.sources}
     exact = not form.ulp and not kinds.intersection(("f16", "bf16", "f16x2", "bf16x2"))
