@@ -321,6 +321,8 @@ _attached.HOMES.update(ArrayMethods="cudatool.array_methods", copy="cudatool.ops
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):  # a private module is being imported: load nothing else
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
+    if name == "load_ipython_extension":  # IPython's name for it, which is no part of the runtime
+        return _load_ipython_extension
     with _whole_imports():
         # When a name is first used: `import cudatool` loads next to nothing.
         from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
@@ -344,7 +346,7 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-def load_ipython_extension(shell: Any) -> None:
+def _load_ipython_extension(shell: Any) -> None:
     """Give an IPython shell ``%%cudatool run|snapshot|sanitize``; ``%load_ext cudatool`` calls it."""
     import_module("cudatool.notebook").load(shell)
 
