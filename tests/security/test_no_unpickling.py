@@ -11,7 +11,7 @@ MODULES = sorted(path for folder in ("cudatool", "cli", "viz") for path in (ROOT
 RUNS = {
     # what runs or unpickles what it is given -> where it may stand
     "eval": set(),
-    "exec": {"cudatool/workload.py"},  # the workload
+    "exec": {"cudatool/workload.py", "cudatool/notebook.py"},  # the workload: a program, a cell
     "pickle.load": set(),
     "pickle.loads": set(),
     "pickle.Unpickler": {"cudatool/collect/plain_pickle.py"},  # which refuses every import
