@@ -171,6 +171,12 @@ class HostWatch:
             for kept in self._overlapping([(address, size)]) if writes else ():
                 kept.known.append((address, size))
 
+    def wrote(self, ranges: list[Range]) -> None:
+        """The driver itself has written there since the last look."""
+        self._pages.drop(ranges)
+        for kept in self._overlapping(ranges):
+            kept.keep()
+
     def waited(self, operations: Iterable[Operation]) -> None:
         """The host has waited for these: what operations of their streams used before is not compared any more."""
         for operation in operations:
