@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Fragmentation,
         Ledger,
         LintFinding,
+        MemoryPlan,
         Remedy,
         Report,
         Summary,
@@ -54,6 +55,8 @@ def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = 
         _print_device(console, device, diagnosis)
         if ledger is not None:
             print_ledger(console, ledger, int(report.trace.records["time"][0]))
+    for plan in summary.plans:
+        _print_plan(console, plan)
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
     _print_work(console, summary)
@@ -210,6 +213,18 @@ def print_ledger(console: Console, ledger: Ledger, start: int) -> None:
         text = f"Of {format_bytes(ledger.total)}, {format_bytes(ledger.used)} were in use: "
         text += f"{format_bytes(ledger.beside)} by other processes and by the driver for itself"
         console.print(text, markup=False)
+
+
+def _print_plan(console: Console, plan: MemoryPlan) -> None:
+    table = new_table("Buffer of", "Call site", numbers=("Bytes", "At byte", "Nodes"))
+    for buffer in sorted(plan.buffers, key=lambda own: -own.size)[:_MOST]:
+        life = f"{buffer.first} to {max(buffer.end - 1, buffer.first)}" + (", kept" if buffer.kept else "")
+        table.add_row(plain(buffer.node), plain(buffer.label), format_bytes(buffer.size), f"{buffer.offset:,}", life)
+    print_table(console, f"Planned memory of {plain(plan.function)}", table)
+    print_rest(console, len(plan.buffers), _MOST, "buffers")
+    text = f"Compiled at {plan.label}: {counted(plan.nodes, 'node')}; {format_bytes(plan.planned)} planned, "
+    text += f"{format_bytes(plan.ran)} used, {format_bytes(plan.most_live)} live at once at most; "
+    console.print(text + f"{format_bytes(plan.unshared)} if no buffers shared a place", markup=False)
 
 
 def _print_pinned(console: Console, pinned: PinnedMemory) -> None:

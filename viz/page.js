@@ -196,11 +196,12 @@ async function showPage() {
     choice.value = first;
     await show(first, state);
   }
+  showPlans(data.plans, shared);
   showPinned(data.pinned);
   const worked = data.kernels.length || data.copies.length || data.operations.start.length;
   const streams = worked ? showWork(shared, data) : null;
   if (data.defects) showDefects(data, streams);
-  byId("nothing").hidden = !["memory", "pinned", "work"].every((id) => byId(id).hidden);
+  byId("nothing").hidden = !["memory", "plans", "pinned", "work"].every((id) => byId(id).hidden);
   if (byId("memory").hidden) byId("streams-clock").textContent = byId("streams-clock").textContent.replace(/: not the axis .*/, "");
   listenToKeys(view);
   window.memoryView = view; // for use in the console

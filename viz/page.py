@@ -40,6 +40,7 @@ SCRIPTS = (
     "diagnosis.js",
     "streams.js",
     "defects.js",
+    "plans.js",
     "memory.js",
     "page.js",
 )

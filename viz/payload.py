@@ -152,6 +152,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         ],
         "devices": devices,
         "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
+        "plans": [asdict(plan) for plan in summary.plans],
         "pinned": None if summary.pinned is None else asdict(summary.pinned),
         "streams": [{"device": s.device, "id": s.id, "label": s.label, "busy": s.busy} for s in summary.streams],
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],

@@ -50,6 +50,7 @@ from cudatool.analyze.moments import (
     without_stack,
 )
 from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
+from cudatool.analyze.plans import MemoryPlan, PlannedBuffer, plans
 from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings, torch_settings
 from cudatool.analyze.replay import Check, Divergence, check
@@ -114,6 +115,7 @@ __all__ = [
     "LeftOut",
     "LintFinding",
     "Match",
+    "MemoryPlan",
     "Moment",
     "NoAdvice",
     "Operations",
@@ -123,6 +125,7 @@ __all__ = [
     "Pin",
     "RULES",
     "Record",
+    "PlannedBuffer",
     "Ranges",
     "Remedy",
     "Report",
@@ -168,6 +171,7 @@ __all__ = [
     "outside",
     "is_private_pool",
     "pool_label",
+    "plans",
     "range_at",
     "ranges",
     "recorded_from",

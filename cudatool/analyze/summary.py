@@ -14,6 +14,7 @@ from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
 from cudatool.analyze.ledger import Ledger, ledger
 from cudatool.analyze.lint import PARTS_OF_LINT, LintFinding, lint
 from cudatool.analyze.moments import CallSite
+from cudatool.analyze.plans import MemoryPlan, plans
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.errors import FileFormatError
 from cudatool.memory.settings import Settings
@@ -96,6 +97,7 @@ class Summary:
 
     `pinned` is a snapshot's pinned host memory, always of the whole recording.
     Of a part of a recording, `window` has its first event, the one after its last, and how many the recording has.
+    `plans` has the memory of the graphs of compiled functions.
     `simulated` says whether times on the device come from the software device's cost model.
     """
 
@@ -111,6 +113,7 @@ class Summary:
     notes: tuple[str, ...]
     simulated: bool = False
     pinned: PinnedMemory | None = None
+    plans: tuple[MemoryPlan, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists; sizes in bytes, times in ns."""
@@ -200,6 +203,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
         streams=execution.streams(trace, ran),
         notes=tuple(trace.notes),
         pinned=getattr(trace, "pinned", None),
+        plans=plans(trace),
         simulated=trace.header.get("device_kind") == "sim",
     )
     curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}

@@ -14,10 +14,10 @@ import numpy as np
 
 from cudatool.compiler._plan import Arena, Plan, plan
 from cudatool.compiler._state import Facts, State, arguments, environment, is_constant
-from cudatool.compiler._trace import Graph, Trace, captured, traced_nodes
+from cudatool.compiler._trace import Graph, Trace, captured, plan_events, traced_nodes
 from cudatool.errors import GraphBreakError, UsageError
 from cudatool.graphs import CUDAGraph
-from cudatool.runtime.allocator import planned
+from cudatool.runtime.allocator import note_plan, planned
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.capture import is_capturing
 from cudatool.runtime.device import current_device
@@ -64,6 +64,7 @@ class CompiledFunction:
     def __init__(self, function: _Function, *, fullgraph: bool) -> None:
         functools.update_wrapper(self, function)
         self._function = function
+        self._name = str(getattr(function, "__qualname__", type(function).__qualname__))
         self._fullgraph = fullgraph
         self._entries: list[_Compiled] = []
         self._ready: deque[Facts] = deque(maxlen=_REMEMBERED)  # that the function ran with once already
@@ -130,10 +131,7 @@ class CompiledFunction:
         try:
             with _no_collection():
                 for attempt in range(_RUNS):
-                    trace, unplanned = Trace(device), CUDAGraph(keep_graph=True)
-                    with captured(unplanned, stream, trace):
-                        self._function(*args, **kwargs)
-                    unplanned.reset()
+                    trace = self._unplanned(device, stream, args, kwargs)
                     effects = state.changed(State(self._function, objects))
                     state.restore()
                     _refuse_shared(arrays, state.arrays(effects))
@@ -157,6 +155,14 @@ class CompiledFunction:
         _refuse_views([entry.outputs, *(after.slots[path].value for path in effects)], inputs)
         return entry
 
+    def _unplanned(self, device: int, stream: Stream, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+        trace, cuda_graph = Trace(device), CUDAGraph(keep_graph=True)
+        with captured(cuda_graph, stream, trace):
+            results = self._function(*args, **kwargs)
+        del results  # not before the trace has ended: it must see that they live on
+        cuda_graph.reset()
+        return trace
+
     def _planned(
         self, facts: Facts, trace: Trace, device: int, stream: Stream, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Compiled:
@@ -168,6 +174,7 @@ class CompiledFunction:
             entry.outputs = self._function(*args, **kwargs)
         if traced_nodes(again.graph()) != traced_nodes(graph) or entry.arena.served != len(memory.buffers):
             raise GraphBreakError("the function does something else each time it runs")
+        note_plan(entry.arena, plan_events(self._name, device, graph, entry.arena, trace.stacks))
         return entry
 
     def _replay(self, entry: _Compiled, arrays: dict[str, DeviceArray], state: State) -> Any:

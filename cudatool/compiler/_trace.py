@@ -7,21 +7,21 @@ is known from the events that the runtime emits, so tracing costs nothing when n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Final
 
 from cudatool.amp import get_autocast_dtype, is_autocast_enabled
-from cudatool.compiler._plan import Buffer, rounded
+from cudatool.compiler._plan import Arena, Buffer, rounded
 from cudatool.errors import CudaError, GraphBreakError, OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
 from cudatool.runtime.stream import Stream
-from cudatool.trace import hooks
-from cudatool.trace.events import Event, Kind
+from cudatool.trace import hooks, stacks
+from cudatool.trace.events import Event, Kind, PlanFlag
 
-__all__ = ["Graph", "Node", "Trace", "captured", "line_of_error", "traced_nodes"]
+__all__ = ["Graph", "Node", "Trace", "captured", "line_of_error", "plan_events", "traced_nodes"]
 
 _NODES: Final = {
     Kind.KERNEL_LAUNCH: "kernel",
@@ -85,6 +85,8 @@ class Trace:
     ----------
     buffers, lifetimes
         Allocations in their order, and when each was made and freed, on a clock of allocations and frees.
+    stacks
+        Where each was made.
     """
 
     def __init__(self, device: int) -> None:
@@ -98,6 +100,7 @@ class Trace:
         self._clock = 0
         self.buffers: list[Buffer] = []
         self.lifetimes: list[tuple[int, int]] = []
+        self.stacks: list[int] = []
 
     def __call__(self, event: Event) -> None:
         if event.thread != self._thread:
@@ -135,6 +138,7 @@ class Trace:
         self.buffers.append(Buffer(size, len(self._nodes), -1, True, self._stream(event), True, _line()))
         self.lifetimes.append((self._tick(), sys.maxsize))
         self._allocated.append(event.time)
+        self.stacks.append(event.stack)
 
     def _call(self, event: Event) -> None:
         """Name the nodes that a public function has enqueued; the outermost one ends last and has the last word."""
@@ -188,6 +192,34 @@ def captured(cuda_graph: CUDAGraph, stream: Stream, trace: Trace) -> Iterator[No
 def traced_nodes(graph: Graph) -> list[tuple[str, str, int]]:
     """Return what two runs of one function have in common."""
     return [(node.kind, node.name, node.stream) for node in graph.nodes]
+
+
+def plan_events(name: str, device: int, graph: Graph, arena: Arena, allocated_at: Sequence[int]) -> list[Event]:
+    """Return the events that describe where the buffers of a graph lie.
+
+    Parameters
+    ----------
+    name
+        The function's.
+    allocated_at
+        The stack of each buffer's allocation.
+    """
+    number, thread, planned = hooks.new_correlation(), hooks.thread_id(), arena.plan
+    start, here = arena.address, stacks.capture()
+    # fmt: off
+    events = [
+        Event(0, Kind.MEMORY_PLAN, device, 0, thread, 0, number, here, name, start, planned.peak, arena.peak,
+              len(graph.nodes))
+    ]
+    for buffer, offset, stack in zip(planned.buffers, planned.offsets, allocated_at, strict=True):
+        flags = (PlanFlag.KEPT if buffer.kept else 0) | (0 if buffer.shares else PlanFlag.ALONE)
+        node = graph.nodes[min(buffer.first, len(graph.nodes) - 1)]
+        events.append(
+            Event(0, Kind.PLANNED_BUFFER, device, flags, thread, 0, number, stack, node.op or node.name,
+                  start + offset, buffer.size, buffer.first, buffer.last + 1)
+        )
+    # fmt: on
+    return events
 
 
 def _is_ours(frame: FrameType) -> bool:

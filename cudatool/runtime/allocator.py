@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, SupportsIndex
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,7 @@ __all__ = [
     "memory_stats_as_nested_dict",
     "memory_summary",
     "nested",
+    "note_plan",
     "planned",
     "PlannedMemory",
     "reset_accumulated_memory_stats",
@@ -83,6 +85,7 @@ _own: CUDAPluggableAllocator | None = None  # takes their place
 _NEVER_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # whatever it says, as in PyTorch
 _caching = not _NEVER_CACHING
 _planned: dict[tuple[int, int], PlannedMemory] = {}  # by thread and device: what it allocates was planned ahead
+_plans: WeakKeyDictionary[PlannedMemory, list[Event]] = WeakKeyDictionary()
 _uncached: dict[int, UncachedAllocator] = {}  # of the program's own allocator, or of the driver
 _lock = threading.Lock()
 # What caching_allocator_alloc gave, and from where.
@@ -137,6 +140,14 @@ def planned(source: PlannedMemory, device: int) -> Iterator[None]:
         yield
     finally:
         del _planned[key]
+
+
+def note_plan(source: PlannedMemory, events: list[Event]) -> None:
+    """Emit the events that tell what was planned, and again when a recording begins while `source` exists."""
+    _plans[source] = events
+    if hooks.active:
+        for event in events:
+            hooks.forward(event._replace(time=time.monotonic_ns()))
 
 
 def current_allocator(device: int) -> CachingAllocator | UncachedAllocator | PlannedMemory:
@@ -466,7 +477,8 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
 def living() -> list[Event]:
     """Return what lives now, device by device, as the events that would have reported it: segments, then their blocks.
 
-    For a recording that begins in the middle of a program. They have no stacks.
+    For a recording that begins in the middle of a program. They have no stacks, but for what comes last: memory that
+    was planned ahead.
     """
     events: list[Event] = []
     for device, found in sorted(_allocators.copy().items()):
@@ -498,7 +510,8 @@ def living() -> list[Event]:
                     events.append(event(Kind.BLOCK_ALLOC, *place, asked=block["requested_size"]))
                 if block["state"] == "active_pending_free":
                     events.append(event(Kind.BLOCK_FREE_REQUESTED, *place, asked=block["requested_size"]))
-    return events
+    now = time.monotonic_ns()
+    return events + [event._replace(time=now) for plan in list(_plans.values()) for event in plan]
 
 
 def fractions() -> list[Event]:

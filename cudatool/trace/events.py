@@ -29,6 +29,7 @@ __all__ = [
     "LaunchFlag",
     "LIVED",
     "Kind",
+    "PlanFlag",
     "ProcessFlag",
     "StreamFlag",
     "UseFlag",
@@ -106,6 +107,9 @@ class Kind(IntEnum):
     GRAPH_POINTER = 53
     # Work of several devices together.
     COLLECTIVE = 54
+    # Memory of a graph that was planned ahead.
+    MEMORY_PLAN = 55
+    PLANNED_BUFFER = 56
     # What an operation touched, and when it ran.
     ACCESS = 60
     HOST_ACCESS = 61
@@ -209,6 +213,11 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.COLLECTIVE: "the part of one rank in an operation of several devices: stream, correlation, name=operation, "
     "address=buffer of its result (of what is sent, where it gets none), size=bytes there, aux0=communicator, "
     "aux1=pack_dims(rank, number of ranks), flags=1 if it is in one group with the thread's record before it, stack",
+    Kind.MEMORY_PLAN: "memory of a graph was planned: name=the function that was compiled, address, size=planned, "
+    "aux0=bytes up to the end of the highest buffer in use when the graph was made, aux1=nodes of the graph, "
+    "correlation=number of the plan, stack; its PLANNED_BUFFER records follow",
+    Kind.PLANNED_BUFFER: "correlation=number of the plan, address, size, aux0=the first node after its allocation, "
+    "aux1=the first node after it was freed, flags=PlanFlag, name=operation of that first node, stack",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
@@ -340,6 +349,15 @@ class UseFlag(IntFlag):
     """Memory was taken from a pool of the driver's, or given back to one (cuMemAllocAsync): the pool keeps more."""
 
 
+class PlanFlag(IntFlag):
+    """Flags of ``PLANNED_BUFFER``."""
+
+    KEPT = 1
+    """It outlives the function: a result, or what the function stores."""
+    ALONE = 2
+    """No other buffer may have its place, since another stream uses it."""
+
+
 class EventFlag(IntFlag):
     """Flags of ``EVENT_RECORD`` and ``STREAM_WAIT_EVENT``."""
 
@@ -374,7 +392,6 @@ class LaunchFlag(IntFlag):
     each other by flags in memory (PTX ISA, Memory Consistency Model, Scope)."""
 
 
-@cache
 @cache  # a sum of flags takes longer than the rest of an event
 def launch_flags(programmatic: bool, waits: bool, triggers: bool, system_scope: bool) -> LaunchFlag:
     """Return the flags of a launch."""

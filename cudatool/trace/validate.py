@@ -157,6 +157,8 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     **dict.fromkeys((Kind.MEM_ALLOC, Kind.MEM_FREE, Kind.BLOCK_RECORD_STREAM, Kind.GRAPH_POINTER), _PLACE),
     **dict.fromkeys((Kind.MEMSET, Kind.GEMM, Kind.COLLECTIVE, Kind.HOST_ALLOC, Kind.HOST_FREE), _PLACE),
     **dict.fromkeys((Kind.STREAM_WRITE_VALUE, Kind.STREAM_WAIT_VALUE), _PLACE),
+    Kind.MEMORY_PLAN: {**_PLACE, "aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
+    Kind.PLANNED_BUFFER: {**_PLACE, "aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
     Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0"), MAX_MEMORY),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,

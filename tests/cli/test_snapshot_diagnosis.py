@@ -196,3 +196,26 @@ def test_a_final_state_alone_calls_for_nothing_but_a_history(tmp_path: Path) -> 
     topics = [remedy["topic"] for remedy in document["devices"][0]["diagnosis"]["remedies"]]
     assert set(topics) <= {"setting"}
     assert "whole free segments" in words(run(path))
+
+
+def test_planned_memory_is_told_with_its_buffers_and_what_a_plan_saves(run_command) -> None:
+    program = """
+import cudatool as ct
+from cudatool.compiler import compile
+
+@compile(fullgraph=True)
+def double(x):
+    for _ in range(4):
+        x = x * 2.0
+    return x
+
+for _ in range(2):
+    double(ct.ones(1000))
+"""
+    run_command("run", "-o", "planned.ctrace", "-c", program)
+    said = " ".join(run_command("snapshot", "planned.ctrace").stdout.split())
+    assert "Planned memory of double" in said
+    assert "4 nodes; 8 KiB planned, 8 KiB used, 8 KiB live at once at most; 16 KiB if no buffers shared" in said
+    (plan,) = json.loads(run_command("snapshot", "planned.ctrace", "--json").stdout)["plans"]
+    assert [0, 4096, 0, 4096] == [buffer["offset"] for buffer in plan["buffers"]]
+    assert ["cudatool.ops.mul"] * 4 == [buffer["node"] for buffer in plan["buffers"]]

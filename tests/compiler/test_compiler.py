@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 import cudatool as ct
-from cudatool import blas, ops
+from cudatool import analyze, blas, ops
 from cudatool.amp import autocast
 from cudatool.compiler import CompiledFunction, compile
 from cudatool.compiler._plan import Buffer, plan
 from cudatool.errors import GraphBreakError, UsageError
 from cudatool.runtime.array import DeviceArray
+from cudatool.trace import reader
 from cudatool.trace.events import Event, Kind
+from cudatool.trace.model import Trace
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 pytestmark = pytest.mark.usefixtures("device")
@@ -445,3 +448,44 @@ def test_no_two_buffers_that_exist_at_once_overlap() -> None:
                 ):
                     assert buffers[a].shares and buffers[b].shares and buffers[a].stream == buffers[b].stream
                     assert lifetimes[a][1] <= lifetimes[b][0] or lifetimes[b][1] <= lifetimes[a][0]
+
+
+def recorded(tmp_path: Path, during: Callable[[], object]) -> Trace:
+    path = tmp_path / "plan.ctrace"
+    with ct.record(path):
+        during()
+    return reader.read(path)
+
+
+def test_a_recording_has_the_plan_as_the_function_has_it(tmp_path: Path) -> None:
+    x, compiled = numbers(1000), compile(chain, fullgraph=True)
+    trace = recorded(tmp_path, lambda: [compiled(x) for _ in range(3)])
+    (memory,), (found,) = compiled.plans, analyze.plans(trace)
+    assert (memory.peak, memory.peak, memory.unshared) == (found.planned, found.ran, found.unshared)
+    assert ("chain", len(compiled.graphs[0].nodes), 2 * 4096) == (found.function, found.nodes, found.most_live)
+    assert [(o, b.size) for o, b in zip(memory.offsets, memory.buffers, strict=True)] == [
+        (buffer.offset, buffer.size) for buffer in found.buffers
+    ]
+    assert {"cudatool.ops.mul"} == {buffer.node for buffer in found.buffers}
+    assert all("test_compiler.py" in buffer.label and "chain" in buffer.label for buffer in found.buffers)
+
+
+def test_the_result_of_a_plan_is_kept_and_lasts_to_the_end(tmp_path: Path) -> None:
+    x, compiled = numbers(1000), compile(chain, fullgraph=True)
+    (found,) = analyze.plans(recorded(tmp_path, lambda: [compiled(x), compiled(x)]))
+    assert [False] * 5 + [True] == [buffer.kept for buffer in found.buffers]
+    assert found.nodes == found.buffers[-1].end
+    assert [buffer.kept for buffer in compiled.plans[0].buffers] == [buffer.kept for buffer in found.buffers]
+
+
+def test_a_plan_from_before_a_recording_is_in_it_while_it_is_in_use(tmp_path: Path) -> None:
+    x, compiled = numbers(1000), compile(chain, fullgraph=True)
+    compiled(x)
+    compiled(x)
+    during = analyze.plans(recorded(tmp_path, lambda: compiled(x)))
+    assert ["chain"] == [found.function for found in during]
+    assert all("chain" in buffer.label for buffer in during[0].buffers)
+    compiled.reset()
+    gc.collect()
+    (tmp_path / "plan.ctrace").unlink()
+    assert () == analyze.plans(recorded(tmp_path, lambda: chain(x)))

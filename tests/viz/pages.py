@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cudatool.sanitize import Report, check
-from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Kind, StreamFlag
+from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Kind, PlanFlag, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>{{payload}}"
@@ -69,3 +70,21 @@ def racy(name: str = "kernel", *, timed: bool = True) -> tuple[Trace, Report]:
     frames = [Frame(f"/home/{name}.py", name, 3), Frame("/home/u/other.py", "consume", 9)]
     trace = Trace(records, names=["", name], stacks=[(), (0,), (1,)], frames=frames, source="racy.ctrace")
     return trace, check(trace)
+
+
+def planned(name: str = "kernel") -> Trace:
+    """A program whose compiled function has two buffers in one place, and one beside them."""
+    trace, start = program(name), 1 << 44
+    plan = {"correlation": 900, "stack": 1, "name": 1}
+    rows = [{"kind": Kind.MEMORY_PLAN, "address": start, "size": 3072, "aux0": 3072, "aux1": 4, **plan}]
+    rows += [
+        {"kind": Kind.PLANNED_BUFFER, "address": start + place, "size": size, "aux0": first, "aux1": end, **plan}
+        for place, size, first, end in ((0, 1024, 0, 2), (1024, 2048, 1, 4), (0, 1024, 2, 4))
+    ]
+    more = np.zeros(len(rows), RECORD)
+    for i, row in enumerate(rows):
+        more[i]["time"] = trace.records["time"][-1]
+        for field, value in row.items():
+            more[i][field] = value
+    more["flags"][-1] = PlanFlag.KEPT
+    return replace(trace, records=np.concatenate([trace.records, more]))

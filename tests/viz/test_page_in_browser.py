@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import EXECUTABLE, SETTLE, Page
-from pages import HOSTILE, program, racy
+from pages import HOSTILE, planned, program, racy
 
 from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
@@ -632,3 +632,19 @@ def test_pinned_memory_stands_on_the_page_where_it_was_recorded(tmp_path: Path) 
 
 def test_without_pinned_memory_no_word_of_it_is_shown(snapshot_page: Page) -> None:
     assert snapshot_page.evaluate("document.getElementById('pinned').hidden")
+
+
+def test_planned_memory_is_drawn_where_its_buffers_lie(tmp_path: Path) -> None:
+    viz.write_page(planned(HOSTILE), tmp_path / "x.html")
+    with Page(tmp_path / "x.html") as page:
+        text = page.evaluate("byId('plans').innerText")
+        of_one = "(r) => ['x', 'y', 'width', 'height'].map((a) => Number(r.getAttribute(a)).toFixed(1)).join(' ')"
+        boxes = page.evaluate(f"[...document.querySelectorAll('.plan rect')].map({of_one})")
+        assert page.evaluate("window.hacked === undefined")
+        assert [] == page.errors
+    assert all(words in text for words in (HOSTILE, "3 KiB", "4 KiB", "nodes 2 to 3, kept", "2 KiB at byte 1,024"))
+    assert ["250.0 66.7 750.0 133.3", "0.0 0.0 500.0 66.7", "500.0 0.0 500.0 66.7"] == boxes
+
+
+def test_without_planned_memory_no_word_of_it_is_shown(snapshot_page: Page) -> None:
+    assert snapshot_page.evaluate("document.getElementById('plans').hidden")
