@@ -153,9 +153,8 @@ def copy_box(
     operation = Operation(stream, "memcpy", name, abi.call.correlation)
     move = _Move(operation, to, source, lines, target, origin)
     operation.host_memory = [(source.address, source_span), (to.address, to_span)]
-    watch = machine.scheduler.watch
-    if watch is not None:
-        watch.look(operation.host_memory)  # before the driver itself writes there, below
+    if machine.scheduler.watch is not None:
+        machine.scheduler.watch.look(operation.host_memory)  # before the driver itself writes there, below
     if hStream is not None and (origin is None or now):
         # Pageable memory is staged before the call returns: later changes to it are not seen.
         move.stage()
@@ -164,8 +163,6 @@ def copy_box(
         # still going to read the old ones, as it may.
         if not machine.scheduler.may_read_host(to.address, to_span):
             move.poison()
-            if watch is not None:
-                watch.wrote([(to.address, to_span)])
     elif origin is not None and not move.from_device:
         operation.host_source = source.address, source_span
     if footprint:
@@ -228,6 +225,8 @@ class _Move:
                 machine.tape.poisoned(row, width, poison)
             ctypes.memset(row, poison, width)
             self._operation.host_target.append((row, width))
+        if machine.scheduler.watch is not None:
+            machine.scheduler.watch.wrote(self._operation.host_memory[1:])
 
     def run(self, _: Operation) -> None:
         """Copy.
