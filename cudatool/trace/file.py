@@ -23,11 +23,13 @@ exception (a KeyboardInterrupt, say) between an entry and the recorder's own boo
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import json
 import mmap
 import os
 from enum import IntEnum
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "CHUNK_HEADER",
     "CHUNK_MAGIC",
     "Chunk",
+    "DamageError",
     "ENTRY",
     "FILE_HEADER",
     "FRAME",
@@ -45,6 +48,8 @@ __all__ = [
     "Table",
     "VERSION",
     "aligned",
+    "is_being_written",
+    "parse_facts",
     "sealed_chunk",
 ]
 
@@ -66,6 +71,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class DamageError(Exception):
+    """The file says something that cannot be right."""
 
 
 class Chunk(IntEnum):
@@ -98,6 +107,39 @@ def sealed_chunk(kind: Chunk, payload: bytes) -> bytes:
     checksum = crc32(payload, crc32(header[:SEALED_BYTES]))
     header = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, len(payload), checksum, 1, 0)
     return header + payload.ljust(capacity, b"\0")
+
+
+def is_being_written(descriptor: int) -> bool:
+    """Return whether a recorder has the file open: it holds a lock as long as it does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def parse_facts(payload: bytes) -> dict[str, Any]:
+    """Return the facts in the header, or in a chunk of them.
+
+    Raises
+    ------
+    DamageError
+        They are no JSON object.
+    """
+    try:
+        facts = json.loads(payload, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise DamageError("facts are not JSON") from None
+    if not isinstance(facts, dict):
+        raise DamageError("facts are not a JSON object")
+    return facts
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 class OpenChunk:

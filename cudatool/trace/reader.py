@@ -11,8 +11,6 @@ was recorded since that first look is left out. A chunk that was caught half-wri
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import time
 from pathlib import Path
@@ -38,8 +36,11 @@ from cudatool.trace.file import (
     SEALED_BYTES,
     VERSION,
     Chunk,
+    DamageError,
     Table,
     aligned,
+    is_being_written,
+    parse_facts,
 )
 from cudatool.trace.model import Ending, Frame, Trace
 from cudatool.trace.validate import valid_facts, valid_records
@@ -55,10 +56,6 @@ _PAUSE_S = 0.002
 
 
 _ZEROS = bytes(1 << 20)
-
-
-class _DamageError(Exception):
-    """The file says something that cannot be right."""
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
@@ -135,18 +132,6 @@ def _of_program(path: Path) -> Path:
         return path
 
 
-def _is_being_written(descriptor: int) -> bool:
-    """Return whether a recorder has the file open: it holds a lock as long as it does."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a file system without locks
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
-
-
 def _in_order(records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     """Return records in the order of their times; those of one time as they are."""
     time = records["time"]
@@ -158,7 +143,7 @@ class _Reader:
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = file, name
-        self.growing = _is_being_written(file.fileno())
+        self.growing = is_being_written(file.fileno())
         self.size = self._size_now()
         self.header: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -191,7 +176,7 @@ class _Reader:
                         position = self.file.tell()
                         shown.update(position)
                 ending = self._ending()
-            except _DamageError as damage:
+            except DamageError as damage:
                 ending = Ending.DAMAGED
                 self.notes.append(f"The file is damaged at byte {position}: {damage}. Nothing after it was read.")
         if not last and not ending.is_complete and (self.growing or self.size != self._size_now()):
@@ -278,8 +263,8 @@ class _Reader:
         if crc32(payload) != checksum:
             raise TraceFormatError(self.name, "has a damaged header")
         try:
-            self.header = _facts(payload)
-        except _DamageError as damage:
+            self.header = parse_facts(payload)
+        except DamageError as damage:
             raise TraceFormatError(self.name, f"has a damaged header: {damage}") from None
         self.file.seek(start)
         return True
@@ -294,7 +279,7 @@ class _Reader:
             return False
         magic, kind, capacity, length, checksum, sealed, stopped = CHUNK_HEADER.unpack(head)
         if magic != CHUNK_MAGIC or length > capacity or sealed > 1:
-            raise _DamageError("no chunk starts here")
+            raise DamageError("no chunk starts here")
         if start not in self.seen:  # made since the first look
             return False
         if kind != Chunk.TABLES:
@@ -305,7 +290,7 @@ class _Reader:
         if there < length:
             sealed = 0  # cut: what there is of it cannot be checked
         if sealed and crc32(payload, crc32(head[:SEALED_BYTES])) != checksum:
-            raise _DamageError("a checksum is wrong")
+            raise DamageError("a checksum is wrong")
         self._take(kind, payload, whole=there == length)
         if there < length or start + CHUNK_HEADER.size + capacity > self.size:
             self.open.clear()
@@ -319,7 +304,7 @@ class _Reader:
     def _read_payload(self, kind: int, size: int) -> bytes | memoryview:
         if kind != Chunk.RECORDS:
             if size > TABLES_BYTES:
-                raise _DamageError(f"a chunk of {size} bytes that does not hold events")
+                raise DamageError(f"a chunk of {size} bytes that does not hold events")
             return self.file.read(size)
         at = self.count * RECORD.itemsize
         view = self.bytes[at : at + size]
@@ -330,7 +315,7 @@ class _Reader:
             if not read:
                 break
             if not any(piece[: RECORD.itemsize]) and piece == _ZEROS:
-                raise _DamageError("there are zeros where events should be")
+                raise DamageError("there are zeros where events should be")
             done += read
         return view[:done]
 
@@ -340,10 +325,10 @@ class _Reader:
         elif kind == Chunk.TABLES:
             self._take_tables(bytes(payload))
         elif kind == Chunk.FACTS and whole:
-            self.header |= _facts(bytes(payload))
+            self.header |= parse_facts(bytes(payload))
         elif kind == Chunk.END and whole:
             if bytes(payload) != RECORD_COUNT.pack(self.count):
-                raise _DamageError("the number of events is not the one recorded")
+                raise DamageError("the number of events is not the one recorded")
             self.closed = True
 
     def _take_tables(self, payload: bytes) -> None:
@@ -365,22 +350,22 @@ class _Reader:
             elif table == Table.THREADS:
                 _put(self.threads, index, data.decode("utf-8", "replace"))
             else:
-                raise _DamageError(f"there is no table {table}")
+                raise DamageError(f"there is no table {table}")
 
     def _frame(self, data: bytes) -> Frame:
         if len(data) != FRAME.size:
-            raise _DamageError("a frame has the wrong size")
+            raise DamageError("a frame has the wrong size")
         file, function, line = FRAME.unpack(data)
         if max(file, function) >= len(self.names):
-            raise _DamageError("a frame has no name")
+            raise DamageError("a frame has no name")
         return Frame(self.names[file], self.names[function], line)
 
     def _stack(self, data: bytes) -> tuple[int, ...]:
         if len(data) % 4:
-            raise _DamageError("a stack has the wrong size")
+            raise DamageError("a stack has the wrong size")
         stack: list[int] = np.frombuffer(data, "<u4").tolist()
         if stack and max(stack) >= len(self.frames):
-            raise _DamageError("a stack has no frame")
+            raise DamageError("a stack has no frame")
         return tuple(stack)
 
     def _check_indices(self, records: npt.NDArray[np.void]) -> None:
@@ -399,18 +384,4 @@ def _put(table: list[Any], index: int, value: Any) -> None:
     elif index == len(table) - 1:
         table[index] = value
     else:
-        raise _DamageError("a table has a gap")
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _facts(payload: bytes) -> dict[str, Any]:
-    try:
-        facts = json.loads(payload, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise _DamageError("facts are not JSON") from None
-    if not isinstance(facts, dict):
-        raise _DamageError("facts are not a JSON object")
-    return facts
+        raise DamageError("a table has a gap")
