@@ -21,6 +21,8 @@ libraries = [
     Extension("cudatool.runtime._native", ["cudatool/runtime/_native.c"]),
     Extension("cudatool.collect._unpickle", ["cudatool/collect/_unpickle.c"]),
     Extension("cudatool.collect._cupti", ["cudatool/collect/_cupti.c"], extra_link_args=["-ldl"]),
+    Extension("cudatool.trace._append", ["cudatool/trace/_append.c"]),
+    Extension("cudatool.trace._emit", ["cudatool/trace/_emit.c"]),
     Extension("cudatool.trace._rows", ["cudatool/trace/_rows.c"]),
     Extension("cudatool.trace._sweep", ["cudatool/trace/_sweep.c"]),
     Extension("cudatool.trace._walk", ["cudatool/trace/_walk.c"]),

@@ -32,6 +32,8 @@ from struct import Struct
 from typing import Any, Final
 from zlib import crc32
 
+from cudatool.trace._append import Tail
+
 __all__ = [
     "ALIGNMENT",
     "CHUNK_HEADER",
@@ -142,15 +144,13 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-class OpenChunk:
+class OpenChunk(Tail):
     """A chunk that is being filled, in a shared mapping of the file.
 
     Attributes
     ----------
     map, start
         The bytes of the mapping, and where the payload starts in them.
-    used, capacity
-        Bytes of payload that are valid, and that there is room for.
 
     Raises
     ------
@@ -165,34 +165,22 @@ class OpenChunk:
         self._mapping = _Mapping(descriptor, offset - before, before + CHUNK_HEADER.size + capacity)
         self.map = self._mapping.bytes
         self.start = before + CHUNK_HEADER.size
-        self.offset, self.kind, self.capacity, self.used = offset, kind, capacity, 0
+        self.offset, self.kind = offset, kind
         self.map[before : self.start] = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, 0, 0, 0, 0)
         # The header as 8-byte words (1: capacity, 2: length, 3: checksum and seal, 4: stopped), each stored whole or
         # not at all.
         self._words = self.map[before : self.start].cast("Q")
+        super().__init__(self.map[before:], CHUNK_HEADER.size)
 
     @property
     def end(self) -> int:
         """Where the next chunk starts in the file."""
         return self.offset + CHUNK_HEADER.size + self.capacity
 
-    def append(self, data: bytes | memoryview) -> None:
-        """Add `data`, for which there must be room. Every event comes through here: it is done without other calls."""
-        at, used = self.start + self.used, self.used + len(data)
-        self.map[at : at + len(data)] = data
-        self._words[2] = used  # from here on it is in the file
-        self.used = used
-
     def room(self, size: int) -> memoryview:
         """Return the next `size` bytes, which are no part of the chunk until :meth:`filled`."""
         at = self.start + self.used
         return self.map[at : at + size]
-
-    def filled(self, size: int) -> None:
-        """Note that the next `size` bytes are filled: from here on they are in the file."""
-        used = self.used + size
-        self._words[2] = used
-        self.used = used
 
     def mark_stopped(self) -> None:
         """Note that more would have followed."""
@@ -211,6 +199,7 @@ class OpenChunk:
 
     def release(self) -> None:
         """Close the mapping without touching the file."""
+        self._let_go()
         self._words.release()
         self._mapping.close()
 

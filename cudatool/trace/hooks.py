@@ -40,7 +40,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.trace import stacks
+from cudatool.trace import _emit, stacks
+from cudatool.trace._emit import current_operation, emit
 from cudatool.trace.events import FIELDS, Api, Event, Kind, StreamFlag, WarningCode, WarningFlag
 
 __all__ = [
@@ -110,21 +111,14 @@ _native_threads: dict[int, int] = {}  # the system's number of a thread -> id
 _unclaimed: dict[int, int] = {}  # those of them that have told nothing themselves yet
 
 
-class _Thread:
+class _Thread(_emit.Thread):
     """What this module knows about one thread."""
 
-    __slots__ = ("correlation", "depth", "emitting", "host_function", "id", "named", "node", "pending")
+    __slots__ = ()
 
     def __init__(self) -> None:
         number = threading.get_native_id()
         self.id = _native_threads[number] = _unclaimed.pop(number, 0) or next(_thread_counter)
-        self.depth = 0
-        self.correlation = 0
-        self.host_function = 0  # correlation of the one that the driver calls on this thread
-        self.node = 0  # of the graph, that calls it
-        self.emitting = False
-        self.pending: list[Event] = []
-        self.named = False
 
     def take_name(self) -> None:
         """Note the thread's name, unless the garbage collector runs: it may before the thread can tell."""
@@ -221,11 +215,6 @@ def end() -> None:
         thread.correlation = 0
 
 
-def current_operation() -> int:
-    """Return the correlation id of the runtime operation open on this thread, 0 if none."""
-    return _local.thread.correlation
-
-
 @contextmanager
 def host_function(correlation: int, node: int = 0) -> Iterator[None]:
     """While the driver calls a host function of the program: what it does itself is work of that operation.
@@ -257,41 +246,40 @@ def new_correlations(count: int) -> list[int]:
     return list(itertools.islice(_correlations, count))
 
 
-def emit(
+def _emit_with_care(
     kind: Kind,
-    *,
-    device: int = -1,
-    stream: int = 0,
-    correlation: int = 0,
-    name: str = "",
-    address: int = 0,
-    size: int = 0,
-    flags: int = 0,
-    aux0: int = 0,
-    aux1: int = 0,
-    stack: int | None = None,
+    device: int,
+    flags: int,
+    stream: int,
+    correlation: int,
+    stack: int | None,
+    name: str,
+    address: int,
+    size: int,
+    aux0: int,
+    aux1: int,
+    event: Event | None,
+    error: BaseException | None,
 ) -> None:
-    """Send one event to every subscriber. Call it only if :data:`active`.
+    """Do what :func:`emit` does, whatever happens meanwhile.
 
-    Parameters
-    ----------
-    kind, device, stream, correlation, name, address, size, flags, aux0, aux1
-        See :data:`cudatool.trace.events.FIELDS` for what each means for `kind`.
-    stack
-        A stack captured earlier; default: the Python stack of the caller, without cudatool's own frames, where
-        the kind has one.
+    Where `error` was raised in the middle of that, go on with the `event` that was made, if it was.
     """
     thread = _local.thread
-    if thread.emitting and not _is_collecting():
+    if error is None and thread.emitting and not _is_collecting():
         return
     if not thread.named:
         thread.take_name()
-    outermost, thread.emitting = not thread.emitting, True
-    event: Event | None = None
+    outermost, thread.emitting = error is not None or not thread.emitting, True
     interruption: BaseException | None = None
     try:
         while True:
             try:
+                if error is not None:
+                    try:
+                        raise error
+                    finally:
+                        error = None
                 if event is None:
                     if thread.host_function and kind in _OF_HOST_FUNCTIONS:
                         correlation = thread.host_function
@@ -307,11 +295,11 @@ def emit(
                     interruption = _deliver(thread.pending[0], _subscribers) or interruption
                     del thread.pending[0]
                 break
-            except BaseException as error:  # a signal handler's, between two subscribers or before the first
-                if strict or not _is_of_the_program(error, emit):
+            except BaseException as failure:  # a signal handler's, between two subscribers or before the first
+                if strict or not _is_of_the_program(failure, _emit_with_care):
                     thread.pending.clear()
                     raise
-                interruption = error
+                interruption = failure
     except BaseException:  # in the few instructions from one attempt to the next
         if not strict and (event is None or thread.pending[-1:] != [event]):
             lost = "a signal handler's exception interrupted the recording of an operation"
@@ -364,12 +352,22 @@ def forward_rows(rows: npt.NDArray[np.void], names: Sequence[str], *, source: Su
                 raise interruption
 
 
-def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> BaseException | None:
-    """Give the event to each subscriber; return what a signal handler of the program raised meanwhile, if one did."""
+def _deliver(
+    event: Event, subscribers: tuple[Subscriber, ...], failure: BaseException | None = None
+) -> BaseException | None:
+    """Give the event to each subscriber; return what a signal handler of the program raised meanwhile, if one did.
+
+    If `failure` is given, the first subscriber was called, and raised that.
+    """
     interruption: BaseException | None = None
     for subscriber in subscribers:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
+                if failure is not None:
+                    try:
+                        raise failure
+                    finally:
+                        failure = None
                 subscriber(event)
                 break
             except BaseException as error:
@@ -570,3 +568,14 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
+
+_emit.install(
+    names=globals(),
+    local=_local,
+    event_type=Event,
+    capture=stacks.capture,
+    emit_with_care=_emit_with_care,
+    deliver_with_care=_deliver,
+    with_stacks=_WITH_STACK,
+    of_host_functions=_OF_HOST_FUNCTIONS,
+)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from cudatool.errors import OutputError
 from cudatool.files import KeptDescriptor, temporary_name
 from cudatool.trace import _rows, hooks, stacks
+from cudatool.trace._append import Writer
 from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
 from cudatool.trace.file import (
     ENTRY,
@@ -50,7 +51,7 @@ _MAX_THREAD = 0xFFFF
 _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
-class Recorder:
+class Recorder(Writer):
     """A subscriber that writes every event to a file.
 
     ::
@@ -80,15 +81,11 @@ class Recorder:
     def __init__(self, path: str | os.PathLike[str], *, header: dict[str, Any], force: bool = False) -> None:
         self.path = os.fspath(path)
         self._lock = threading.RLock()
-        self._full_bytes = 0  # in sealed chunks of records
-        self._event: Event | None = None  # the last one given, and how many bytes of records there were before it
-        self._before = 0
         self._failure = ""
         self._names = {"": 0}
         self._stacks = {0: 0}
         self._frames: dict[Frame, int] = {}
-        self._threads: dict[int, int] = {}
-        self._closed = False
+        self._threads = {}
         self._end = 0
         head = _header(header)
         self._descriptor, made = _create(self.path, force=force)
@@ -97,7 +94,7 @@ class Recorder:
             _lock(self._file())
             self._append(head)
             self._tables = self._open_chunk(Chunk.TABLES, _TABLES_CAPACITY)
-            self._records = self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
+            self._records: OpenChunk = self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
             if made != self.path:
                 os.replace(made, self.path)  # and not truncated: who reads the old one keeps it
         except OSError as error:
@@ -139,8 +136,8 @@ class Recorder:
     def _written(self) -> int:
         return self._full_bytes + self._records.used
 
-    def __call__(self, event: Event) -> None:
-        """Write one event; when this returns, it is in the file. Closed, it does nothing.
+    def _write(self, event: Event) -> None:
+        """Write one event that is not like others before it, for the call of a recorder; closed, do nothing.
 
         An exception that a signal handler raises in the middle does no harm: given the same event again, this goes on.
 

@@ -20,7 +20,7 @@ from functools import cache
 from importlib.util import find_spec
 from types import CodeType, FrameType
 
-from cudatool.trace._walk import walk
+from cudatool.trace._walk import capture, install
 from cudatool.trace.model import Frame
 
 __all__ = ["capture", "enable", "frames", "hide", "intern"]
@@ -54,25 +54,6 @@ def hide(directory: str) -> None:
     global _hidden
     _hidden = (*_hidden, os.path.join(os.path.realpath(directory), ""))
     _role.cache_clear()
-
-
-def capture(skip: int = 0) -> int:
-    """Return the id of the caller's Python stack; equal stacks have equal ids, 0 is the empty stack.
-
-    Frames of cudatool itself, of NumPy, contextlib, ``runpy`` and the import system are left out, and so is everything
-    outside the program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the
-    innermost ones.
-
-    Parameters
-    ----------
-    skip
-        Number of innermost frames to leave out, on top of those.
-    """
-    if not _enabled:
-        return 0
-    stack = walk(_places, _add_place, skip + 1)
-    found = _stack_ids.get(stack)
-    return _add_stack(stack) if found is None else found
 
 
 def intern(called: Iterable[Frame]) -> int:
@@ -159,3 +140,6 @@ def _others() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     callers = files("cudatool.cli", "cudatool.notebook", "_pytest", "unittest.case")
     return callers, files("cudatool", "cudatool.viz", "numpy", "contextlib")
+
+
+install(globals(), _places, _stack_ids, _add_place, _add_stack)
