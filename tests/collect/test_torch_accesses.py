@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatool.collect.torch_accesses import Argument, ByteSet, TensorView, byte_sets, make_plan
@@ -50,6 +50,7 @@ def bytes_by_counting(view):
     }
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-7, 40)), max_size=4), st.sampled_from([1, 2, 4, 8]))
 def test_byte_sets_are_the_bytes_of_the_elements(dimensions, item):
     view = tensor(tuple(s for s, _ in dimensions), tuple(s for _, s in dimensions), address=1 << 20, item=item)
@@ -187,6 +188,7 @@ ACCESSES = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(ACCESSES, max_size=12))
 def test_merged_accesses_are_the_same_bytes_in_fewer_runs(accesses):
     found = merged(accesses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatool.errors import ConfigError
@@ -56,8 +56,8 @@ def test_value_is_parsed(text: str, attribute: str, value: object) -> None:
 
 
 def test_several_settings_are_separated_by_commas_outside_brackets() -> None:
-    settings = Settings.parse("roundup_power2_divisions:[256:1,>:2],max_split_size_mb:20,backend:native")
-    assert (1, 2, 20 * MIB) == (*settings.roundup_power2_divisions[8:10], settings.max_split_size)
+    parsed = Settings.parse("roundup_power2_divisions:[256:1,>:2],max_split_size_mb:20,backend:native")
+    assert (1, 2, 20 * MIB) == (*parsed.roundup_power2_divisions[8:10], parsed.max_split_size)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,7 @@ def test_value_that_cannot_be_used_is_refused(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@settings(deadline=None)
 @given(
     st.one_of(st.text(), st.text(alphabet="roundup_power2_divisions:[]>,0123456789e.-+"), st.text(alphabet=",:[]>1"))
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sanitize_program import ATOMIC, Program, R, W
 
@@ -317,6 +317,7 @@ def bytes_of(item: Access) -> set[int]:
     return {b for row in range(item.start, item.stop, item.stride) for b in range(row, row + item.row)}
 
 
+@settings(deadline=None)
 @given(byte_sets(), byte_sets())
 def test_overlap_is_that_of_the_byte_sets(first: Access, second: Access) -> None:
     common = bytes_of(first) & bytes_of(second)

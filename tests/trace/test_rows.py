@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatool.trace import _rows
@@ -22,6 +22,7 @@ def rows_of(wide, narrow=()):
     return rows
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 3), _numbers), max_size=50), st.lists(st.integers(0, 0xFFFF), max_size=50))
 def test_distinct_values_come_in_the_order_of_their_first_rows(wide, narrow):
     rows = rows_of(wide, narrow[: len(wide)])
@@ -41,6 +42,7 @@ def test_many_values_are_all_found_and_replaced():
     assert np.array_equal(out[["first", "narrow", "other"]], rows[["first", "narrow", "other"]])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40), st.randoms())
 def test_columns_are_replaced_and_the_rest_is_copied(pairs, random):
     rows = rows_of([wide for wide, _ in pairs], [narrow for _, narrow in pairs])
