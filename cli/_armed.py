@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cudatool.cli._text import path_from, say
 from cudatool.files import open_standard_files
 from cudatool.recording.armed import armed_sources
+from cudatool.text import quoted
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,4 +36,8 @@ def run_armed(
         say(f"Removed {gone:,} older ones.")
     if not armed.written:
         say(f"Nothing was written: no trigger came in {armed.events:,} events.")
+        if options.ranges and armed.watch is not None:
+            had = ", ".join(map(quoted, armed.watch.other_ranges)) or "no ranges"
+            why = f"the last was number {armed.watch.number}" if armed.watch.number else f"the program had {had}"
+            say(f"No range of --range {options.ranges} came: {why}")
     return status

@@ -115,9 +115,10 @@ class Armed:
         self._asked: set[Reason] = set()  # requests that wait: more of the same add nothing
         self._is_closed = False
         self._ring = Ring({}, most_bytes=size, most_age_ns=age)
-        self._watch = None
+        self.watch: Watch | None = None
+        """What looks at conditions and ranges, where there are some."""
         if condition is not None or ranges is not None:
-            self._watch = Watch(
+            self.watch = Watch(
                 condition,
                 ranges,
                 total_of=_total_memory,
@@ -178,6 +179,8 @@ class Armed:
         self._is_closed = True
         if self._report is not None:
             self._report.stop()
+        if self.watch is not None and self.watch.is_inside:
+            self._request(Reason.RANGE, f"{self.options.ranges}, of which the last did not end")
         self._requests.put(None)
         self._thread.join(_CLOSING_S)
         self._unsubscribe()
@@ -188,11 +191,11 @@ class Armed:
     def _start(self) -> None:
         for event in recording.living()[0]:
             self._ring(event)
-            if self._watch is not None:
-                self._watch(event)
+            if self.watch is not None:
+                self.watch(event)
         hooks.subscribe(self._ring)
-        if self._watch is not None:
-            hooks.subscribe(self._watch)
+        if self.watch is not None:
+            hooks.subscribe(self.watch)
         if self._report is not None:
             self._report.start()
         is_main = threading.current_thread() is threading.main_thread()
@@ -203,8 +206,8 @@ class Armed:
 
     def _unsubscribe(self) -> None:
         hooks.unsubscribe(self._ring)
-        if self._watch is not None:
-            hooks.unsubscribe(self._watch)
+        if self.watch is not None:
+            hooks.unsubscribe(self.watch)
 
     def _abandon(self) -> None:
         """In a forked child: what is kept is the parent's."""

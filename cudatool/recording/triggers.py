@@ -37,7 +37,9 @@ class Metric(StrEnum):
 
 
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*(>=?)\s*([\d.]+)\s*(%|[KMGT]?i?B)\s*", re.ASCII)
-_RANGE: Final = re.compile(r"(.+):(\d+)(?:-(\d+))?", re.DOTALL)
+_RANGE: Final = re.compile(r"(.+):(\d{1,18})(?:-(\d{1,18}))?", re.DOTALL | re.ASCII)
+_NUMBERED: Final = re.compile(r"[\s#:_/=-]*(\d{1,18})", re.ASCII)  # what follows the name, as in "step 10", "Step#10"
+_MOST_NAMES: Final = 5
 _PAUSE_NS: Final = 60 * 10**9
 _BLOCKS: Final = {Kind.BLOCK_ALLOC: 1, Kind.BLOCK_FREE_COMPLETED: -1, Kind.MEM_ALLOC: 1, Kind.MEM_FREE: -1}
 _SEGMENTS: Final = {
@@ -88,6 +90,8 @@ class Condition:
             size = None if unit == "%" else parse_bytes(number + unit)
         except (ConfigError, ValueError):
             raise UsageError(f"{quoted(text)}: {quoted(number + unit)} is neither a share nor a size") from None
+        if share > 1:
+            raise UsageError(f"{quoted(text)} cannot be: a share of a device's memory is at most 100%")
         return Condition(text.strip(), Metric(metric), sign == ">=", share, size)
 
     def is_met(self, level: int, total: int | None) -> bool:
@@ -100,7 +104,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class RangeOf:
-    """``step:10-20``: from the tenth range of that name to the end of the twentieth, counted from 1."""
+    """``step:10-20``: from the tenth range of that name to the end of the twentieth, counted from 1.
+
+    Ranges that the program itself numbers (``step 10``, ``ProfilerStep#10``) have these numbers.
+    """
 
     name: str
     first: int
@@ -116,11 +123,27 @@ class RangeOf:
             It names none.
         """
         found = _RANGE.fullmatch(text)
-        first = int(found[2]) if found else 0
-        last = int(found[3] or first) if found else 0
-        if found is None or not 0 < first <= last:
-            raise UsageError(f"{quoted(text)} names no ranges; write a name and numbers from 1 on, such as step:10-20")
-        return RangeOf(found[1], first, last)
+        if found is None or int(found[2]) > int(found[3] or found[2]):
+            raise UsageError(f"{quoted(text)} names no ranges; write a name and numbers, such as step:10-20")
+        return RangeOf(found[1], int(found[2]), int(found[3] or found[2]))
+
+    @property
+    def text(self) -> str:
+        """As it was given."""
+        return f"{self.name}:{self.first}-{self.last}"
+
+    def number_of(self, name: str, before: int) -> int | None:
+        """Return the number of a range with this name, None if it is not meant.
+
+        Parameters
+        ----------
+        before
+            The number of the range before it; 0 for none.
+        """
+        if name == self.name:
+            return before + 1
+        own = _NUMBERED.fullmatch(name.removeprefix(self.name)) if name.startswith(self.name) else None
+        return None if own is None else int(own[1])
 
 
 class Watch:
@@ -155,7 +178,13 @@ class Watch:
         self._is_met: set[int] = set()  # devices
         self._last_ns: int | None = None  # when it was met last
         self._open: dict[int, list[bool]] = {}  # by thread, innermost last: whether it is one of the ranges
-        self._number = 0  # of the ranges that began
+        self.number = 0
+        """Of the range that began last, among those that are meant; 0 for none."""
+        self.is_inside = False
+        """Whether the first of the ranges has begun, and the last has not ended."""
+        self._is_past = False
+        self.other_ranges: dict[str, None] = {}
+        """Names of the first ranges that were not meant, until one was."""
 
     def __call__(self, event: Event) -> None:
         """Look at one event."""
@@ -182,11 +211,24 @@ class Watch:
     def _range(self, ranges: RangeOf, event: Event) -> None:
         inside = self._open.setdefault(event.thread, [])
         if event.kind == Kind.RANGE_PUSH:
-            inside.append(event.name == ranges.name)
-            if inside[-1]:
-                self._number += 1
-                if self._number == ranges.first:
-                    self._began()
-        elif inside and inside.pop() and self._number == ranges.last and not any(map(any, self._open.values())):
-            self._met(Reason.RANGE, f"{ranges.name}:{ranges.first}-{ranges.last}")
-            self._number += 1  # once
+            number = ranges.number_of(event.name, self.number)
+            inside.append(number is not None)
+            if number is not None:
+                self._begin(ranges, number)
+            elif not self.number and len(self.other_ranges) < _MOST_NAMES:
+                self.other_ranges[event.name] = None
+        elif inside and inside.pop() and self.number == ranges.last and not any(map(any, self._open.values())):
+            self._end(ranges)
+
+    def _begin(self, ranges: RangeOf, number: int) -> None:
+        self.number = number
+        if number > ranges.last:
+            self._end(ranges)  # the last was left out
+        elif number >= ranges.first and not self.is_inside and not self._is_past:
+            self.is_inside = True
+            self._began()
+
+    def _end(self, ranges: RangeOf) -> None:
+        if self.is_inside:
+            self.is_inside, self._is_past = False, True
+            self._met(Reason.RANGE, ranges.text)

@@ -187,7 +187,57 @@ def test_condition_that_makes_no_sense_is_refused(text):
         Condition.parse(text)
 
 
-@pytest.mark.parametrize("text", ["step", "step:0", "step:3-2", ":1", "step:x"])
+def test_share_of_more_than_all_memory_is_refused():
+    with pytest.raises(UsageError, match="at most 100%"):
+        Condition.parse("allocated > 300%")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "began", "ended"),
+    [
+        ("step:2-3", ["step"] * 5, 1, 2),
+        ("step:2", ["step", "other", "step", "step 9"], 2, 2),
+        ("step:10-11", [f"step {n}" for n in range(9, 13)], 1, 2),
+        ("ProfilerStep:1-2", [f"ProfilerStep#{n}" for n in range(4)], 1, 2),
+        ("step:0-1", ["step_0", "step_1", "step_2"], 0, 1),
+        ("step:15-25", ["step 10", "step 20", "step 30"], 1, 2),  # none is the 25th
+        ("step:1-2", ["stepping 1", "step 1b", "a step 1"], None, None),
+        ("step:7-9", ["step 7", "step 8"], 0, None),
+    ],
+)
+def test_ranges_are_counted_or_have_the_numbers_in_their_names(wanted, names, began, ended):
+    said, seen = {"began": None, "ended": None}, []
+    watch = Watch(
+        None,
+        RangeOf.parse(wanted),
+        total_of=lambda device: None,
+        met=lambda reason, text: said.update(ended=len(seen) - 1),
+        began=lambda: said.update(began=len(seen) - 1),
+    )
+    for name in names:
+        seen.append(name)
+        for kind in (Kind.RANGE_PUSH, Kind.RANGE_POP):
+            watch(Event(0, kind, -1, 0, 1, 0, 0, 0, name if kind == Kind.RANGE_PUSH else "", 0, 0, 0, 0))
+    assert {"began": began, "ended": ended} == said
+    assert watch.is_inside == (began is not None and ended is None)
+
+
+def test_program_that_ends_inside_of_the_ranges_leaves_what_there_is(tmp_path):
+    work = "for n in range(3):\n    with ct.range(f'step {n}'): hog(1 << 20)\n"
+    done = _run(tmp_path, work, "-m", "cudatool", "run", "--range", "step:1-9")
+    assert (0, ["range"]) == (done.returncode, _reasons(tmp_path)), done.stderr
+    assert "step:1-9, of which the last did not end" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("batch 1", "the program had 'batch 1'"), ("step 3", "the last was number 3")]
+)
+def test_program_whose_ranges_do_not_come_is_told_what_it_had(tmp_path, name, said):
+    done = _run(tmp_path, f"with ct.range('{name}'): hog()\n", "-m", "cudatool", "run", "--range", "step:7-9")
+    assert f"No range of --range step:7-9 came: {said}" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["step", "step:3-2", ":1", "step:x", "step:-1"])
 def test_ranges_that_make_no_sense_are_refused(text):
     with pytest.raises(UsageError, match="names no ranges"):
         RangeOf.parse(text)
