@@ -12,7 +12,10 @@ import pytest
 from sanitize_program import Program, R, W
 
 import cudatool.sanitize
-from cudatool.sanitize import Gap, GapKind, Outcome, Report, check, render_json, render_text
+from cudatool.sanitize import Gap, GapKind, Outcome, Report, Run, check, render_json, render_text
+from cudatool.sanitize.kinds import CHECKS
+from cudatool.sanitize.report.github import render_summary
+from cudatool.sanitize.report.junit import render_junit
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Frame, Trace
 
@@ -190,6 +193,17 @@ def test_text_quotes_source_lines_that_can_be_read(tmp_path: Path) -> None:
 def test_colour_adds_nothing_but_colour() -> None:
     report = check(racy())
     assert re.sub(r"\x1b\[[0-9;]*m", "", render_text(report, color=True)) == render_text(report, color=False)
+
+
+def test_checks_that_were_not_asked_for_are_named() -> None:
+    program = Program()
+    program.kernel(program.stream(), (W, BUFFER, SIZE))
+    report = check(program.trace())
+    some, every = Run("/home", ("race", "memcheck")), Run("/home", CHECKS)
+    words = "ot asked for: initcheck, racecheck, synccheck, leak (--checks all)"
+    for render in (render_text, render_summary, render_junit):
+        assert words in " ".join(render(report, some).split())
+        assert words not in " ".join(render(report, every).split())
 
 
 def test_text_of_a_clean_report_says_so() -> None:

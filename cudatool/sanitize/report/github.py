@@ -13,7 +13,18 @@ from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report.text import render_entry
-from cudatool.sanitize.report.views import Entry, Run, describe, ended, entries, failure, place, verdict, why_aside
+from cudatool.sanitize.report.views import (
+    Entry,
+    Run,
+    describe,
+    ended,
+    entries,
+    failure,
+    not_asked_for,
+    place,
+    verdict,
+    why_aside,
+)
 from cudatool.text import printable
 from cudatool.trace.model import Frame
 
@@ -78,6 +89,7 @@ def render_summary(report: Report, run: Run) -> str:
     if len(in_full) > _MOST:
         lines += [f"{len(in_full) - _MOST} more are in the table only.", ""]
     lines += [f"- Not checked: {_cell(gap_why(gap))}" for gap in report.gaps]
+    lines += [f"- {_cell(note[:1].upper() + note[1:])}" for note in filter(None, [not_asked_for(run)])]
     lines += [f"- {_cell(note)}" for note in report.notes]
     return "\n".join(lines) + "\n"
 

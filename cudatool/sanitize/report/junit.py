@@ -16,6 +16,7 @@ from cudatool.sanitize.report.views import (
     ended,
     entries,
     failure,
+    not_asked_for,
     verdict,
     what,
     why_aside,
@@ -59,6 +60,7 @@ def render_junit(report: Report, run: Run) -> str:
     notes = [
         *report.notes,
         *(f"{shown_path(one.file, run.root)}:{one.line}: {one.text}" for one in report.remarks),
+        *filter(None, [not_asked_for(run)]),
         verdict(report),
     ]
     ET.SubElement(suite, "system-out").text = _xml("\n".join(notes))

@@ -18,6 +18,7 @@ from cudatool.sanitize.report.views import (
     Site,
     ended,
     entries,
+    not_asked_for,
     place,
     sites,
     sources,
@@ -200,6 +201,8 @@ class _Style:
         edges = ", ".join(f"{count:,} {rule}" for rule, count in report.edges.items())
         operations = f"{report.operations:,} operation{'' if report.operations == 1 else 's'}"
         lines.append(self.wrap(f"checked: {operations}{device}", "  ", ""))
+        if rest := not_asked_for(run):
+            lines.append(self.wrap(rest, "  ", ""))
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  ", ""))
         for process in report.processes:
             said = f"{process.operations:,} operation{'' if process.operations == 1 else 's'}, {process.outcome}"

@@ -22,7 +22,7 @@ from cudatool.sanitize.findings import (
     location,
 )
 from cudatool.sanitize.intervals import MOST_RUNS
-from cudatool.sanitize.kinds import check_of
+from cudatool.sanitize.kinds import CHECKS, check_of
 from cudatool.sanitize.places import shown_path
 from cudatool.source_text import SourceLine
 from cudatool.trace.frames import user_frame
@@ -39,6 +39,7 @@ __all__ = [
     "ended",
     "entries",
     "failure",
+    "not_asked_for",
     "place",
     "sites",
     "sources",
@@ -242,6 +243,14 @@ def verdict(report: Report) -> str:
     gaps = [gap_what(gap) for gap in report.gaps if gap.kind is not GapKind.OPERATIONS]
     rest = f"; not checked: {', '.join(gaps)}" if gaps else ""
     return f"cudatool sanitize: {', '.join(parts)}{rest}"
+
+
+def not_asked_for(run: Run | None) -> str:
+    """Return the checks that were not to be made, in words; ``""`` if there are none, or it is not known."""
+    if run is None or not run.checks:
+        return ""
+    rest = [check for check in CHECKS if check not in run.checks]
+    return f"not asked for: {', '.join(rest)} (--checks all)" if rest else ""
 
 
 def verdict_words(outcome: Outcome) -> str:
