@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cudatool.trace.events import Kind
 
-__all__ = ["Run", "mapped_runs"]
+__all__ = ["MappedPages", "Run", "mapped_runs"]
 
 
 class Run(NamedTuple):
@@ -33,22 +33,22 @@ class Run(NamedTuple):
     end: int
 
 
-def mapped_runs(records: npt.NDArray[np.void]) -> list[Run]:
-    """Return the runs of mapped pages, by start and address. An unmap may cut a run in two, or take parts of several.
+class MappedPages:
+    """What is mapped now. No page is mapped twice at a time: a map of what is mapped ends that first.
 
-    No page is mapped twice at a time: where the unmap was not recorded, the next map ends what was there. The work is
-    therefore that of sorting, whatever the events say.
+    The work is that of sorting, whatever is said.
     """
-    index = np.flatnonzero(np.isin(records["kind"], (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)))
-    own = records[index]
-    columns: list[list[Any]] = [own[name].astype(np.int64).tolist() for name in ("kind", "device", "address", "size")]
-    begins: defaultdict[int, list[int]] = defaultdict(list)  # of the runs of a device, sorted
-    runs: dict[tuple[int, int], tuple[int, int]] = {}  # (device, address) -> (end address, record of the map)
-    found = []
-    for i, kind, device, begin, size in zip(index.tolist(), *columns, strict=True):
-        stop, here = begin + size, begins[device]
+
+    def __init__(self) -> None:
+        self._begins: defaultdict[int, list[int]] = defaultdict(list)  # of the runs of a device, sorted
+        self._runs: dict[tuple[int, int], tuple[int, int]] = {}  # (device, address) -> (end address, record of the map)
+
+    def change(self, device: int, begin: int, size: int, record: int, *, maps: bool) -> list[Run]:
+        """Map pages, or unmap them; return the runs that end with `record`."""
+        stop, here, runs = begin + size, self._begins[device], self._runs
+        ended: list[Run] = []
         if begin >= stop:
-            continue
+            return ended
         low, high = bisect_right(here, begin), bisect_left(here, stop)
         if low and runs[device, here[low - 1]][0] > begin:
             low -= 1
@@ -57,17 +57,33 @@ def mapped_runs(records: npt.NDArray[np.void]) -> list[Run]:
             run_stop, mapped = runs.pop((device, address))
             first, last = max(address, begin), min(run_stop, stop)
             if first < last:
-                found.append(Run(mapped, first, last - first, i))
+                ended.append(Run(mapped, first, last - first, record))
             if address < begin:
                 runs[device, address] = (begin, mapped)
                 kept.append(address)
             if stop < run_stop:
                 runs[device, stop] = (run_stop, mapped)
                 kept.append(stop)
-        if kind == Kind.SEGMENT_MAP:
-            runs[device, begin] = (stop, i)
+        if maps:
+            runs[device, begin] = (stop, record)
             kept.append(begin)
         here[low:high] = sorted(kept)
-    never = len(records)
-    found += [Run(mapped, address, stop - address, never) for (_, address), (stop, mapped) in runs.items()]
-    return sorted(found)
+        return ended
+
+    def mapped(self, never: int) -> list[Run]:
+        """Return the runs that have not ended, with `never` as their end."""
+        return [Run(mapped, address, stop - address, never) for (_, address), (stop, mapped) in self._runs.items()]
+
+
+def mapped_runs(records: npt.NDArray[np.void]) -> list[Run]:
+    """Return the runs of mapped pages, by start and address. An unmap may cut a run in two, or take parts of several.
+
+    Where an unmap was not recorded, the next map ends what was there.
+    """
+    index = np.flatnonzero(np.isin(records["kind"], (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)))
+    own = records[index]
+    columns: list[list[Any]] = [own[name].astype(np.int64).tolist() for name in ("kind", "device", "address", "size")]
+    pages, found = MappedPages(), []
+    for i, kind, device, begin, size in zip(index.tolist(), *columns, strict=True):
+        found += pages.change(device, begin, size, i, maps=kind == Kind.SEGMENT_MAP)
+    return sorted(found + pages.mapped(len(records)))

@@ -1,0 +1,641 @@
+"""What a running recording holds and does now: events folded piece by piece into a state of bounded size.
+
+::
+
+    fold(records)   pairs what is allocated and freed inside of the piece; what is left joins the blocks that live
+                    -> bytes and blocks of each call site, levels of each device, their curve, work by second
+    picture()       the same as rows, sorted and named, for a view
+
+The state has an entry for each live block, 64 bytes for each stack, and one for each stream and kernel; it does not
+grow with the number of events. What a block is, is what :mod:`cudatool.trace.lifetimes` says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.trace import _sweep
+from cudatool.trace.events import RECORD, WORK, Kind
+from cudatool.trace.frames import call_sites
+from cudatool.trace.lifetimes import Ints
+from cudatool.trace.mapped import MappedPages
+from cudatool.trace.model import Frame, Trace
+from cudatool.trace.streams import stream_names
+
+__all__ = [
+    "CURVE_NS",
+    "CURVE_POINTS",
+    "LiveDevice",
+    "LiveKernel",
+    "LivePicture",
+    "LiveSite",
+    "LiveState",
+    "LiveStream",
+    "Tables",
+]
+
+_Records = npt.NDArray[np.void]
+
+CURVE_NS: Final = 250_000_000
+"""Between two points of a curve."""
+CURVE_POINTS: Final = 1200
+"""Of a curve: five minutes."""
+
+_SECOND_NS: Final = 10**9
+_RATE_S: Final = 5  # whole seconds that a rate is the mean of
+_PERIOD_NS: Final = 10 * _SECOND_NS
+_PERIODS: Final = 5
+_MOST_STREAMS: Final = 4096
+_NO_STREAM: Final = -1  # stands for the streams that are no longer counted one by one
+
+_BORN: Final = 1
+_ENDED: Final = 4
+_MAPPED: Final = 8  # or unmapped
+_BLOCKS: Final = {
+    Kind.BLOCK_ALLOC: _BORN,
+    Kind.MEM_ALLOC: _BORN,
+    Kind.BLOCK_FREE_REQUESTED: _ENDED,
+    Kind.BLOCK_FREE_COMPLETED: _ENDED,  # where the request was not recorded
+    Kind.MEM_FREE: _ENDED,
+}
+_SEGMENTS: Final = {
+    Kind.SEGMENT_ALLOC: _BORN,
+    Kind.MEM_ALLOC: _BORN,
+    Kind.SEGMENT_FREE: _ENDED,
+    Kind.MEM_FREE: _ENDED,
+}
+_LAUNCHES: Final = (Kind.KERNEL_LAUNCH, Kind.GEMM)
+
+
+class Tables(Protocol):
+    """What the records' indices stand for, as :class:`cudatool.trace.follow.Follower` has it."""
+
+    def name(self, index: int, /) -> str: ...
+
+    def stack(self, index: int, /) -> tuple[Frame, ...]: ...
+
+    def thread(self, index: int, /) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDevice:
+    """The memory of one device now, in bytes.
+
+    Attributes
+    ----------
+    device
+        Its ordinal.
+    allocated, peak_allocated
+        In blocks that the program holds, now and at most so far.
+    reserved, peak_reserved
+        Taken from the driver.
+    charged
+        What the driver charges to the process (NVML), None if the recording does not say.
+    total
+        Of the device, None if that is not known.
+    ooms
+        How often memory ran out.
+    """
+
+    device: int
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    peak_reserved: int
+    charged: int | None
+    total: int | None
+    ooms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSite:
+    """What one call site holds now.
+
+    Attributes
+    ----------
+    stack
+        Index of its stack.
+    label
+        The call site in words.
+    bytes, blocks
+        Live now.
+    change
+        Bytes since the mark.
+    allocations
+        So far.
+    grows
+        Whether the least that it held rose from each of the last five periods of ten seconds to the next: a leak may
+        look so.
+    """
+
+    stack: int
+    label: str
+    bytes: int
+    blocks: int
+    change: int
+    allocations: int
+    grows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LiveKernel:
+    """The launches of one kernel.
+
+    Attributes
+    ----------
+    name
+        As recorded.
+    launches, per_second
+        So far, and the mean of the last five whole seconds.
+    time_ns
+        On the device; 0 where the recording does not say.
+    """
+
+    name: str
+    launches: int
+    per_second: float
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStream:
+    """The work of one stream.
+
+    Attributes
+    ----------
+    label
+        The stream in words.
+    operations, per_second
+        Launches, copies and so on that were enqueued so far, and the mean of the last five whole seconds.
+    """
+
+    label: str
+    operations: int
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class LivePicture:
+    """A recording at one moment.
+
+    Attributes
+    ----------
+    events, per_second
+        Recorded so far, and the mean of the last five whole seconds.
+    time_ns
+        From the first event to the last.
+    marked_ns
+        When the mark was set, from the first event; 0 if it was not: changes are since the beginning.
+    devices, sites, kernels, streams
+        The rows, those asked for.
+    site_count, kernel_count, stream_count
+        How many there are, shown or not; of sites, those with live memory or a change.
+    """
+
+    events: int
+    per_second: float
+    time_ns: int
+    marked_ns: int
+    devices: tuple[LiveDevice, ...]
+    sites: tuple[LiveSite, ...]
+    kernels: tuple[LiveKernel, ...]
+    streams: tuple[LiveStream, ...]
+    site_count: int
+    kernel_count: int
+    stream_count: int
+
+
+class _Rate:
+    """Counts by key in each of the last seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, Counter[int]]] = deque(maxlen=_RATE_S + 1)
+
+    def add(self, second: int, keys: Ints, counts: Ints) -> None:
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._seconds.append((second, Counter()))
+        self._seconds[-1][1].update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+
+    def of(self, first: int, now: int) -> Counter[int]:
+        """Return the counts in the last whole seconds before the second `now`, divided by their number.
+
+        The recording began in the second `first`.
+        """
+        begin = max(now - _RATE_S, first)
+        total: Counter[int] = Counter()
+        for second, counts in self._seconds:
+            if begin <= second < now or now == first:
+                total.update(counts)
+        length = max(now - begin, 1)
+        return Counter({key: count / length for key, count in total.items()})
+
+
+class _Curve:
+    """The highest level in each quarter of a second, for five minutes."""
+
+    def __init__(self) -> None:
+        self.points: deque[int] = deque(maxlen=CURVE_POINTS)
+        self.level = 0
+        self._last = 0  # number of the last point
+
+    def add(self, time: Ints, levels: Ints) -> None:
+        """Add what the level was right after each of some moments, which are in order."""
+        number = time // CURVE_NS
+        first = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
+        highest = np.maximum.reduceat(levels, first)
+        last = levels[np.append(first[1:], len(levels)) - 1]
+        for point, high, low in zip(number[first].tolist(), highest.tolist(), last.tolist(), strict=True):
+            self.go_on(point * CURVE_NS)
+            if self.points:
+                self.points[-1] = max(self.points[-1], high)
+            else:
+                self.points.append(high)
+            self.level = low
+
+    def go_on(self, time_ns: int) -> None:
+        """Let the level last until a moment."""
+        point = time_ns // CURVE_NS
+        if self.points:
+            self.points.extend([self.level] * min(max(point - self._last, 0), CURVE_POINTS))
+        self._last = max(point, self._last)
+
+
+class _Level:
+    """The live blocks of one device, or its segments."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, tuple[int, int]] = {}  # address -> size, stack
+        self.now = self.peak = 0
+        self.curve = _Curve()
+
+    def pair(self, roles: npt.NDArray[np.uint8], records: _Records, delta: Ints) -> tuple[Ints, Ints, Ints]:
+        """Note births and ends in `delta`; return stacks, sizes and numbers of what was added, negative if taken away.
+
+        What was born and has ended inside of the piece is in neither.
+        """
+        address, size = records["address"], records["size"].astype(np.int64)
+        stack = records["stack"]
+        count = len(records)
+        # What lived before the piece ends when its address is first named in it, freed or born again.
+        named, first = np.unique(address, return_index=True)
+        gone = [
+            (at, *found)
+            for key, at in zip(named.tolist(), first.tolist(), strict=True)
+            if (found := self.live.pop(key, None)) is not None
+        ]
+        start, freed, end = np.empty((3, int(np.count_nonzero(roles == _BORN))), np.int64)
+        _sweep.pair(roles, np.ascontiguousarray(address), np.zeros(count, np.int8), start, freed, end)
+        np.add.at(delta, start, size[start])
+        ended = end < count
+        np.subtract.at(delta, end[ended], size[start[ended]])
+        stay = start[~ended]
+        stacks, sizes = stack[stay].astype(np.int64), size[stay]
+        self.live.update(zip(address[stay].tolist(), zip(sizes.tolist(), stacks.tolist(), strict=True), strict=True))
+        if gone:
+            at, lost, whose = np.array(gone, np.int64).T
+            np.subtract.at(delta, at, lost)
+            one, less = np.ones(len(stay), np.int64), np.full(len(gone), -1)
+            return np.concatenate([stacks, whose]), np.concatenate([sizes, -lost]), np.concatenate([one, less])
+        return stacks, sizes, np.ones(len(stay), np.int64)
+
+    def move(self, time: Ints, delta: Ints) -> None:
+        """Let the level change by `delta` at each of some moments."""
+        levels = np.cumsum(delta) + self.now
+        self.peak = max(self.peak, int(levels.max()))
+        self.now = int(levels[-1])
+        self.curve.add(time, levels)
+
+
+class _Device:
+    def __init__(self) -> None:
+        self.blocks, self.segments = _Level(), _Level()
+        self.charged: int | None = None
+        self.total: int | None = None
+        self.ooms = 0
+
+
+class LiveState:
+    """The state that a recording's events lead to."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self._first_ns: int | None = None
+        self._now_ns = 0  # of the newest event, or later
+        self._devices: dict[int, _Device] = {}
+        self._pages = MappedPages()
+        # By stack: live bytes and blocks, allocations so far, bytes at the mark.
+        self._bytes, self._blocks, self._allocations, self._marked = (np.zeros(0, np.int64) for _ in range(4))
+        self._marked_ns = 0
+        self._lowest = np.zeros(0, np.int64)  # of this period
+        self._periods: deque[Ints] = deque(maxlen=_PERIODS)
+        self._period: int | None = None
+        self._kernels: Counter[int] = Counter()
+        self._kernel_time: Counter[int] = Counter()
+        self._streams: Counter[int] = Counter()
+        self._all_rate, self._kernel_rate, self._stream_rate = _Rate(), _Rate(), _Rate()
+        self._created: list[_Records] = []
+        self._destroyed: set[int] = set()
+
+    # --- events ---
+
+    def fold(self, records: _Records) -> None:
+        """Take the next events. Nothing of the array is kept."""
+        if not len(records):
+            return
+        self.events += len(records)
+        time = np.maximum.accumulate(records["time"])  # threads may emit in another order than they looked at the clock
+        if self._first_ns is None:
+            self._first_ns = int(time[0])
+        self.go_on(int(time[-1]))
+        kinds = records["kind"]
+        there = np.bincount(kinds, minlength=256)
+        self._fold_memory(records, kinds, time)
+        self._fold_work(records, kinds, time, there)
+        self._fold_streams(records, kinds, there)
+        for kind, take in ((Kind.OOM, self._fold_oom), (Kind.DEVICE_USE, self._fold_use)):
+            if there[kind]:
+                for row in records[kinds == kind]:
+                    take(row)
+        self._note_lowest()
+
+    def go_on(self, time_ns: int) -> None:
+        """Note that it is a moment, in ns on the clock of events, although no event came."""
+        self._now_ns = max(self._now_ns, time_ns)
+        for device in self._devices.values():
+            device.blocks.curve.go_on(self._now_ns)
+            device.segments.curve.go_on(self._now_ns)
+
+    def mark(self) -> None:
+        """Let changes be counted from here on."""
+        self._marked = self._bytes.copy()
+        self._marked_ns = self._now_ns - (self._first_ns or 0)
+
+    def _device(self, number: int) -> _Device:
+        return self._devices.setdefault(number, _Device())
+
+    def _fold_memory(self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints) -> None:
+        for roles_of, is_block in ((_BLOCKS, True), (_SEGMENTS, False)):
+            role_of = np.zeros(256, np.uint8)
+            role_of[list(roles_of)] = list(roles_of.values())
+            if not is_block:
+                role_of[[Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP]] = _MAPPED
+            roles = role_of[kinds]
+            found = np.flatnonzero(roles)
+            if not len(found):
+                continue
+            own, roles, when = records[found], roles[found], time[found]
+            for number in np.unique(own["device"]).tolist():
+                chosen = own["device"] == number
+                rows = slice(None) if chosen.all() else chosen
+                self._fold_device(number, own[rows], roles[rows], when[rows], is_block)
+
+    def _fold_device(
+        self, number: int, own: _Records, roles: npt.NDArray[np.uint8], time: Ints, is_block: bool
+    ) -> None:
+        device = self._device(number)
+        level = device.blocks if is_block else device.segments
+        delta = np.zeros(len(own), np.int64)
+        if not is_block and (roles == _MAPPED).any():
+            for at in np.flatnonzero(roles == _MAPPED).tolist():
+                kind, address, size = (int(own[name][at]) for name in ("kind", "address", "size"))
+                maps = kind == Kind.SEGMENT_MAP
+                ended = self._pages.change(number, address, size, 0, maps=maps)
+                delta[at] = size * maps - sum(run.size for run in ended)
+            roles = np.where(roles == _MAPPED, np.uint8(0), roles)
+        whole = np.flatnonzero(roles)
+        part = np.zeros(len(whole), np.int64)
+        stacks, sizes, numbers = level.pair(roles[whole], own[whole], part)
+        delta[whole] += part
+        level.move(time, delta)
+        if is_block:
+            born = own["stack"][roles == _BORN]
+            self._widen(int(born.max(initial=0)), int(stacks.max(initial=0)))
+            np.add.at(self._allocations, born, 1)
+            np.add.at(self._bytes, stacks, sizes)
+            np.add.at(self._blocks, stacks, numbers)
+
+    def _widen(self, *stacks: int) -> None:
+        """Make room for stacks."""
+        size = max(stacks) + 1
+        if size > len(self._bytes):
+            size = max(size, 2 * len(self._bytes), 64)
+            for name in ("_bytes", "_blocks", "_allocations", "_marked", "_lowest"):
+                column = np.zeros(size, np.int64)
+                old = getattr(self, name)
+                column[: len(old)] = old
+                setattr(self, name, column)
+
+    def _note_lowest(self) -> None:
+        period = self._now_ns // _PERIOD_NS
+        if self._period is not None and period > self._period + 1:
+            self._periods.clear()  # nothing is known of the periods in between
+        if period != self._period:
+            if self._period is not None:
+                self._periods.append(self._lowest)
+            self._period, self._lowest = period, self._bytes.copy()
+        else:
+            np.minimum(self._lowest, self._bytes, out=self._lowest)
+
+    def _fold_work(self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints, there: Ints) -> None:
+        seconds = time // _SECOND_NS
+        self._count(self._all_rate, seconds, None, None)
+        if there[list(WORK)].any():
+            rows = np.flatnonzero(np.isin(kinds, np.array(WORK, np.uint8)))
+            self._count(self._stream_rate, seconds[rows], records["stream"][rows], self._streams)
+        if there[list(_LAUNCHES)].any():
+            rows = np.flatnonzero((kinds == Kind.KERNEL_LAUNCH) | (kinds == Kind.GEMM))
+            self._count(self._kernel_rate, seconds[rows], records["name"][rows], self._kernels)
+        if there[Kind.EXECUTION]:
+            ran = records[kinds == Kind.EXECUTION]
+            names, inverse = np.unique(ran["name"], return_inverse=True)
+            took = np.zeros(len(names), np.int64)
+            np.add.at(took, inverse, ran["aux1"].astype(np.int64) - ran["aux0"].astype(np.int64))
+            self._kernel_time.update(dict(zip(names.tolist(), np.maximum(took, 0).tolist(), strict=True)))
+
+    @staticmethod
+    def _count(rate: _Rate, seconds: Ints, keys: npt.NDArray[Any] | None, total: Counter[int] | None) -> None:
+        """Count by key, in each second and in all; without keys everything counts for 0."""
+        edges = [0, *(np.flatnonzero(np.diff(seconds)) + 1).tolist(), len(seconds)]
+        recent = len(edges) - 1 - (_RATE_S + 1)
+        for number, (begin, end) in enumerate(pairwise(edges)):
+            if total is None and number < recent:
+                continue
+            if keys is None:
+                found, counts = np.zeros(1, np.int64), np.array([end - begin])
+            else:
+                found, counts = np.unique(keys[begin:end], return_counts=True)
+            if number >= recent:
+                rate.add(int(seconds[begin]), found, counts)
+            if total is not None:
+                total.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+
+    def _fold_streams(self, records: _Records, kinds: npt.NDArray[np.uint8], there: Ints) -> None:
+        if there[Kind.STREAM_CREATE]:
+            self._created.append(records[kinds == Kind.STREAM_CREATE].copy())
+        if there[Kind.STREAM_DESTROY]:
+            self._destroyed.update(records["stream"][kinds == Kind.STREAM_DESTROY].tolist())
+        if len(self._streams) > _MOST_STREAMS and self._destroyed:
+            for stream in self._destroyed & self._streams.keys():
+                self._streams[_NO_STREAM] += self._streams.pop(stream)
+            created = np.concatenate(self._created)
+            self._created = [created[~np.isin(created["stream"], list(self._destroyed))]]
+            self._destroyed.clear()
+
+    def _fold_oom(self, row: Any) -> None:
+        self._device(int(row["device"])).ooms += 1
+
+    def _fold_use(self, row: Any) -> None:
+        device = self._device(int(row["device"]))
+        device.charged, device.total = int(row["size"]) or None, int(row["aux0"]) or None
+
+    # --- rows ---
+
+    def picture(
+        self,
+        tables: Tables,
+        *,
+        most: int = 20,
+        sort: str = "bytes",
+        search: str = "",
+        totals: tuple[int, ...] | list[int] = (),
+    ) -> LivePicture:
+        """Return what there is now.
+
+        Parameters
+        ----------
+        most
+            Rows of each kind.
+        sort
+            A field of the rows with numbers, the largest first: ``bytes``, ``change``, ``blocks`` or ``allocations`` of
+            sites, ``launches``, ``per_second`` or ``time_ns`` of kernels, ``operations`` or ``per_second`` of streams.
+            Rows without it are sorted by their first.
+        search
+            Rows whose label or name contains it, in upper or lower case.
+        totals
+            The memory of each device, as a trace's header has it.
+        """
+        first = (self._first_ns or 0) // _SECOND_NS
+        second = self._now_ns // _SECOND_NS
+        sites, site_count = self._sites(tables, most, sort, search)
+        kernels = self._kernel_rows(tables, self._kernel_rate.of(first, second), sort, search)
+        streams = self._stream_rows(tables, self._stream_rate.of(first, second), sort, search)
+        return LivePicture(
+            self.events,
+            float(self._all_rate.of(first, second)[0]),
+            self._now_ns - (self._first_ns or 0),
+            self._marked_ns,
+            tuple(self._device_row(number, totals) for number in sorted(self._devices)),
+            sites,
+            tuple(kernels[:most]),
+            tuple(streams[:most]),
+            site_count,
+            len(kernels),
+            len(streams),
+        )
+
+    def curve(self, device: int, columns: int, points: int = CURVE_POINTS) -> tuple[list[int], list[int]]:
+        """Return allocated and reserved of a device in the last `points` of a curve, the highest in each column.
+
+        A point is :data:`CURVE_NS` long. There are fewer columns where there are fewer points.
+        """
+        found = self._devices.get(device)
+        if found is None:
+            return [], []
+        return (
+            _thinned(found.blocks.curve.points, columns, points),
+            _thinned(found.segments.curve.points, columns, points),
+        )
+
+    def _device_row(self, number: int, totals: tuple[int, ...] | list[int]) -> LiveDevice:
+        device = self._devices[number]
+        total = totals[number] if 0 <= number < len(totals) else device.total
+        blocks, segments = device.blocks, device.segments
+        return LiveDevice(
+            number, blocks.now, blocks.peak, segments.now, segments.peak, device.charged, total, device.ooms
+        )
+
+    def _sites(self, tables: Tables, most: int, sort: str, search: str) -> tuple[tuple[LiveSite, ...], int]:
+        change = self._bytes - self._marked
+        columns = {"bytes": self._bytes, "change": change, "blocks": self._blocks, "allocations": self._allocations}
+        shown = np.flatnonzero((self._bytes != 0) | (change != 0))
+        by = columns.get(sort, self._bytes)[shown]
+        shown = shown[np.argsort(-by, kind="stable")]
+        if search:
+            found = [index for index in shown.tolist() if search.lower() in _label(tables, index).lower()]
+            shown = np.array(found, np.int64)
+        top = shown[:most].tolist()
+        labels = call_sites([tables.stack(index) for index in top])
+        grows = self._growing()
+        rows = [
+            LiveSite(
+                index,
+                label or _NO_STACK,
+                int(self._bytes[index]),
+                int(self._blocks[index]),
+                int(change[index]),
+                int(self._allocations[index]),
+                bool(grows[index]),
+            )
+            for index, label in zip(top, labels, strict=True)
+        ]
+        return tuple(rows), len(shown)
+
+    def _growing(self) -> npt.NDArray[np.bool_]:
+        """Return for each stack whether the least that it held rose in each of the last whole periods."""
+        grows = np.zeros(len(self._bytes), np.bool_)
+        if len(self._periods) < _PERIODS:
+            return grows
+        grows[:] = True
+        width = len(self._bytes)
+        periods = [np.append(one, np.zeros(width - len(one), np.int64)) for one in self._periods]
+        for before, after in pairwise(periods):
+            grows &= after > before
+        return grows
+
+    def _kernel_rows(self, tables: Tables, rate: Counter[int], sort: str, search: str) -> list[LiveKernel]:
+        rows = [
+            LiveKernel(tables.name(name), count, float(rate[name]), self._kernel_time[name])
+            for name, count in self._kernels.items()
+        ]
+        return _sorted(rows, search, lambda row: row.name, sort, "per_second")
+
+    def _stream_rows(self, tables: Tables, rate: Counter[int], sort: str, search: str) -> list[LiveStream]:
+        created = np.concatenate(self._created) if self._created else np.empty(0, RECORD)
+        threads = [tables.thread(index) for index in range(int(created["thread"].max(initial=0)) + 1)]
+        labels = stream_names(Trace(created, threads=threads))
+        rows = [
+            LiveStream(
+                "streams that were destroyed" if stream == _NO_STREAM else labels[stream], count, float(rate[stream])
+            )
+            for stream, count in self._streams.items()
+        ]
+        return _sorted(rows, search, lambda row: row.label, sort, "per_second")
+
+
+_NO_STACK: Final = "(no stack)"
+_Row = TypeVar("_Row", LiveKernel, LiveStream)
+
+
+def _label(tables: Tables, stack: int) -> str:
+    return call_sites([tables.stack(stack)])[0] or _NO_STACK
+
+
+def _sorted(rows: list[_Row], search: str, words: Callable[[_Row], str], sort: str, default: str) -> list[_Row]:
+    field = sort if rows and hasattr(rows[0], sort) else default
+    found = [row for row in rows if search.lower() in words(row).lower()]
+    return sorted(found, key=lambda row: (-getattr(row, field), words(row)))
+
+
+def _thinned(points: deque[int], columns: int, most: int) -> list[int]:
+    values = np.array(points, np.int64)[-most:]
+    if len(values) <= columns:
+        return [int(value) for value in values]
+    edges = np.linspace(0, len(values), columns, endpoint=False).astype(np.int64)
+    return [int(value) for value in np.maximum.reduceat(values, edges)]

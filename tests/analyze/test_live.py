@@ -1,0 +1,297 @@
+"""The running state says at each moment what the whole analysis says of the recording up to there."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatool.analyze.live import CURVE_NS, CURVE_POINTS, LiveState
+from cudatool.trace.events import RECORD, Kind, StreamFlag
+from cudatool.trace.lifetimes import blocks, segments, timeline
+from cudatool.trace.model import Frame, Trace
+
+_MEMORY = (
+    *(Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED, Kind.MEM_ALLOC, Kind.MEM_FREE),
+    *(Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP, Kind.KERNEL_LAUNCH),
+)
+_S = 10**9
+
+
+class _Tables:
+    """Names ``n1``, ``n2`` ..., and a stack of one frame, ``train.py:NUMBER``."""
+
+    def name(self, index: int) -> str:
+        return f"n{index}" if index else ""
+
+    def stack(self, index: int) -> tuple[Frame, ...]:
+        return (Frame("/home/me/train.py", "step", index),) if index else ()
+
+    def thread(self, index: int) -> str:
+        return "main" if not index else f"worker {index}"
+
+
+def rows(*events: dict[str, int]) -> np.ndarray:
+    found = np.zeros(len(events), RECORD)
+    for row, event in zip(found, events, strict=True):
+        for name, value in event.items():
+            row[name] = value
+    return found
+
+
+@st.composite
+def _recordings(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
+    """Any order of events at a few addresses, as a damaged or late recording may have it, and where to cut it."""
+    count = draw(st.integers(1, 60))
+    events = [
+        {
+            "time": draw(st.integers(0, 3 * _S)),
+            "kind": draw(st.sampled_from(_MEMORY)),
+            "device": draw(st.integers(0, 1)),
+            "address": draw(st.integers(1, 6)) * 16,
+            "size": draw(st.integers(0, 40)),
+            "stack": draw(st.integers(0, 3)),
+        }
+        for _ in range(count)
+    ]
+    events.sort(key=lambda event: event["time"])
+    events = _without_late_requests(events)
+    count = len(events)
+    return rows(*events), sorted(draw(st.lists(st.integers(0, count), max_size=5)))
+
+
+def _without_late_requests(events: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Leave out the frees of blocks whose free was completed already, which no allocator gives."""
+    kept, completed = [], set()
+    for event in events:
+        place = event["device"], event["address"]
+        if event["kind"] in (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC):
+            completed.discard(place)
+        elif event["kind"] == Kind.BLOCK_FREE_COMPLETED:
+            completed.add(place)
+        elif event["kind"] in (Kind.BLOCK_FREE_REQUESTED, Kind.MEM_FREE) and place in completed:
+            continue
+        kept.append(event)
+    return kept
+
+
+@given(_recordings())
+@settings(deadline=None, max_examples=200)
+def test_the_state_is_what_the_whole_analysis_says(recording: tuple[np.ndarray, list[int]]) -> None:
+    records, cuts = recording
+    state = LiveState()
+    for begin, end in zip([0, *cuts], [*cuts, len(records)], strict=True):
+        state.fold(records[begin:end])
+        if end:
+            _compare(state, records[:end])
+
+
+def _compare(state: LiveState, records: np.ndarray) -> None:
+    trace = Trace(records)
+    all_blocks, all_segments = blocks(trace), segments(trace)
+    picture = state.picture(_Tables(), most=100)
+    assert len(records) == picture.events
+    for device in picture.devices:
+        line = timeline(trace, all_blocks.of_device(device.device), all_segments.of_device(device.device))
+        assert sum(line.allocated[-1:].tolist()) == device.allocated
+        assert sum(line.reserved[-1:].tolist()) == device.reserved
+        assert max(int(line.allocated.max(initial=0)), 0) == device.peak_allocated
+        assert max(int(line.reserved.max(initial=0)), 0) == device.peak_reserved
+    held: dict[int, list[int]] = {}
+    live = all_blocks[all_blocks.freed == len(records)]
+    for stack, size in zip(live.stack.tolist(), live.size.tolist(), strict=True):
+        held.setdefault(stack, []).append(size)
+    expected = {stack: (sum(sizes), len(sizes)) for stack, sizes in held.items() if sum(sizes)}
+    assert expected == {site.stack: (site.bytes, site.blocks) for site in picture.sites}
+
+
+def test_a_change_is_counted_from_the_mark() -> None:
+    state = LiveState()
+    state.fold(rows(*({"kind": Kind.BLOCK_ALLOC, "address": n, "size": 10, "stack": 1} for n in range(3))))
+    assert [(30, 30)] == [(site.bytes, site.change) for site in state.picture(_Tables()).sites]
+    state.go_on(_S)
+    state.mark()
+    state.fold(
+        rows(
+            {"time": _S, "kind": Kind.BLOCK_FREE_REQUESTED, "address": 0, "size": 10},
+            {"time": 2 * _S, "kind": Kind.BLOCK_ALLOC, "address": 9, "size": 7, "stack": 200},
+        )
+    )  # a new stack
+    picture = state.picture(_Tables(), sort="change")
+    assert [(200, 7, 7), (1, 20, -10)] == [(site.stack, site.bytes, site.change) for site in picture.sites]
+    assert _S == picture.marked_ns
+    assert "train.py:1 (step)" == picture.sites[1].label
+
+
+def test_rows_are_sorted_searched_and_counted() -> None:
+    state = LiveState()
+    state.fold(
+        rows(*({"kind": Kind.BLOCK_ALLOC, "address": 64 * n, "size": 10 - n, "stack": 1 + n % 5} for n in range(7)))
+    )
+    by_bytes = state.picture(_Tables(), most=2)
+    assert [1, 2] == [site.stack for site in by_bytes.sites]
+    assert 5 == by_bytes.site_count
+    assert [1, 2] == [site.stack for site in state.picture(_Tables(), sort="blocks").sites[:2]]
+    found = state.picture(_Tables(), search="TRAIN.py:4")
+    assert [4] == [site.stack for site in found.sites]
+    assert 1 == found.site_count
+
+
+def test_rates_are_means_of_whole_seconds() -> None:
+    state = LiveState()
+    launch = {"kind": Kind.KERNEL_LAUNCH, "name": 1, "stream": 1}
+    other = {"kind": Kind.GEMM, "name": 2, "stream": 2}
+    for second in range(8):
+        events = [{**launch, "time": second * _S + n} for n in range(10)]
+        state.fold(rows(*events, {**other, "time": second * _S + 11}))
+    picture = state.picture(_Tables())
+    assert [("n1", 80, 10.0), ("n2", 8, 1.0)] == [(k.name, k.launches, k.per_second) for k in picture.kernels]
+    assert [("stream 1", 80, 10.0), ("stream 2", 8, 1.0)] == [
+        (s.label, s.operations, s.per_second) for s in picture.streams
+    ]
+    assert 11.0 == picture.per_second
+    state.go_on(10 * _S)  # the seconds 5, 6 and 7 had events, 8 and 9 had none
+    assert 6.0 == state.picture(_Tables()).kernels[0].per_second
+    state.go_on(20 * _S)
+    assert 0.0 == state.picture(_Tables()).kernels[0].per_second
+    assert 80 == state.picture(_Tables()).kernels[0].launches
+
+
+def test_rates_of_the_same_events_in_one_piece_are_the_same() -> None:
+    events = rows(*({"kind": Kind.KERNEL_LAUNCH, "name": 1, "stream": 1, "time": n * _S // 4} for n in range(100)))
+    whole, parts = LiveState(), LiveState()
+    whole.fold(events)
+    for begin in range(0, 100, 7):
+        parts.fold(events[begin : begin + 7])
+    assert whole.picture(_Tables()) == parts.picture(_Tables())
+    assert 4.0 == whole.picture(_Tables()).kernels[0].per_second
+
+
+def test_device_time_and_use_and_failures_are_counted() -> None:
+    state = LiveState()
+    state.fold(
+        rows(
+            {"kind": Kind.KERNEL_LAUNCH, "name": 1},
+            {"kind": Kind.EXECUTION, "name": 1, "aux0": 5, "aux1": 25},
+            {"kind": Kind.EXECUTION, "name": 1, "aux0": 30, "aux1": 40},
+            {"kind": Kind.DEVICE_USE, "size": 700, "address": 900, "aux0": 1000},
+            {"kind": Kind.OOM, "size": 5},
+        )
+    )
+    picture = state.picture(_Tables())
+    assert 30 == picture.kernels[0].time_ns
+    (device,) = picture.devices
+    assert (700, 1000, 1) == (device.charged, device.total, device.ooms)
+    assert 2000 == state.picture(_Tables(), totals=[2000]).devices[0].total
+
+
+def test_streams_are_called_as_everywhere_and_destroyed_ones_do_not_pile_up() -> None:
+    state = LiveState()
+    state.fold(
+        rows(
+            {"kind": Kind.STREAM_CREATE, "stream": 1, "flags": StreamFlag.LEGACY_DEFAULT},
+            {"kind": Kind.MEMCPY, "stream": 1},
+        )
+    )
+    assert ["default stream"] == [stream.label for stream in state.picture(_Tables()).streams]
+    for number in range(2, 20_002, 100):
+        events = []
+        for stream in range(number, number + 100):
+            events += [
+                {"kind": Kind.STREAM_CREATE, "stream": stream},
+                {"kind": Kind.MEMSET, "stream": stream},
+                {"kind": Kind.STREAM_DESTROY, "stream": stream},
+            ]
+        state.fold(rows(*events))
+    picture = state.picture(_Tables(), sort="operations", most=5)
+    assert picture.stream_count < 5000
+    assert "streams that were destroyed" == picture.streams[0].label
+    everything = state.picture(_Tables(), most=10_000)
+    assert 20_001 == sum(stream.operations for stream in everything.streams)
+
+
+def test_a_site_grows_if_its_floor_rises_period_by_period() -> None:
+    state, address = LiveState(), 0
+    for second in range(75):
+        address += 64
+        events = [
+            {"time": second * _S, "kind": Kind.BLOCK_ALLOC, "address": address, "size": 1, "stack": 1},  # stays
+            {"time": second * _S, "kind": Kind.BLOCK_ALLOC, "address": 1 << 40, "size": 5 + second % 9, "stack": 2},
+            {"time": second * _S + 1, "kind": Kind.BLOCK_FREE_REQUESTED, "address": 1 << 40},
+            {"time": second * _S + 2, "kind": Kind.BLOCK_ALLOC, "address": 1 << 40, "size": 5, "stack": 2},
+        ]
+        state.fold(rows(*events))
+        grows = {site.stack: site.grows for site in state.picture(_Tables()).sites}
+        assert {1: second >= 50, 2: False} == grows, second
+
+
+def test_the_curve_has_the_highest_level_of_each_moment() -> None:
+    state = LiveState()
+    quarter = CURVE_NS
+    state.fold(
+        rows(
+            {"time": 0, "kind": Kind.BLOCK_ALLOC, "address": 1, "size": 10},
+            {"time": 1, "kind": Kind.BLOCK_ALLOC, "address": 2, "size": 5},
+            {"time": 2, "kind": Kind.BLOCK_FREE_REQUESTED, "address": 1},
+            {"time": quarter, "kind": Kind.SEGMENT_ALLOC, "address": 64, "size": 100},
+        )
+    )
+    assert [15] == state.curve(0, 80)[0][:1]
+    state.go_on(3 * quarter)
+    assert ([15, 5, 5, 5], [100, 100, 100]) == state.curve(0, 80)
+    assert [15, 5] == state.curve(0, 2)[0]
+    assert [5, 5] == state.curve(0, 80, points=2)[0]
+    state.go_on(10_000 * quarter)
+    assert CURVE_POINTS == len(state.curve(0, CURVE_POINTS)[0])
+    assert ([], []) == state.curve(7, 80)
+
+
+@pytest.mark.parametrize("sizes", [[0], [1 << 47] * 3])
+def test_no_number_that_a_file_may_have_stops_it(sizes: list[int]) -> None:
+    state = LiveState()
+    state.fold(
+        rows(
+            *(
+                {
+                    "kind": Kind.BLOCK_ALLOC,
+                    "address": (1 << 62) - 1 - n,
+                    "size": size,
+                    "device": -1,
+                    "stack": 9,
+                    "time": -(1 << 61),
+                }
+                for n, size in enumerate(sizes)
+            )
+        )
+    )
+    state.fold(rows({"kind": 255, "time": 1 << 61}, {"kind": Kind.KERNEL_LAUNCH, "time": 0, "name": (1 << 32) - 1}))
+    assert sum(sizes) == state.picture(_Tables()).devices[0].allocated
+
+
+def test_state_does_not_grow_with_the_number_of_events() -> None:
+    state, size = LiveState(), 3000
+    piece = np.zeros(2 * size, RECORD)
+    piece["kind"] = np.tile([Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED], size)
+    piece["address"], piece["size"], piece["stack"] = (
+        np.repeat(np.arange(size), 2),
+        8,
+        np.repeat(np.arange(size) % 50, 2),
+    )
+
+    def fold(begin: int, end: int) -> None:
+        for number in range(begin, end):
+            piece["time"] = number * _S // 10
+            state.fold(piece)
+
+    fold(0, 4000 // 40)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        fold(4000 // 40, 4000 // 10)
+        assert tracemalloc.get_traced_memory()[0] - before < 200_000
+    finally:
+        tracemalloc.stop()
+    assert 400 * 2 * size == state.picture(_Tables()).events
