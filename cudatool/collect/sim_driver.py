@@ -61,20 +61,39 @@ _OF_BOXES = (
 )
 
 
-class _Thread(threading.local):
-    operation: Any = None  # the last operation that the call in progress enqueued
-    copies: tuple[Any, ...] = ()  # those of them that copy or fill
-    memory: tuple[Any, ...] = ()  # those of them that allocate or free
-    values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
-    later: list[Any] | None = None  # operations executed during the call, reported after the call itself
-    size = 0  # of the allocation that the call is about to free
-    on_host = False  # whether that is host memory
-    device = 0  # of the stream that the call is about to destroy
-    memory_of_array: Any = None  # that the call is about to destroy
+class _Call:
+    """The driver call in progress on a thread."""
+
+    __slots__ = (
+        "copies",
+        "device",
+        "later",
+        "memory",
+        "memory_of_array",
+        "on_host",
+        "operation",
+        "owners",
+        "size",
+        "values",
+    )
 
     def __init__(self) -> None:
-        # Correlation and stream id of each operation that the call enqueued; another thread may have run it since.
+        self.operation: Any = None  # the last operation that it enqueued
+        self.copies: tuple[Any, ...] = ()  # those of them that copy or fill
+        self.memory: tuple[Any, ...] = ()  # those of them that allocate or free
+        self.values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
+        self.later: list[Any] | None = None  # operations executed during the call, reported after the call itself
+        self.size = 0  # of the allocation that it is about to free
+        self.on_host = False  # whether that is host memory
+        self.device = 0  # of the stream that it is about to destroy
+        self.memory_of_array: Any = None  # that it is about to destroy
+        # Correlation and stream id of each operation that it enqueued; another thread may have run it since.
         self.owners: dict[int, tuple[int, int]] = {}
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.call = _Call()
 
 
 class SimDriverCollector:
@@ -85,15 +104,22 @@ class SimDriverCollector:
         self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
         self._graphs = GraphWatcher(machine)
         self._thread = _Thread()
+        self._stream_ids = hooks.stream_ids()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
         self._failed: set[int] = set()  # contexts
         self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
+        # The calls that programs make most get their arguments as they are: a dictionary takes as long as an event.
+        self._report_often: dict[str, Callable[..., None]] = {
+            "cuLaunchKernel": self._launch,
+            "cuLaunchCooperativeKernel": self._launch,
+            "cuLaunchKernelEx": self._launch_ex,
+            "cuStreamSynchronize": self._stream_synchronize,
+        }
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
             "cuStreamCreateWithPriority": self._stream_create,
             "cuStreamCreate": self._stream_create,
             "cuGreenCtxStreamCreate": self._stream_create,
             "cuStreamDestroy": self._stream_destroy,
-            "cuStreamSynchronize": self._stream_synchronize,
             "cuStreamWaitEvent": self._stream_wait_event,
             "cuStreamWriteValue32": self._values,
             "cuStreamWriteValue64": self._values,
@@ -139,9 +165,6 @@ class SimDriverCollector:
             "cuMemHostRegister": self._host_register,
             "cuMemFreeHost": self._host_free,
             "cuMemHostUnregister": self._host_free,
-            "cuLaunchKernel": self._launch,
-            "cuLaunchCooperativeKernel": self._launch,
-            "cuLaunchKernelEx": self._launch_ex,
             "cuLaunchHostFunc": self._host_function,
             "cuStreamAddCallback": self._host_function,
             "cuStreamBeginCapture": self._capture_begin,
@@ -159,43 +182,49 @@ class SimDriverCollector:
 
     def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
         """Note what the call is about to destroy, while it still exists."""
-        thread = self._thread
-        thread.operation, thread.memory, thread.copies, thread.values = None, (), (), ()
-        thread.owners.clear()
-        thread.later = None if hooks.current_operation() else []
-        thread.size = 0
-        if entry.name.startswith("cuMemFree") or entry.name == "cuMemHostUnregister":
+        call, name = self._thread.call, entry.name
+        call.operation, call.memory, call.copies, call.values, call.size = None, (), (), (), 0
+        call.owners.clear()
+        call.later = None if hooks.current_operation() else []
+        if name.startswith(("cuMemFree", "cuMemHostUnregister")):
             found = self._machine.allocations.at(arguments[0])
-            thread.size = found.size if found else 0
-            thread.on_host = found is not None and found.device < 0
-        elif entry.name in ("cuArrayDestroy", "cuMipmappedArrayDestroy"):
-            thread.memory_of_array = getattr(self._machine.objects.get(arguments[0]), "allocation", None)
-        elif entry.name == "cuStreamDestroy" and arguments[0] in self._machine.objects:
-            thread.device = self._stream(arguments[0])[0]
+            call.size = found.size if found else 0
+            call.on_host = found is not None and found.device < 0
+        elif name in ("cuArrayDestroy", "cuMipmappedArrayDestroy"):
+            call.memory_of_array = getattr(self._machine.objects.get(arguments[0]), "allocation", None)
+        elif name == "cuStreamDestroy" and arguments[0] in self._machine.objects:
+            call.device = self._stream(arguments[0])[0]
 
     def enqueued(self, operation: Operation) -> None:
         """Tie the operation to the call that enqueued it."""
-        stream = operation.stream
+        call, stream, sequence, launch, kind = (
+            self._thread.call,
+            operation.stream,
+            operation.sequence,
+            operation.launch,
+            operation.kind,
+        )
         ordinal = stream.context.device.ordinal
-        flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else _BLOCKING
-        stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority, api=calling_api)
-        correlation = self._launches.get(operation.launch.sequence) if operation.launch is not None else None
+        stream_id = self._stream_ids.get((ordinal, stream.handle, 0))
+        if stream_id is None:
+            flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else _BLOCKING
+            stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority, api=calling_api)
+        correlation = self._launches.get(launch.sequence) if launch is not None else None
         if correlation is None:
             correlation = hooks.current_operation() or hooks.new_correlation()
-            if operation.launch is operation:
-                self._launches[operation.sequence] = correlation
-        self._owners[operation.sequence] = correlation, stream_id
-        self._thread.owners[operation.sequence] = correlation, stream_id
+            if launch is operation:
+                self._launches[sequence] = correlation
+        self._owners[sequence] = call.owners[sequence] = correlation, stream_id
         if self._machine.tape is not None:
-            self._machine.tape.owners[operation.sequence] = correlation
-        self._thread.operation = operation
-        if operation.kind in ("alloc", "free"):
-            self._thread.memory += (operation,)
-        elif operation.kind in ("memcpy", "memset"):
-            self._thread.copies += (operation,)
-        elif operation.kind in ("write_value", "wait_value"):
-            self._thread.values += (operation,)
-        elif operation.kind == "host" and operation.run is not None:
+            self._machine.tape.owners[sequence] = correlation
+        call.operation = operation
+        if kind in ("alloc", "free"):
+            call.memory += (operation,)
+        elif kind in ("memcpy", "memset"):
+            call.copies += (operation,)
+        elif kind in ("write_value", "wait_value"):
+            call.values += (operation,)
+        elif kind == "host" and operation.run is not None:
             operation.run = _as_host_function(operation.run, correlation)
         if self.blocks is not None:
             self.blocks.enqueued(operation, stream_id, correlation)
@@ -205,15 +234,16 @@ class SimDriverCollector:
         if self.blocks is not None:
             correlation, stream = self._owners.get(operation.sequence, (0, 0))
             self.blocks.executed(operation, stream, correlation)
-        if self._thread.later is not None:
-            self._thread.later.append(operation)
+        later = self._thread.call.later
+        if later is not None:
+            later.append(operation)
         else:
             self._execution(operation)
 
     def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Emit the event that the call stands for."""
-        thread = self._thread
-        later, thread.later = thread.later, None
+        call = self._thread.call
+        later, call.later = call.later, None
         name = entry.name
         checkers = self._machine.checkers
         if checkers is not None and result.name == "INVALID_VALUE":
@@ -226,7 +256,9 @@ class SimDriverCollector:
             return  # our runtime's own call
         if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
             self._capture_end(arguments)
-        if result == 0 or (name, result.name) in _TOLD or (name.endswith("Query") and result.name == "NOT_READY"):
+        if result == 0 and (often := self._report_often.get(name)) is not None:
+            often(*arguments)
+        elif result == 0 or (name, result.name) in _TOLD or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
             report = self._report.get(name)
             if report is not None:
@@ -241,7 +273,7 @@ class SimDriverCollector:
                 self._graphs.added(_pointed(values["phGraphNode"]))
             elif name.startswith("cuGraphExec") and "NodeSet" in name:
                 self._graph_update(values, name)
-            elif self._thread.operation is not None and self._thread.operation.kind in _TOUCHES_MEMORY:
+            elif self._thread.call.operation is not None and self._thread.call.operation.kind in _TOUCHES_MEMORY:
                 text = f"{name}: what it enqueues is not recorded"
                 hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
@@ -265,21 +297,23 @@ class SimDriverCollector:
 
     def _owner(self) -> tuple[int, int, int]:
         """Return correlation, device and stream id of what the call enqueued; zeros if it enqueued nothing."""
-        operation = self._thread.operation
+        operation = self._thread.call.operation
         if operation is None:
             return 0, self._device, 0
-        correlation, stream = self._thread.owners[operation.sequence]
+        correlation, stream = self._thread.call.owners[operation.sequence]
         return correlation, operation.stream.context.device.ordinal, stream
 
     def _execution(self, operation: Operation) -> None:
         correlation, stream = self._owners.pop(operation.sequence, (0, 0))
-        if operation.kind == "graph_end" and operation.launch is not None:
+        kind = operation.kind
+        if kind == "graph_end" and operation.launch is not None:
             self._launches.pop(operation.launch.sequence, None)
-        if operation.kind not in _WORK or not correlation:
+        if kind not in _WORK or not correlation:
             return
+        is_kernel = kind == "kernel"
         context = operation.stream.context
         ordinal = context.device.ordinal
-        for address, size, flags, aux0, aux1 in compress(operation.footprint, of_boxes=operation.kind != "kernel"):
+        for address, size, flags, aux0, aux1 in compress(operation.footprint, of_boxes=not is_kernel):
             hooks.emit(
                 Kind.ACCESS,
                 device=ordinal,
@@ -309,8 +343,8 @@ class SimDriverCollector:
             device=ordinal,
             stream=stream,
             correlation=correlation,
-            name=kernel_name(operation.name) if operation.kind == "kernel" else operation.name,
-            flags=int(operation.kind == "kernel" and operation.launch is not None),
+            name=kernel_name(operation.name) if is_kernel else operation.name,
+            flags=int(is_kernel and operation.launch is not None),
             address=operation.node,
             aux0=operation.start,
             aux1=operation.end,
@@ -344,13 +378,13 @@ class SimDriverCollector:
         hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0), api=calling_api)
 
     def _stream_destroy(self, values: dict[str, Any], name: str) -> None:
-        device = self._thread.device
+        device = self._thread.call.device
         stream = hooks.close_stream(device, values["hStream"])
         if stream:
             hooks.emit(Kind.STREAM_DESTROY, device=device, stream=stream)
 
-    def _stream_synchronize(self, values: dict[str, Any], name: str) -> None:
-        device, stream = self._stream(values["hStream"])
+    def _stream_synchronize(self, handle: int) -> None:
+        device, stream = self._stream(handle)
         hooks.emit(Kind.STREAM_SYNCHRONIZE, device=device, stream=stream)
 
     def _stream_wait_event(self, values: dict[str, Any], name: str) -> None:
@@ -367,7 +401,7 @@ class SimDriverCollector:
 
     def _values(self, values: dict[str, Any], name: str) -> None:
         device, stream = self._stream(values["hStream"])
-        for operation in self._thread.values:
+        for operation in self._thread.call.values:
             address, size, value, flags = operation.value
             hooks.emit(
                 Kind.STREAM_WRITE_VALUE if operation.kind == "write_value" else Kind.STREAM_WAIT_VALUE,
@@ -377,7 +411,7 @@ class SimDriverCollector:
                 size=size,
                 aux0=value,
                 flags=flags,
-                correlation=self._thread.owners[operation.sequence][0],
+                correlation=self._thread.call.owners[operation.sequence][0],
             )
 
     def _is_on_device(self, address: int) -> bool:
@@ -467,10 +501,10 @@ class SimDriverCollector:
         hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=found.size, name=name)
 
     def _mem_free(self, values: dict[str, Any], name: str) -> None:
-        if values["dptr"] and (self._thread.operation is not None or name == "cuMemFree"):
+        if values["dptr"] and (self._thread.call.operation is not None or name == "cuMemFree"):
             _, device, stream = self._owner()
-            size = self._thread.size
-            if self._thread.on_host:
+            size = self._thread.call.size
+            if self._thread.call.on_host:
                 hooks.emit(Kind.HOST_FREE, address=values["dptr"], size=size, name=name)
                 return
             hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
@@ -504,7 +538,7 @@ class SimDriverCollector:
         hooks.emit(Kind.MEM_ALLOC, device=found.device, address=found.address, size=found.size, name=name)
 
     def _array_destroy(self, values: dict[str, Any], name: str) -> None:
-        found = self._thread.memory_of_array
+        found = self._thread.call.memory_of_array
         hooks.emit(Kind.MEM_FREE, device=found.device, address=found.address, size=found.size, name=name)
 
     def _host_alloc(self, values: dict[str, Any], name: str) -> None:
@@ -514,31 +548,31 @@ class SimDriverCollector:
         hooks.emit(Kind.HOST_ALLOC, address=values["p"], size=values["bytesize"], name=name)
 
     def _host_free(self, values: dict[str, Any], name: str) -> None:
-        hooks.emit(Kind.HOST_FREE, address=values["p"], size=self._thread.size, name=name)
+        hooks.emit(Kind.HOST_FREE, address=values["p"], size=self._thread.call.size, name=name)
 
-    def _launch(self, values: dict[str, Any], name: str) -> None:
-        grid = tuple(values[f"gridDim{axis}"] for axis in "XYZ")
-        block = tuple(values[f"blockDim{axis}"] for axis in "XYZ")
-        self._kernel(grid, block, values["sharedMemBytes"])
+    def _launch(self, _: int, *words: int) -> None:
+        self._kernel(words[:3], words[3:6], words[6])
 
-    def _launch_ex(self, values: dict[str, Any], name: str) -> None:
-        words = _ConfigWords.from_address(values["config"])[:]
+    def _launch_ex(self, config: int, *_: int) -> None:
+        words = _ConfigWords.from_address(config)[:]
         self._kernel(words[:3], words[3:6], words[6])
 
     def _kernel(self, grid: Iterable[int], block: Iterable[int], shared: int) -> None:
-        correlation, device, stream = self._owner()
-        if not correlation:
+        call = self._thread.call
+        operation = call.operation
+        if operation is None:
             return  # captured
+        correlation, stream = call.owners[operation.sequence]
         hooks.emit(
             Kind.KERNEL_LAUNCH,
-            device=device,
+            device=operation.stream.context.device.ordinal,
             stream=stream,
             correlation=correlation,
-            name=kernel_name(self._thread.operation.name),
+            name=kernel_name(operation.name),
             size=shared,
             aux0=pack_dims(*grid),
             aux1=pack_dims(*block),
-            flags=launch_flags(*self._thread.operation.programmatic),
+            flags=launch_flags(*operation.programmatic),
         )
 
     def _host_function(self, values: dict[str, Any], name: str) -> None:
@@ -565,7 +599,7 @@ class SimDriverCollector:
         correlation, device, stream = self._owner()
         if not correlation:
             return  # captured
-        memory = self._thread.memory
+        memory = self._thread.call.memory
         before = [op for op in memory if op.launch is None]  # what the launch frees because an earlier launch did not
         inside = [op for op in memory if op.launch is not None]
         for operation in [*before, *(op for op in inside if op.kind == "alloc")]:
@@ -629,8 +663,8 @@ class SimDriverCollector:
 
     def _boxes(self, kind: Kind, values: dict[str, Any], name: str) -> None:
         """Report copies or fills of several rows, or of several ranges. What each touches is reported when it runs."""
-        for operation in self._thread.copies:
-            correlation, stream = self._thread.owners[operation.sequence]
+        for operation in self._thread.call.copies:
+            correlation, stream = self._thread.call.owners[operation.sequence]
             read = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.READ]
             written = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.WRITE]
             flags = CopyFlag.ASYNC if "hStream" in values else CopyFlag(0)

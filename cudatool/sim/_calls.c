@@ -98,8 +98,8 @@ static PyTypeObject CallType = {
 
 /* What abi.py gave: its module's namespace, where `guard` and `subscribers` stand; the methods of the driver's lock; the
  * functions for what is rare; and what was put off. Held for ever: handles are destroyed when modules are gone. */
-static PyObject *names, *acquire, *release, *refusal, *refused, *crashed, *entered, *left, *finish, *deferred, *callbacks;
-static PyObject *guard_name, *subscribers_name, *handler_name;
+static PyObject *names, *acquire, *release, *refusal, *refused, *crashed, *results, *finish, *deferred, *callbacks;
+static PyObject *guard_name, *subscribers_name, *handler_name, *n_enter, *n_leave;
 static unsigned long long correlations;
 
 /* Call the handler, or what stands in its place, under the lock. Returns 0, or -1 with an exception. */
@@ -139,6 +139,20 @@ static int result_of_refusal(PyObject *entry) {
     return result;
 }
 
+/* Tell each watcher of the call, the last one first if it is over. Returns 0, or -1 with an exception. */
+static int tell(PyObject *watchers, PyObject *method, int is_over, PyObject *entry, PyObject *arguments,
+                PyObject *correlation, PyObject *result) {
+    Py_ssize_t count = PyTuple_GET_SIZE(watchers);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject *watcher = PyTuple_GET_ITEM(watchers, is_over ? count - 1 - i : i);
+        PyObject *const given[] = {watcher, entry, arguments, correlation, result};
+        PyObject *done = PyObject_VectorcallMethod(method, given, result ? 5 : 4, NULL);
+        if (!done) return -1;
+        Py_DECREF(done);
+    }
+    return 0;
+}
+
 /* The handler's part of a call, and what its watchers get of it. Returns the CUresult, or -1 with an exception. */
 static int watched(PyObject *entry, PyObject *arguments) {
     PyObject *watchers = PyDict_GetItemWithError(names, subscribers_name);
@@ -146,18 +160,17 @@ static int watched(PyObject *entry, PyObject *arguments) {
     if (!watchers || !PyTuple_Check(watchers) || !PyTuple_GET_SIZE(watchers))
         return handle(entry, arguments) ? result_of_refusal(entry) : CUDA_SUCCESS;
     PyObject *correlation = PyLong_FromUnsignedLongLong(current.correlation);
-    PyObject *done = NULL;
     Py_INCREF(watchers);
     int result = -1;
-    if (correlation && (done = PyObject_CallFunctionObjArgs(entered, watchers, entry, arguments, correlation, NULL))) {
+    if (correlation && !tell(watchers, n_enter, 0, entry, arguments, correlation, NULL)) {
         result = handle(entry, arguments) ? result_of_refusal(entry) : CUDA_SUCCESS;
         PyObject *number = result >= 0 ? PyLong_FromLong(result) : NULL;
-        PyObject *told = number ? PyObject_CallFunctionObjArgs(left, watchers, entry, arguments, correlation, number, NULL)
-                                : NULL;
-        if (!told) result = -1;
-        Py_XDECREF(told), Py_XDECREF(number);
+        PyObject *named = number ? PyDict_GetItemWithError(results, number) : NULL;
+        if (number && !named && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, number);
+        if (!named || tell(watchers, n_leave, 1, entry, arguments, correlation, named)) result = -1;
+        Py_XDECREF(number);
     }
-    Py_XDECREF(done), Py_XDECREF(correlation);
+    Py_XDECREF(correlation);
     Py_DECREF(watchers);
     return result;
 }
@@ -243,17 +256,16 @@ static int call_slot(int slot, const long *words) {
 /* ---- for Python ------------------------------------------------------------------------------------------------ */
 
 static PyObject *py_install(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"names",   "acquire", "release", "refusal",  "refused",   "crashed",
-                               "entered", "left",    "finish",  "deferred", "callbacks", NULL};
-    PyObject **kept[] = {&names, &acquire, &release, &refusal, &refused, &crashed, &entered, &left, &finish, &deferred,
-                         &callbacks};
-    PyObject *given[11];
+    static char *keywords[] = {"names",   "acquire", "release",  "refusal",   "refused", "crashed",
+                               "results", "finish",  "deferred", "callbacks", NULL};
+    PyObject **kept[] = {&names, &acquire, &release, &refusal, &refused, &crashed, &results, &finish, &deferred, &callbacks};
+    PyObject *given[10];
     (void)module;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOOO!O!", keywords, &PyDict_Type, &given[0], &given[1],
-                                     &given[2], &given[3], &given[4], &given[5], &given[6], &given[7], &given[8],
-                                     &PyList_Type, &given[9], &PyList_Type, &given[10]))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOO!OO!O!", keywords, &PyDict_Type, &given[0], &given[1],
+                                     &given[2], &given[3], &given[4], &given[5], &PyDict_Type, &given[6], &given[7],
+                                     &PyList_Type, &given[8], &PyList_Type, &given[9]))
         return NULL;
-    for (int i = 0; i < 11; ++i) Py_XSETREF(*kept[i], Py_NewRef(given[i]));
+    for (int i = 0; i < 10; ++i) Py_XSETREF(*kept[i], Py_NewRef(given[i]));
     Py_RETURN_NONE;
 }
 
@@ -390,7 +402,11 @@ PyMODINIT_FUNC PyInit__calls(void) {
     guard_name = PyUnicode_InternFromString("guard");
     subscribers_name = PyUnicode_InternFromString("subscribers");
     handler_name = PyUnicode_InternFromString("handler");
-    if (!message_key || !empty || !guard_name || !subscribers_name || !handler_name || PyType_Ready(&CallType)) return NULL;
+    n_enter = PyUnicode_InternFromString("enter");
+    n_leave = PyUnicode_InternFromString("leave");
+    if (!message_key || !empty || !guard_name || !subscribers_name || !handler_name || !n_enter || !n_leave ||
+        PyType_Ready(&CallType))
+        return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
     PyObject *call = PyObject_New(PyObject, &CallType);

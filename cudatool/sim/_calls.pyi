@@ -37,13 +37,15 @@ def install(
     refusal: type[Exception],
     refused: Callable[[Any, Any], int],
     crashed: Callable[[Any, Any], int],
-    entered: Callable[..., None],
-    left: Callable[..., None],
+    results: dict[int, Any],
     finish: Callable[[], None],
     deferred: list[Any],
     callbacks: list[Any],
 ) -> None:
-    """Give what calls need of abi.py; `names` is its namespace, whose `guard` and `subscribers` each call looks at."""
+    """Give what calls need of abi.py; `names` is its namespace, whose `guard` and `subscribers` each call looks at.
+
+    `results` has what subscribers are told in place of each CUresult.
+    """
 
 def bind(slot: int, entry: Any, kinds: str, deferrable: bool, null_stream: int, /) -> None:
     """Let a slot call the handler of `entry`; `kinds` are its arguments' types as letters of :mod:`struct`."""

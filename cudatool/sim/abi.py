@@ -244,18 +244,6 @@ guard: Callable[[Entry, tuple[Any, ...]], None] | None = None
 _RESULTS: Final = {int(result): result for result in Result}
 
 
-def _entered(watchers: tuple[Subscriber, ...], entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
-    for watcher in watchers:
-        watcher.enter(entry, arguments, correlation)
-
-
-def _left(
-    watchers: tuple[Subscriber, ...], entry: Entry, arguments: tuple[Any, ...], correlation: int, result: int
-) -> None:
-    for watcher in reversed(watchers):
-        watcher.leave(entry, arguments, correlation, _RESULTS[result])
-
-
 def _refused(entry: Entry, error: DriverError) -> int:
     """Note why a call fails, and return the result that it returns."""
     result = error.result
@@ -307,8 +295,7 @@ _calls.install(
     refusal=DriverError,
     refused=_refused,
     crashed=_crashed,
-    entered=_entered,
-    left=_left,
+    results=_RESULTS,
     finish=_finish,
     deferred=_deferred,
     callbacks=_callbacks,

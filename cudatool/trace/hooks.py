@@ -68,6 +68,7 @@ __all__ = [
     "reset",
     "running_function",
     "stream_id",
+    "stream_ids",
     "strict",
     "subscribe",
     "tells_graphs",
@@ -533,6 +534,11 @@ def event_id(handle: int) -> int:
     """Return the id of the CUDA event with this driver handle."""
     found = _event_ids.get(handle)
     return _event_ids.setdefault(handle, next(_event_counter)) if found is None else found
+
+
+def stream_ids() -> dict[tuple[int, int, int], int]:
+    """Return the ids of streams by device, handle and 0 (per-thread default streams: thread). Only to be read."""
+    return _stream_ids
 
 
 def event_ids() -> dict[int, int]:
