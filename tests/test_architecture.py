@@ -72,6 +72,7 @@ ARROWS = {
     "triton_driver": {"", "ptx", "runtime", "sim", "trace"},
     # What puts them together.
     "recording": {"_driver", "collect", "memory", "processes", "sim", "trace"},
+    "callbacks": {"recording", "runtime"},
     "workload": set(),
     "testing": {"_driver", "recording", "sanitize", "trace"},
     "cli": {

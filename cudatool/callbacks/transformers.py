@@ -1,0 +1,67 @@
+"""A callback for the Trainer of Hugging Face's transformers.
+
+::
+
+    from cudatool.callbacks.transformers import MemoryCallback
+
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[MemoryCallback()])
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from transformers import TrainerCallback
+
+from cudatool.callbacks._steps import Steps
+from cudatool.recording.armed import ArmOptions
+
+__all__ = ["MemoryCallback"]
+
+_ARMED: Final = ArmOptions()
+
+
+class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # no types are known where transformers is not installed
+    """Names the steps of a training run in recordings, and arms the process while it lasts.
+
+    ``step 12`` is the twelfth step of the optimizer with all its micro-batches, ``evaluate`` an evaluation. Recordings
+    show them, ``cudatool leaks`` counts by them, and ``cudatool run --range step:10-20`` records some of them. When
+    memory runs out, a report says who held it, also in a program that is not recorded (:func:`cudatool.arm`).
+
+    Parameters
+    ----------
+    arm
+        What to keep and when to write it; None arms nothing. A process that is being recorded is not armed, too.
+    """
+
+    def __init__(self, arm: ArmOptions | None = _ARMED) -> None:
+        self._steps = Steps(arm)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Arm the process."""
+        self._steps.start()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Open the range of the step. It is called once for all micro-batches of a step."""
+        self._steps.begin(f"step {state.global_step + 1}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Close it."""
+        self._steps.end()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Name the rest of an evaluation, of which transformers tells no beginning."""
+        if not self._steps.is_open:
+            self._steps.begin("evaluate")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Close the range of the evaluation."""
+        self._steps.end()
+
+    def on_predict(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Close the range of a prediction."""
+        self._steps.end()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Keep events no longer."""
+        self._steps.stop()
