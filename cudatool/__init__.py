@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from cudatool.recording import record
     from cudatool.recording.armed import arm, trigger
+    from cudatool.recording.serving import serve
     from cudatool.runtime.allocator import (
         caching_allocator_alloc,
         caching_allocator_delete,
@@ -274,6 +275,7 @@ __all__ = [
     "host_view",
     "range",
     "record",
+    "serve",
     "trigger",
     # errors
     "CompileError",
@@ -312,6 +314,7 @@ _HOMES = (
     "random",
     "recording",
     "recording.armed",
+    "recording.serving",
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 

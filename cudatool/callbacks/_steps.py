@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cudatool import recording
+from cudatool.errors import UsageError
 from cudatool.recording.armed import Armed, ArmOptions
 from cudatool.runtime.ranges import range
 
@@ -14,12 +17,20 @@ class Steps:
 
     Parameters
     ----------
-    options
-        What is armed; None for nothing.
+    arms, given
+        Whether anything is armed, and the fields of its :class:`ArmOptions`.
+
+    Raises
+    ------
+    UsageError
+        There is no such field.
     """
 
-    def __init__(self, options: ArmOptions | None) -> None:
-        self._options = options
+    def __init__(self, arms: bool, given: dict[str, Any]) -> None:
+        try:
+            self._options = ArmOptions(**given) if arms else None
+        except TypeError as error:
+            raise UsageError(f"MemoryCallback: {error}") from None
         self._armed: Armed | None = None
         self._open: range | None = None
 

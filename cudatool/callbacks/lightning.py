@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -17,11 +17,8 @@ except ModuleNotFoundError:
     from pytorch_lightning.callbacks import Callback
 
 from cudatool.callbacks._steps import Steps
-from cudatool.recording.armed import ArmOptions
 
 __all__ = ["MemoryCallback"]
-
-_ARMED: Final = ArmOptions()
 
 
 class MemoryCallback(Callback):  # type: ignore[misc]  # no types are known where lightning is not installed
@@ -35,11 +32,18 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # no types are known wher
     Parameters
     ----------
     arm
-        What to keep and when to write it; None arms nothing. A process that is being recorded is not armed, too.
+        False arms nothing. A process that is being recorded is not armed, too: its recording has more.
+    options
+        Of :func:`cudatool.arm`: what to keep and when to write it.
+
+    Raises
+    ------
+    UsageError
+        There is no such option.
     """
 
-    def __init__(self, arm: ArmOptions | None = _ARMED) -> None:
-        self._steps = Steps(arm)
+    def __init__(self, *, arm: bool = True, **options: Any) -> None:
+        self._steps = Steps(arm, options)
         self._batches = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

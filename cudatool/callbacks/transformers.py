@@ -9,16 +9,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from transformers import TrainerCallback
 
 from cudatool.callbacks._steps import Steps
-from cudatool.recording.armed import ArmOptions
 
 __all__ = ["MemoryCallback"]
-
-_ARMED: Final = ArmOptions()
 
 
 class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # no types are known where transformers is not installed
@@ -31,11 +28,18 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # no types are kno
     Parameters
     ----------
     arm
-        What to keep and when to write it; None arms nothing. A process that is being recorded is not armed, too.
+        False arms nothing. A process that is being recorded is not armed, too: its recording has more.
+    options
+        Of :func:`cudatool.arm`: what to keep and when to write it.
+
+    Raises
+    ------
+    UsageError
+        There is no such option.
     """
 
-    def __init__(self, arm: ArmOptions | None = _ARMED) -> None:
-        self._steps = Steps(arm)
+    def __init__(self, *, arm: bool = True, **options: Any) -> None:
+        self._steps = Steps(arm, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Arm the process."""

@@ -38,7 +38,7 @@ from cudatool.trace import hooks
 from cudatool.trace.ring import Ring
 from cudatool.units import parse_bytes, parse_time
 
-__all__ = ["ArmOptions", "Armed", "arm", "armed_sources", "trigger"]
+__all__ = ["ArmOptions", "Armed", "arm", "armed_sources", "program_name", "trigger"]
 
 _DEFAULT_BYTES: Final = 64 << 20
 _MOST_FILES: Final = 8
@@ -103,7 +103,7 @@ class Armed:
             raise UsageError(f"most_files is at least 1, not {options.most_files}")
         self._header = header
         self._folder = os.path.abspath(options.directory or os.curdir)
-        self._stem = f"{options.name or _program_name()}.{os.getpid()}"
+        self._stem = f"{options.name or program_name()}.{os.getpid()}"
         self._process = os.getpid()
         self._files: list[str] = []  # written and not removed, the oldest first, without those of memory that ran out
         self.written: list[str] = []
@@ -341,7 +341,8 @@ def trigger(text: str = "") -> list[str]:
     return [armed.trigger(text) for armed in list(_armed)]
 
 
-def _program_name() -> str:
+def program_name() -> str:
+    """Return the name of the running program, as in the names of its traces."""
     return os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0].strip("-") or "python"
 
 

@@ -514,6 +514,11 @@ def living() -> list[Event]:
     return events + [event._replace(time=now) for plan in list(_plans.values()) for event in plan]
 
 
+def used_devices() -> list[int]:
+    """Return the ordinals of the devices whose caching allocator the program has used."""
+    return sorted(_allocators.copy())
+
+
 def fractions() -> list[Event]:
     """Return the memory fractions that are set now, as the events that would have reported it."""
     return [

@@ -9,7 +9,7 @@ import pytest
 
 import cudatool as ct
 from cudatool.callbacks._steps import Steps
-from cudatool.recording.armed import ArmOptions
+from cudatool.errors import UsageError
 from cudatool.trace import hooks, reader
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
@@ -23,7 +23,7 @@ def ranges(trace: Trace) -> list[str]:
 
 
 def test_what_begins_ends_what_was_open(tmp_path: Path) -> None:
-    steps = Steps(None)
+    steps = Steps(False, {})
     with ct.record(tmp_path / "run.ctrace"):
         steps.start()
         steps.begin("step 1")
@@ -36,7 +36,7 @@ def test_what_begins_ends_what_was_open(tmp_path: Path) -> None:
 
 
 def test_process_is_armed_from_start_to_stop(tmp_path: Path) -> None:
-    steps = Steps(ArmOptions(directory=str(tmp_path), name="job", on_oom=False))
+    steps = Steps(True, {"directory": str(tmp_path), "name": "job", "on_oom": False})
     steps.start()
     steps.start()
     steps.begin("step 1")
@@ -49,11 +49,16 @@ def test_process_is_armed_from_start_to_stop(tmp_path: Path) -> None:
 
 
 def test_recorded_process_is_not_armed(tmp_path: Path) -> None:
-    steps = Steps(ArmOptions(directory=str(tmp_path)))
+    steps = Steps(True, {"directory": str(tmp_path)})
     with ct.record(tmp_path / "run.ctrace"):
         steps.start()
         assert [] == ct.trigger("why")
         steps.stop()
+
+
+def test_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="nonsense"):
+        Steps(True, {"nonsense": 1})
 
 
 @pytest.mark.filterwarnings("default")  # the frameworks' own
@@ -116,7 +121,7 @@ def test_trainer_of_lightning_names_its_batches(tmp_path: Path) -> None:
 
     def fit(fails: bool) -> None:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        callback = MemoryCallback(arm=ArmOptions(directory=str(tmp_path), name="job", on_oom=False))
+        callback = MemoryCallback(directory=str(tmp_path), name="job", on_oom=False)
         trainer = lightning.Trainer(max_epochs=2, num_sanity_val_steps=0, callbacks=[callback], **quiet)
         trainer.fit(Model(fails), data, data)
 
