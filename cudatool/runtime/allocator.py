@@ -73,6 +73,7 @@ __all__ = [
     "reset_max_memory_cached",
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
+    "used_devices",
 ]
 
 Shape = SupportsIndex | Iterable[SupportsIndex]
