@@ -141,12 +141,13 @@ static PyObject *event_of(PyObject *const fields[GIVEN + 2]) {
 /* Return the event, or NULL with an exception. */
 static PyObject *make_event(const Thread *thread, long kind, PyObject *const *given) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
     int is_inside = thread->host_function && is_of_host_function[kind];
     PyObject *correlation = is_inside ? PyLong_FromLongLong(thread->host_function) : Py_NewRef(given[CORRELATION]);
     PyObject *stack = given[STACK] != Py_None ? Py_NewRef(given[STACK])
                       : has_stack[kind]       ? PyObject_CallNoArgs(capture)
                                               : Py_NewRef(zero);
+    /* Not earlier: a finalizer that runs while the stack is captured emits events that come before this one. */
+    clock_gettime(CLOCK_MONOTONIC, &now);
     PyObject *time = PyLong_FromLongLong(now.tv_sec * 1000000000LL + now.tv_nsec);
     PyObject *number = PyLong_FromLongLong(thread->id);
     if (!correlation || !stack || !time || !number) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -198,6 +199,31 @@ def test_interruption_in_the_capture_of_a_stack_waits_until_subscribers_have_the
     assert [event.name for event in events] == ["new frame"]
     assert stacks.frames(events[0].stack)
     assert not hooks.emitting()
+
+
+def test_what_a_finalizer_emits_while_a_stack_is_captured_has_the_earlier_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late:
+        def __init__(self) -> None:
+            self.itself = self  # so that the collector finds it
+
+        def __del__(self) -> None:
+            hooks.emit(Kind.MARK, name="finalizer")
+
+    events: list[Event] = []
+    role = stacks._role
+
+    def role_after_a_collection(file: str) -> int:
+        gc.collect()
+        return role(file)
+
+    hooks.thread_id()
+    gc.collect()
+    hooks.subscribe(events.append)
+    monkeypatch.setattr(stacks, "_role", role_after_a_collection)
+    Late()
+    exec("emit(kind, name='frame that is new')", {"emit": hooks.emit, "kind": Kind.MEM_ALLOC})
+    assert ["finalizer", "frame that is new"] == [event.name for event in events]
+    assert events[0].time <= events[1].time
 
 
 def test_threads_emit_to_one_subscriber_and_none_of_their_events_is_lost() -> None:
