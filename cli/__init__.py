@@ -32,6 +32,7 @@ _COMMANDS = {
     "diff": "Compare what two traces or snapshots hold at their peaks.",
     "export": "Write a trace for other programs: PyTorch's viewer, Perfetto, or SQLite.",
     "leaks": "Find call sites that hold more memory after every step.",
+    "live": "Watch a recording while it runs.",
     "oom": "Explain why memory ran out.",
     "ptx": "Show what the kernels of a PTX or CUDA C++ file do.",
     "replay": "Run recorded requests through the allocator again: a check, or a what-if.",

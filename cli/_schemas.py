@@ -20,11 +20,13 @@ from typing import Any, Final
 
 from cudatool import analyze
 from cudatool.analyze.diagnosis import Diagnosis
+from cudatool.analyze.live import LivePicture
 from cudatool.collect.nvml import NvmlDevice
 from cudatool.errors import UsageError, did_you_mean
 from cudatool.ptx.access import Doubt
 from cudatool.ptx.isa import InstructionClass
 from cudatool.ptx.kernel_summary import Feature
+from cudatool.trace.model import Ending
 
 __all__ = ["COMMANDS", "schema_of_command"]
 
@@ -60,7 +62,7 @@ def _said(schema: _Schema, description: str) -> _Schema:
     return {**schema, "description": description}
 
 
-def _with(schema: _Schema, **properties: _Schema) -> _Schema:
+def _with(schema: _Schema, /, **properties: _Schema) -> _Schema:
     """Return the schema of an object with more fields, or others in the place of its own."""
     members = {**schema["properties"], **properties}
     others = {name: value for name, value in schema.items() if name != _CLASS}
@@ -313,6 +315,11 @@ def _leaks_command() -> _Schema:
     return _object(schema={"const": "cudatool.leaks/1"}, **of_process, processes=_array(_object(**of_process)))
 
 
+def _live() -> _Schema:
+    head = {"schema": {"const": "cudatool.live/1"}, "source": _TEXT, "device": _TEXT, "ending": _of(Ending)}
+    return _with(_of(LivePicture), **head)
+
+
 def _oom() -> _Schema:
     failure = _with(_failure(), source=_TEXT, process=_TEXT)
     return _object(schema={"const": "cudatool.oom/1"}, failures=_array(failure))
@@ -327,6 +334,7 @@ COMMANDS: Final[dict[str, Callable[[], _Schema]]] = {
     "devices": _devices,
     "diff": _diff,
     "leaks": _leaks_command,
+    "live": _live,
     "oom": _oom,
     "ptx": _ptx,
     "replay": _replay,

@@ -548,10 +548,10 @@ class LiveState:
         found = self._devices.get(device)
         if found is None:
             return [], []
-        return (
-            _thinned(found.blocks.curve.points, columns, points),
-            _thinned(found.segments.curve.points, columns, points),
-        )
+        curves = [np.array(level.curve.points, np.int64) for level in (found.blocks, found.segments)]
+        length = max(map(len, curves))  # one may have begun later, or not at all
+        allocated, reserved = (np.append(np.zeros(length - len(curve), np.int64), curve) for curve in curves)
+        return _thinned(allocated[-points:], columns), _thinned(reserved[-points:], columns)
 
     def _device_row(self, number: int, totals: tuple[int, ...] | list[int]) -> LiveDevice:
         device = self._devices[number]
@@ -633,9 +633,7 @@ def _sorted(rows: list[_Row], search: str, words: Callable[[_Row], str], sort: s
     return sorted(found, key=lambda row: (-getattr(row, field), words(row)))
 
 
-def _thinned(points: deque[int], columns: int, most: int) -> list[int]:
-    values = np.array(points, np.int64)[-most:]
-    if len(values) <= columns:
-        return [int(value) for value in values]
-    edges = np.linspace(0, len(values), columns, endpoint=False).astype(np.int64)
-    return [int(value) for value in np.maximum.reduceat(values, edges)]
+def _thinned(values: Ints, columns: int) -> list[int]:
+    if len(values) > columns:
+        values = np.maximum.reduceat(values, np.linspace(0, len(values), columns, endpoint=False).astype(np.int64))
+    return [int(value) for value in values]

@@ -241,9 +241,13 @@ def test_the_curve_has_the_highest_level_of_each_moment() -> None:
     )
     assert [15] == state.curve(0, 80)[0][:1]
     state.go_on(3 * quarter)
-    assert ([15, 5, 5, 5], [100, 100, 100]) == state.curve(0, 80)
+    assert ([15, 5, 5, 5], [0, 100, 100, 100]) == state.curve(0, 80)
     assert [15, 5] == state.curve(0, 2)[0]
     assert [5, 5] == state.curve(0, 80, points=2)[0]
+    early = LiveState()
+    early.fold(rows({"time": 0, "kind": Kind.SEGMENT_ALLOC, "address": 64, "size": 100}))
+    early.fold(rows({"time": quarter, "kind": Kind.BLOCK_ALLOC, "address": 1, "size": 10}))
+    assert ([0, 10], [100, 100]) == early.curve(0, 80)
     state.go_on(10_000 * quarter)
     assert CURVE_POINTS == len(state.curve(0, CURVE_POINTS)[0])
     assert ([], []) == state.curve(7, 80)
