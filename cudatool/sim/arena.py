@@ -115,6 +115,7 @@ class Allocation:
     advised: Advised | None = None  # of managed memory: what the program said about it
     gap: int = 0  # unused bytes after it
     is_shared: bool = False  # whether other processes can use it
+    in_file: bool = False  # its pages are those of a file, which other processes can map
     variables: tuple[Variable, ...] = ()  # of a module: what may be used of it
 
 

@@ -303,13 +303,24 @@ class Launch:
             _execute(self, operation)
 
     def host_memory(self) -> list[tuple[int, int]]:
-        """Return the allocations that arguments point into, if the host's memory is watched or there is any."""
-        allocations = state.machine.allocations
-        if state.machine.scheduler.watch is None and not allocations.on_host:
+        """Return the allocations that arguments point into, if the host's memory is watched or there is any.
+
+        And all managed memory, of which accesses are measured, if the kernel may find other pointers in memory.
+        """
+        allocations, watch = state.machine.allocations, state.machine.scheduler.watch
+        if watch is None and not allocations.on_host:
             return []
         words = memoryview(bytes(self.params)[: len(self.params) // 8 * 8]).cast("Q")
-        found = map(allocations.holding, words)
-        return list({(one.address, one.size) for one in found if one is not None})
+        found = {(one.address, one.size) for one in map(allocations.holding, words) if one is not None}
+        if watch is not None and not watch.managed <= found:
+
+            def place(address: int) -> tuple[int, int] | None:
+                one = allocations.holding(address)
+                return None if one is None else (one.address, one.size)
+
+            if self.kernel.follows_pointers(bytes(self.params), place):
+                found |= watch.managed
+        return list(found)
 
     def cooperating(self) -> Launch:
         """Return the same as a cooperative launch. Fails with CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""

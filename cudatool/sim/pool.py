@@ -198,7 +198,8 @@ class Pool:
             if self.device >= 0:
                 machine.devices[self.device].memory.give_back(_rounded(size, _HOST_PAGE))
             raise DriverError(Result.OUT_OF_MEMORY)
-        found = Allocation(address, size, kind, self.device, context.handle, machine.new_serial(), self.handle)
+        serial = machine.new_serial()
+        found = Allocation(address, size, kind, self.device, context.handle, serial, self.handle, in_file=True)
         machine.allocations.add(found)
         return found
 
@@ -243,7 +244,7 @@ class Pool:
         if found is None:
             shared.open(data.offset, data.size)
             kind, serial = "pool" if self.device >= 0 else "host", self._machine.new_serial()
-            found = Allocation(address, data.size, kind, self.device, 0, serial, self.handle)
+            found = Allocation(address, data.size, kind, self.device, 0, serial, self.handle, in_file=True)
             self._machine.allocations.add(found)
         self._imports[address] = self._imports.get(address, 0) + 1
         return found

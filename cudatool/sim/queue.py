@@ -289,9 +289,9 @@ class Scheduler(_queue.Queue):
         """
         self.host_time += 200
         if operation is None or operation.done:
-            if self.watch is not None and operation is not None:
+            if self.watch is not None:
                 self.watch.look()
-                self.watch.waited([operation])
+                self.watch.waited([operation] if operation is not None else ())
             return True
         if operation.end > self.host_time:
             self.host_time += max(1000, (operation.end - self.host_time) // 2)

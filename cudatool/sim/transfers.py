@@ -155,15 +155,16 @@ def copy_box(
     operation.host_memory = [(source.address, source_span), (to.address, to_span)]
     if machine.scheduler.watch is not None:
         machine.scheduler.watch.look(operation.host_memory)  # before the driver itself writes there, below
-    if hStream is not None and (origin is None or now):
+    is_staged = hStream is not None and (origin is None or now)
+    if is_staged:
         # Pageable memory is staged before the call returns: later changes to it are not seen.
         move.stage()
-    elif hStream is not None and target is not None and move.from_device and not move.to_device:
+    if hStream is not None and target is not None and move.from_device and not move.to_device:
         # Until the copy runs, its destination holds neither the old nor the new bytes; unless something earlier is
         # still going to read the old ones, as it may.
         if not machine.scheduler.may_read_host(to.address, to_span):
             move.poison()
-    elif origin is not None and not move.from_device:
+    elif not is_staged and origin is not None and not move.from_device:
         operation.host_source = source.address, source_span
     if footprint:
         operation.footprint = [

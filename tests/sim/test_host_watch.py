@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 import pytest
 
@@ -15,11 +16,11 @@ from cudatool.sim.queue import Operation
 class _Host:
     """A pinned allocation, and what a watch reports of it."""
 
-    def __init__(self, size: int) -> None:
-        self.data = ctypes.create_string_buffer(size)
-        self.address = ctypes.addressof(self.data)
+    def __init__(self, size: int, *, in_file: bool = False) -> None:
+        self.data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.data))
         allocations = Allocations()
-        allocations.add(Allocation(self.address, size, "host", -1, 0, 1))
+        allocations.add(Allocation(self.address, size, "host", -1, 0, 1, in_file=in_file))
         self.reported: list[tuple[int, int]] = []
         self.read: list[tuple[int, int]] = []
         self.watch = HostWatch(allocations, self._report)
@@ -29,11 +30,19 @@ class _Host:
         self.reported += [(address - self.address, size) for address, size in written]
         self.read += [(address - self.address, size) for address, size in read]
 
-    def enqueue(self, *ranges: tuple[int, int], kind: str = "memcpy", stream: object = "stream") -> Operation:
+    def enqueue(
+        self,
+        *ranges: tuple[int, int],
+        kind: str = "memcpy",
+        stream: object = "stream",
+        target: tuple[int, int] | None = None,
+    ) -> Operation:
         operation = Operation(stream, kind, kind, 0)  # type: ignore[arg-type]  # any object stands for a stream
         self.sequence += 1
         operation.sequence = self.sequence
         operation.host_memory = [(self.address + start, size) for start, size in ranges]
+        if target is not None:
+            operation.host_target = [(self.address + target[0], target[1])]
         self.watch.enqueued(operation)
         return operation
 
@@ -83,6 +92,67 @@ def test_nothing_is_concluded_while_a_kernel_runs() -> None:
     host.watch.after(operation)
     host.watch.look()
     assert host.reported == []
+
+
+@pytest.mark.parametrize("kind", ["kernel", "host"])
+def test_nothing_is_concluded_while_what_began_before_all_that_is_kept_runs(kind: str) -> None:
+    host = _Host(64)
+    operation = host.enqueue((0, 64), kind=kind)
+    host.watch.waited([operation])  # nothing is kept
+    host.watch.before(operation)
+    host.enqueue((0, 64))
+    host.write(0, b"device")
+    host.watch.look()
+    host.watch.after(operation)
+    host.watch.look()
+    assert host.reported == []
+
+
+def test_value_that_is_being_written_is_not_the_hosts() -> None:
+    host = _Host(64)
+    host.enqueue((0, 64))
+    operation = Operation("stream", "write_value", "cuStreamWriteValue32", 0)  # type: ignore[arg-type]  # as above
+    operation.value = host.address + 8, 4, 7, 0
+    host.watch.before(operation)
+    host.write(8, b"four")
+    host.watch.look()
+    host.watch.after(operation)
+    host.watch.look()
+    assert host.reported == []
+
+
+def test_driver_that_fills_a_part_of_a_pending_target_is_no_reader_of_the_rest() -> None:
+    page = mmap.PAGESIZE
+    host = _Host(2 * page)
+    host.enqueue((0, 2 * page), target=(0, 2 * page))
+    host.write(0, bytes(page))  # the driver does
+    host.watch.wrote([(host.address, page)])
+    host.watch.look()
+    assert host.reported == host.read == []
+    ctypes.string_at(host.address + page, 1)
+    host.watch.look()
+    assert host.read == ([(page, page)] if host.watch.sees_reads else [])
+
+
+def test_value_that_a_stream_waits_for_is_read_by_the_driver() -> None:
+    page = mmap.PAGESIZE
+    host = _Host(page)
+    host.enqueue((0, page), target=(0, page))
+    wait = Operation("stream", "wait_value", "cuStreamWaitValue32", 0)  # type: ignore[arg-type]  # as above
+    wait.value = host.address, 4, 1, 0
+    host.watch.enqueued(wait)
+    ctypes.string_at(host.address, 4)
+    host.watch.look()
+    assert host.read == []
+
+
+def test_pages_of_a_file_are_not_watched() -> None:
+    page = mmap.PAGESIZE
+    host = _Host(2 * page, in_file=True)
+    host.enqueue((0, page), target=(0, page))
+    ctypes.string_at(host.address, page)
+    host.watch.look()
+    assert host.reported == host.read == []
 
 
 def test_write_that_the_program_declares_is_left_out() -> None:

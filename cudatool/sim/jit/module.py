@@ -15,6 +15,7 @@ from cudatool.ptx import (
     Immediate,
     Instruction,
     KernelAccesses,
+    LaunchAccesses,
     Mode,
     Module,
     ModuleCalls,
@@ -322,12 +323,22 @@ class JitKernel:
         It is inferred from the PTX (:func:`cudatool.ptx.accesses_of_launch`). `params` are the packed arguments.
         """
         try:
-            if self._accesses is None:
-                self._accesses = infer_accesses(self._owner._module, self.name)
-            found = accesses_of_launch(self._accesses, params, find_allocation)
+            found = self._inferred(params, find_allocation)
         except PtxError:
             return []
         return [(one.address, one.size) for one in found.ranges if one.mode & (Mode.READ | Mode.ATOMIC)]
+
+    def follows_pointers(self, params: bytes, find_allocation: Callable[[int], tuple[int, int] | None]) -> bool:
+        """Return whether a launch may access memory that no argument points to, as far as its PTX tells."""
+        try:
+            return self._inferred(params, find_allocation).unknown
+        except PtxError:
+            return True
+
+    def _inferred(self, params: bytes, find_allocation: Callable[[int], tuple[int, int] | None]) -> LaunchAccesses:
+        if self._accesses is None:
+            self._accesses = infer_accesses(self._owner._module, self.name)
+        return accesses_of_launch(self._accesses, params, find_allocation)
 
     # ---- translating ----
 

@@ -108,6 +108,8 @@ class HostWatch:
 
     def __init__(self, allocations: Allocations, report: Report) -> None:
         self.lock = abi.lock
+        self.managed = {(one.address, one.size) for one in allocations if one.kind == "managed"}
+        """All managed memory."""
         self._allocations = allocations
         self._report = report
         self._kept: dict[Range, _Kept] = {}  # the oldest first
@@ -144,7 +146,7 @@ class HostWatch:
         self.blur()
         if any(operation.kind in _UNKNOWN for operation in self._running.values()):
             return
-        used = [own for operation in self._running.values() for own in operation.host_memory]
+        used = [own for operation in self._running.values() for own in _used(operation)]
         self._pages.drop(used)
         read, written = self._pages.touched()
         self._read += read
@@ -176,6 +178,7 @@ class HostWatch:
         self._pages.drop(ranges)
         for kept in self._overlapping(ranges):
             kept.keep()
+        self._settle()  # what is kept may reach beyond what was written
 
     def waited(self, operations: Iterable[Operation]) -> None:
         """The host has waited for these: what operations of their streams used before is not compared any more."""
@@ -197,15 +200,19 @@ class HostWatch:
 
     def added(self, allocation: Allocation) -> None:
         """New memory is not used by any operation yet."""
+        if allocation.kind == "managed":
+            self.managed.add((allocation.address, allocation.size))
 
     def removed(self, allocation: Allocation) -> None:
         """Memory must not be read any more."""
+        self.managed.discard((allocation.address, allocation.size))
         self.forget(allocation.address, allocation.size)
 
     # ---- operations ----
 
     def enqueued(self, operation: Operation) -> None:
         """Keep what the memory holds that `operation` will use, having looked at it."""
+        self._pages.drop([operation.value[:2]])  # the driver reads there again and again what is waited for
         ranges = [own for own in operation.host_memory if self.is_hosts(own[0])]
         if not ranges and not self._pages:
             return
@@ -226,25 +233,25 @@ class HostWatch:
         self._settle()
         for address, size in operation.host_target:
             found = self._allocations.holding(address, size)
-            if found is not None and found.kind == "host":
+            # Of a file, the system maps pages beside one that is touched.
+            if found is not None and found.kind == "host" and not found.in_file:
                 self._pages.watch(operation.sequence, address, size, found)
 
     def before(self, operation: Operation) -> None:
-        """`operation` is about to run."""
-        if self._kept:
-            self._running[operation.sequence] = operation
+        """`operation` is about to run, perhaps on another thread: what it uses may be kept from now on."""
+        self._running[operation.sequence] = operation
 
     def after(self, operation: Operation) -> None:
         """`operation` has run."""
         self._running.pop(operation.sequence, None)
         self._pages.done(operation.sequence)
-        if not self._kept:
-            return
         if operation.kind in _UNKNOWN:
             self._pages.drop_touched()
             self._is_blurred = True
             return
-        used = [*operation.host_memory, operation.value[:2]]
+        if not self._kept:
+            return
+        used = _used(operation)
         self._pages.drop(used)
         for kept in self._overlapping(used):
             kept.keep()
@@ -280,6 +287,10 @@ class HostWatch:
 
     def _drop(self, key: Range) -> None:
         self._bytes -= self._kept.pop(key).bytes_kept
+
+
+def _used(operation: Operation) -> list[Range]:
+    return [*operation.host_memory, operation.value[:2]]
 
 
 def _overlap(one: Range, other: Range) -> bool:
