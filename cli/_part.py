@@ -15,7 +15,7 @@ from cudatool.units import format_time, parse_count, parse_time
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
-__all__ = ["part_of", "read_family"]
+__all__ = ["moment_of", "part_of", "read_family"]
 
 
 def read_family(source: Path, events: str | None, time: str | None) -> list[Trace]:
@@ -63,6 +63,22 @@ def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
         took = f" in {format_time(trace.duration)}" if trace.header.get("time_axis") != "index" else ""
         raise UsageError(f"no event is in that range; the recording has {count:,}{took}")
     return analyze.window(trace, start, stop)
+
+
+def moment_of(trace: Trace, text: str) -> int:
+    """Return the last record at or before the time that ``--at TIME`` names, which counts from the first event.
+
+    Raises
+    ------
+    UsageError
+        It is no time, is after the last event, or the trace has no times.
+    """
+    if trace.header.get("time_axis") == "index":
+        raise UsageError("--at: this recording has no times")
+    start, after = int(trace.records["time"].min()) if len(trace.records) else 0, parse_time(text)
+    if after > trace.duration:
+        raise UsageError(f"--at {text}: the recording has {format_time(trace.duration)}")
+    return analyze.index_at(trace, start + after)
 
 
 def _bounds(text: str, option: str, example: str) -> tuple[str, str]:

@@ -80,6 +80,7 @@ def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) 
     console.print(f"\nDevice {device.device}: {counted(device.allocations, 'allocation')}{failed}", style="bold")
     _print_moments(console, device)
     print_advice(console, diagnosis.advice)
+    print_sites(console, "Held at that time", device.at_chosen)
     print_sites(console, "Held at the peak", device.at_peak)
     print_categories(console, "Held at the peak, by purpose (inferred)", diagnosis.categories)
     split = diagnosis.fragmentation
@@ -93,10 +94,13 @@ def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) 
 
 
 def _print_moments(console: Console, device: DeviceMemory) -> None:
-    table = new_table("", numbers=("At the peak", "At the end", "Highest"))
+    shown = {"At the peak": device.peak, "At the end": device.now}
+    if device.chosen is not None:
+        shown = {"At that time": device.chosen, **shown}
+    table = new_table("", numbers=(*shown, "Highest"))
 
     def row(name: str, attribute: str, highest: int | None) -> None:
-        at = [format_bytes(getattr(moment, attribute)) for moment in (device.peak, device.now)]
+        at = [format_bytes(getattr(moment, attribute)) for moment in shown.values()]
         table.add_row(name, *at, "" if highest is None else format_bytes(highest))
 
     row("Allocated", "allocated", device.peak_allocated)
@@ -105,9 +109,9 @@ def _print_moments(console: Console, device: DeviceMemory) -> None:
     if device.reserved_known:
         row("Reserved", "reserved", device.peak_reserved)
         row("Largest free block", "largest_free", None)
-        table.add_row("Fragmentation", *(f"{moment.fragmentation:.1%}" for moment in (device.peak, device.now)), "")
+        table.add_row("Fragmentation", *(f"{moment.fragmentation:.1%}" for moment in shown.values()), "")
     else:
-        table.add_row("Reserved", *("unknown",) * 3)
+        table.add_row("Reserved", *("unknown",) * (len(shown) + 1))
     console.print(table)
 
 
@@ -208,7 +212,8 @@ def print_ledger(console: Console, ledger: Ledger, start: int) -> None:
         table.add_row("unknown", "", format_bytes(ledger.unknown), f"{ledger.unknown / whole:.1%}" if whole else "")
     table.add_row("in all", "", format_bytes(whole), "")
     whose = "of all processes (NVML does not name them)" if ledger.process is None else "by NVML of this process"
-    print_table(console, f"Most memory {whose}, at {format_time(ledger.time - start)}", table)
+    what = "Most memory" if ledger.is_most else "Memory"
+    print_table(console, f"{what} {whose}, at {format_time(ledger.time - start)}", table)
     if ledger.process is not None:
         text = f"Of {format_bytes(ledger.total)}, {format_bytes(ledger.used)} were in use: "
         text += f"{format_bytes(ledger.beside)} by other processes and by the driver for itself"

@@ -11,7 +11,7 @@ from cudatool import analyze
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import BESIDE, force_option, html_option, is_page, range_options, size_of, source_argument
 from cudatool.cli._pages import open_page
-from cudatool.cli._part import read_family
+from cudatool.cli._part import moment_of, read_family
 from cudatool.cli._snapshot_text import print_report
 from cudatool.cli._sources import beside, newest
 from cudatool.cli._text import echo_json, messages, results
@@ -62,6 +62,12 @@ _MOST_DEVICES = 128  # a record's device is a signed byte
     help="Memory of the GPU, such as 80GiB, if the file does not have it: needed to find impossible totals and memory "
     "outside the allocator.",
 )
+@option(
+    "--at",
+    metavar="TIME",
+    group="Range",
+    help="Also show who held the memory at this time after the first event, such as 1.5s; what NVML shows is of then.",
+)
 @range_options
 @force_option
 def snapshot(
@@ -71,6 +77,7 @@ def snapshot(
     as_json: bool,
     torch: Path | None,
     memory: str | None,
+    at: str | None,
     events: str | None,
     time: str | None,
     force: bool,
@@ -90,7 +97,10 @@ def snapshot(
     size = size_of(memory, "--memory")
     with step("cudatool snapshot"):  # progress shows two seconds from here
         total = dict.fromkeys(range(_MOST_DEVICES), size)
-        reports = [analyze.report(trace, total=total) for trace in read_family(source, events, time)]
+        program, *children = read_family(source, events, time)
+        moment = None if at is None else moment_of(program, at)
+        reports = [analyze.report(program, total=total, moment=moment)]
+        reports += [analyze.report(trace, total=total) for trace in children]
     report, *others = reports
     pages = [(page, report), *((Path(beside(str(page), other.trace)), other) for other in others)] if page else []
     check_outputs([other for other, _ in pages], [source], force=force)

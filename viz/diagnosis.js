@@ -159,7 +159,7 @@ class DiagnosisView {
     byId("ledger-title").textContent = process === null ? "The GPU's memory, as NVML shows it" : "This process's memory, as NVML shows it";
     const rest = process === null ? "; NVML does not say whose."
       : `. Of the GPU's ${formatBytes(total)}, ${formatBytes(used)} were in use: ${formatBytes(beside)} by other processes and by the driver for itself.`;
-    byId("ledger-when").textContent = `${formatBytes(whole)} at most, at ${formatMoment(ledger.time)}${rest}`;
+    byId("ledger-when").textContent = `${formatBytes(whole)}${ledger.is_most ? " at most" : ""}, at ${formatMoment(ledger.time)}${rest}`;
     byId("ledger").replaceChildren(
       element("thead", {}, cells("th", ["Held by", "As", "Bytes", "Share"])),
       element("tbody", {}, ...rows.map(([owner, how, size]) => cells("td", [owner, how, formatBytes(size), formatShare(size / whole)]))));

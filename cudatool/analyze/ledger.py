@@ -77,6 +77,8 @@ class Ledger:
         Growth without a recorded cause; negative if the recording names more than the driver charges.
     beside
         Not charged to this process: other processes, and the driver itself.
+    is_most
+        Whether it is the reading with the most bytes, rather than the last one up to a chosen moment.
     """
 
     index: int
@@ -87,6 +89,7 @@ class Ledger:
     lines: tuple[LedgerLine, ...]
     unknown: int
     beside: int
+    is_most: bool = True
 
     @property
     def named(self) -> float:
@@ -136,23 +139,27 @@ _MEMORY: Final = {
 }
 
 
-def ledger(trace: Trace, segments: Lifetimes, curve: Timeline, device: int) -> Ledger | None:
+def ledger(
+    trace: Trace, segments: Lifetimes, curve: Timeline, device: int, *, moment: int | None = None
+) -> Ledger | None:
     """Return the ledger of the reading at which the driver charged most to the process; None if there is no reading.
 
     Parameters
     ----------
     segments, curve
         Of this device.
+    moment
+        A record: of the last reading up to there.
     """
     records = trace.records
     readings = np.flatnonzero((records["kind"] == Kind.DEVICE_USE) & (records["device"] == device))
-    if not len(readings):
+    if not len(readings) or (moment is not None and readings[0] > moment):
         return None
     rows = records[readings]
     knows_process = bool(rows["size"].any())
     charged = rows["size" if knows_process else "address"].astype(np.int64)
     known = _known(trace, readings, device)
-    at = int(np.argmax(charged))
+    at = int(np.argmax(charged) if moment is None else np.searchsorted(readings, moment, side="right") - 1)
     driver = _driver(charged[: at + 1], known[: at + 1], rows["flags"][: at + 1].tolist(), "window" in trace.header)
     index, used = int(readings[at]), int(rows["address"][at])
     lines = [*_by_name(trace, segments, curve, index), *driver]
@@ -167,6 +174,7 @@ def ledger(trace: Trace, segments: Lifetimes, curve: Timeline, device: int) -> L
         lines=tuple(line for line in lines if line.size),
         unknown=unknown,
         beside=used - int(charged[at]),
+        is_most=moment is None,
     )
 
 

@@ -76,6 +76,8 @@ class DeviceMemory:
         How often an allocation failed, even after cached blocks were given back.
     at_peak, still_live
         By call site, the largest first: the memory active at the peak, and the memory never freed.
+    chosen, at_chosen
+        The same of the moment that was asked for, if one was.
     """
 
     device: int
@@ -89,6 +91,8 @@ class DeviceMemory:
     ooms: int
     at_peak: tuple[CallSite, ...]
     still_live: tuple[CallSite, ...]
+    chosen: Moment | None = None
+    at_chosen: tuple[CallSite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,11 @@ class Summary:
         for plain, device in zip(result["devices"], self.devices, strict=True):
             plain["peak"]["fragmentation"] = device.peak.fragmentation
             plain["now"]["fragmentation"] = device.now.fragmentation
+            if device.chosen is not None:
+                plain["chosen"]["fragmentation"] = device.chosen.fragmentation
             if not device.reserved_known:
                 plain["peak_reserved"] = None
-                for moment in (plain["peak"], plain["now"]):
+                for moment in filter(None, (plain["peak"], plain["now"], plain["chosen"])):
                     moment.update(reserved=None, largest_free=None, fragmentation=None)
         return result
 
@@ -156,23 +162,25 @@ class Report:
         return result
 
 
-def report(trace: Trace, *, total: Mapping[int, int | None] | None = None) -> Report:
+def report(trace: Trace, *, total: Mapping[int, int | None] | None = None, moment: int | None = None) -> Report:
     """Analyze a trace.
 
     Parameters
     ----------
     total
         The memory of each device in bytes, for the devices that the caller knows.
+    moment
+        A record: the memory right after it is described, too, and the ledgers are of the last reading up to there.
     """
     with step("analyzing", total=1 + _PARTS) as shown:
-        return _report(trace, total or {}, shown)
+        return _report(trace, total or {}, moment, shown)
 
 
 _PARTS: Final = 2 + PARTS_OF_DIAGNOSIS + PARTS_OF_LINT
 """How often :func:`cudatool.progress.advance` is called for a device, after parts of about the same length."""
 
 
-def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Report:
+def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, shown: Step) -> Report:
     settings = _settings(trace)
     blocks, segments, ran = lifetimes.blocks(trace), lifetimes.segments(trace), execution.operations(trace)
     ooms = trace.of_kind(Kind.OOM)["device"]
@@ -184,9 +192,9 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
         own, reserved = blocks.of_device(device), segments.of_device(device)
         curve = lifetimes.timeline(trace, own, reserved)
         timelines.append(curve)
-        ledgers.append(ledger(trace, reserved, curve, device))
+        ledgers.append(ledger(trace, reserved, curve, device, moment=moment))
         advance()
-        devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
+        devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device)), moment))
         advance()
         diagnoses.append(diagnose(trace, own, reserved, curve, device, settings=settings, total=total.get(device)))
     start, stop, count = trace.header.get("window", (0, 0, 0))
@@ -222,10 +230,19 @@ def _settings(trace: Trace) -> Settings:
 
 
 def _device(
-    trace: Trace, device: int, blocks: Lifetimes, segments: Lifetimes, curve: Timeline, ooms: int
+    trace: Trace,
+    device: int,
+    blocks: Lifetimes,
+    segments: Lifetimes,
+    curve: Timeline,
+    ooms: int,
+    moment: int | None,
 ) -> DeviceMemory:
     peak = _moment(blocks, segments, curve, curve.peak())
     now = _moment(blocks, segments, curve, len(curve.index) - 1)
+    chosen = None
+    if moment is not None:
+        chosen = _moment(blocks, segments, curve, int(np.searchsorted(curve.index, moment, side="right")) - 1)
     return DeviceMemory(
         device=device,
         allocations=len(blocks),
@@ -239,6 +256,8 @@ def _device(
         ooms=ooms,
         at_peak=moments.by_call_site(trace, blocks.at(peak.index)),
         still_live=moments.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),
+        chosen=chosen,
+        at_chosen=() if chosen is None else moments.by_call_site(trace, blocks.at(chosen.index)),
     )
 
 

@@ -33,13 +33,13 @@ def taken(address: int, size: int, library: str = "", name: str = "cuMemAlloc_v2
 
 @pytest.fixture
 def ledger_of(tmp_path):
-    def ledger(*events, **header):
+    def ledger(*events, moment=None, **header):
         path = tmp_path / "t.ctrace"
         with Recorder(path, header={"libraries": ["PyTorch"], **header}, force=True) as recorder:
             for time, (kind, fields) in enumerate(events, start=1):
                 row = dict.fromkeys(Event._fields, 0) | {"name": "", "time": time, "kind": kind} | fields
                 recorder(Event(**row))
-        (found,) = report(reader.read(path)).ledgers
+        (found,) = report(reader.read(path), moment=moment).ledgers
         return found
 
     return ledger
@@ -91,6 +91,21 @@ def test_what_is_given_back_leaves_the_ledger(ledger_of):
         use(600),
     )
     assert [(line.words[1], line.size // MIB) for line in found.lines] == [("context", 500), ("cached", 100)]
+
+
+@pytest.mark.parametrize(("moment", "process", "cached"), [(3, 520, 20), (4, 520, 20), (5, 660, 160), (9, 600, 100)])
+def test_ledger_of_a_chosen_moment_is_of_the_last_reading_before_it(ledger_of, moment, process, cached):
+    steps = [use(500, UseFlag.CONTEXT), segment(0, 20), block(0, 1), use(520), segment(20, 140), use(660)]
+    steps += [segment(0, 20, Kind.SEGMENT_FREE), segment(20, 140, Kind.SEGMENT_FREE), segment(400, 100), use(600)]
+    found = ledger_of(*steps, moment=moment)
+    held = sum(line.size for line in found.lines if line.holder in (Holder.BLOCKS, Holder.CACHED))
+    assert (process, cached, 0) == (found.process // MIB, held // MIB, found.unknown)
+    assert (False, moment >= found.index) == (found.is_most, True)
+    assert ledger_of(*steps).is_most
+
+
+def test_moment_before_any_reading_has_no_ledger(ledger_of):
+    assert ledger_of(segment(0, 20), block(0, 1), use(520), moment=1) is None
 
 
 def test_the_drivers_pool_counts_with_what_it_keeps(ledger_of):

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cudatool import analyze
+from cudatool.cli._sources import read_trace
+
 RECORDING = Path(__file__).resolve().parents[1] / "data" / "prefetch__default.pickle.xz"
 
 
@@ -51,3 +54,27 @@ def test_a_range_without_events_is_refused(run_command, tmp_path: Path, words: t
     assert 2 == done.returncode
     assert "no event is in that range" in done.stderr
     assert [] == list(tmp_path.iterdir())
+
+
+def test_snapshot_shows_who_held_the_memory_at_a_chosen_time(run_command) -> None:
+    trace = read_trace(RECORDING)
+    blocks = analyze.blocks(trace)
+    start, middle = int(trace.records["time"].min()), trace.duration // 3
+    held = blocks.at(analyze.index_at(trace, start + middle))
+    done = run_command("snapshot", RECORDING, "--at", f"{middle}ns", "--json")
+    assert (0, "") == (done.returncode, done.stderr)
+    (device,) = json.loads(done.stdout)["devices"]
+    assert int(held.size.sum()) == device["chosen"]["active"] == sum(site["size"] for site in device["at_chosen"])
+    assert device["chosen"]["active"] < device["peak"]["active"]
+    (plain,) = json.loads(run_command("snapshot", RECORDING, "--json").stdout)["devices"]
+    assert (None, []) == (plain["chosen"], plain["at_chosen"])
+    assert plain["peak"] == device["peak"]
+    text = run_command("snapshot", RECORDING, "--at", f"{middle}ns").stdout
+    assert "At that time" in text
+    assert "Held at that time" in text
+
+
+@pytest.mark.parametrize(("time", "says"), [("5", "is not a time"), ("9h", "the recording has ")])
+def test_time_that_is_none_or_after_the_recording_is_refused(run_command, time: str, says: str) -> None:
+    done = run_command("snapshot", RECORDING, "--at", time)
+    assert (2, True) == (done.returncode, says in done.stderr)
