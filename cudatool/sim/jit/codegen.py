@@ -14,7 +14,7 @@ top, region k goes on after suspension k. For each region there is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -72,9 +72,10 @@ from cudatool.sim.jit.emit import (
     storage_type,
 )
 from cudatool.sim.jit.instrument import Instrument, Needless
+from cudatool.sim.jit.neighbors import distances
 from cudatool.sim.jit.table import TABLE, Lowering
 
-__all__ = ["MARK", "Native", "generate"]
+__all__ = ["MARK", "REPEATABLE", "Native", "generate"]
 
 del (
     arithmetic,
@@ -93,6 +94,9 @@ MARK = "; PTX "
 """Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
+REPEATABLE = frozenset(SPECIAL) - _VOLATILE
+"""Special registers that have the same value whenever a thread reads them."""
+
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
 _MANY = 32  # regions from which on each is a function of its own: LLVM takes too long for all of them as one
 _SUSPENSION = 12  # instructions that leaving a region comes to
@@ -201,6 +205,8 @@ class _Kernel:
         split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
         self.flow = Flow(self.function, split)
         self.repeatable = self._repeatable()
+        steps = instrument is Instrument.NONE and bool(self.rows)
+        self.distances = distances(self.function) if steps else {}
         self.slots: dict[str, int] = {}
         self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
@@ -284,7 +290,7 @@ class _Kernel:
     def _is_repeatable(self, name: str, found: set[str]) -> bool:
         if name in self.function.registers:
             return name in found
-        return name in SPECIAL and name not in _VOLATILE
+        return name in REPEATABLE
 
     def _repeat(self, names: Iterable[str]) -> list[Instruction]:
         """Return the instructions that compute `names` again, in order."""
@@ -347,7 +353,13 @@ class _Kernel:
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
             rotated = bool(self.instrument & Instrument.RACECHECK)
-            self.parts.append(scheduler.all_threads(number, only, rotated=rotated, apart=len(successors) > _MANY))
+            regular = self._regular(parts[number], regions[number])
+            if regular:
+                self._thread(number, parts[number], regions[number], regular)
+            apart = len(successors) > _MANY
+            self.parts.append(
+                scheduler.all_threads(number, only, rotated=rotated, apart=apart, regular=list(regular.values()))
+            )
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         self.parts.append(scheduler.block(kinds, diverges=diverges))
@@ -374,8 +386,27 @@ class _Kernel:
         """Return the block that follows the suspension at `index`, of None the kernel's first."""
         return 0 if index is None else self.flow.at[index + 1]
 
-    def _thread(self, number: int, index: int | None, region: list[Instruction]) -> set[int]:
-        """Emit ``thread_<number>``, which has a `region`; return the suspensions (or EXIT) that can come next."""
+    def _regular(self, index: int | None, region: list[Instruction]) -> dict[str, scheduler.Regular]:
+        """Return the registers that a `region` reads from slots, and that may be regular there."""
+        found: dict[str, scheduler.Regular] = {}
+        if index is None or self.rows[index].kind not in (Kind.PRESENT, Kind.BARRIER):
+            return found
+        if not self.flow.innermost_loop(self.flow.at[index]):
+            return found  # once is not worth the time that it takes to compile
+        for register in self._kept(index, _touched(region)):
+            if register in self.distances:
+                offset, kind = self._slot(register)
+                if kind in ("i32", "i64"):
+                    found[register] = scheduler.Regular(kind, offset, self.distances[register])
+        return found
+
+    def _thread(
+        self, number: int, index: int | None, region: list[Instruction], regular: Mapping[str, scheduler.Regular] = {}
+    ) -> set[int]:
+        """Emit ``thread_<number>``, which has a `region`; return the suspensions (or EXIT) that can come next.
+
+        With `regular` registers it is ``regular_<number>``, which gets what the first thread has in them.
+        """
         e = self._emitter()
         e.counts_accesses = True
         following: set[int] = set()
@@ -383,11 +414,16 @@ class _Kernel:
         region = region + ([] if index is None else [self.code[index]])
         # What the region does not touch stays in its slot; what it does not write is there already when it ends.
         written = {name for one in region for name in writes(one)}
-        touched = written.union(*(reads(one) for one in region))
+        touched = _touched(region)
         if index is not None:
             instruction = e.instruction = self.code[index]
             for register in self._kept(index, touched):
                 offset, kind = self._slot(register)
+                if register in regular:
+                    place = "%tx" if kind == "i32" else e.op("zext i32 %tx to i64")
+                    by = e.op(f"mul nsw {kind} {place}, {regular[register].distance}")
+                    e.write(register, e.op(f"add nsw {kind} %first.{offset}, {by}"), kind)
+                    continue
                 at = self._own_slot(e, offset, kind)
                 stored = "i8" if kind == "i1" else kind
                 value = e.op(f"load {stored}, ptr {at}, !llvm.access.group !1")
@@ -412,8 +448,9 @@ class _Kernel:
         local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align {self.layout.local_align}"
         if self.rows or self.layout.local_bytes > _MAX_STACK:
             local = "getelementptr i8, ptr %locals, i64 %local_offset"
+        arguments = [ENVIRONMENT, "i32 %tx, i32 %ty, i32 %tz, i32 %t", *scheduler.first_values(regular.values())]
         header = [
-            f"define internal i32 @thread_{number}({ENVIRONMENT}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #0 {{",
+            f"define internal i32 @{'regular' if regular else 'thread'}_{number}({', '.join(arguments)}) #0 {{",
             "entry:",
             "  %slot = zext i32 %t to i64",
             f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
@@ -628,3 +665,8 @@ def _whole(e: Emitter) -> Iterator[None]:
         yield
     except (LookupError, ValueError, StopIteration, AssertionError, AttributeError, TypeError):
         raise e.unsupported("no such form") from None
+
+
+def _touched(region: Iterable[Instruction]) -> set[str]:
+    """Return the registers that a region reads or writes."""
+    return {name for one in region for names in (reads(one), writes(one)) for name in names}

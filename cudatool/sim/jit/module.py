@@ -33,9 +33,10 @@ from cudatool.ptx.kernel_names import kernel_name
 from cudatool.ptx.model import PROGRAMS
 from cudatool.sim.jit import native
 from cudatool.sim.jit.argument_ranges import ArgumentRanges
-from cudatool.sim.jit.codegen import MARK, Native, generate
+from cudatool.sim.jit.codegen import MARK, REPEATABLE, Native, generate
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
+from cudatool.sim.jit.copies import separate_copies
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction, UntranslatedInstruction
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.independent import Independent, needless
@@ -258,7 +259,7 @@ class JitKernel:
     @cached_property
     def _stepping(self) -> Function:
         """What is translated: its threads step together in some loops, and make rows of matrix operations at once."""
-        return join_products(insert_steps(self._function))
+        return join_products(insert_steps(separate_copies(self._function, REPEATABLE)))
 
     @property
     def layout(self) -> Layout:

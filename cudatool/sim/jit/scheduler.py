@@ -7,6 +7,8 @@ all threads. When they do not, :mod:`.divergence` takes over.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import Context
@@ -16,6 +18,7 @@ __all__ = [
     "AGREED",
     "DIVERGED",
     "ONE_BARRIER",
+    "Regular",
     "PARKED",
     "PASSED",
     "PRELUDE",
@@ -23,6 +26,7 @@ __all__ = [
     "all_threads",
     "block",
     "field",
+    "first_values",
     "grid",
     "stop",
     "whole_block",
@@ -37,6 +41,8 @@ declare i32 @llvm.cttz.i32(i32, i1)
 declare i32 @llvm.ctpop.i32(i32)
 declare i32 @llvm.umax.i32(i32, i32)
 declare i32 @llvm.umin.i32(i32, i32)
+declare { i32, i1 } @llvm.sadd.with.overflow.i32(i32, i32)
+declare { i64, i1 } @llvm.sadd.with.overflow.i64(i64, i64)
 declare i32 @llvm.vector.reduce.umin.v32i32(<32 x i32>)
 declare i32 @llvm.vector.reduce.and.v32i32(<32 x i32>)
 declare void @llvm.masked.store.v32i32.p0(<32 x i32>, ptr, i32, <32 x i1>)
@@ -99,20 +105,100 @@ def field(name: str, result: str, *, volatile: bool = False, kind: str = "") -> 
     )
 
 
-def all_threads(number: int, only: int | None, *, rotated: bool, apart: bool) -> str:
+# Notes which suspension a thread has come to.
+_KEEP = """  %{of}slot = zext i32 %{of}t to i64
+  %{of}mine = getelementptr i32, ptr %slots, i64 %{of}slot
+  store i32 %{of}next, ptr %{of}mine, align 4, !llvm.access.group !1
+"""
+_OF_ROWS = 1 << 20  # added to the number of a loop's metadata
+
+
+class Regular(NamedTuple):
+    """Slots that may hold what the first of a row holds and a multiple of their place in it.
+
+    Attributes
+    ----------
+    kind
+        Their type.
+    offset
+        Where they begin.
+    distance
+        From one to the next.
+    """
+
+    kind: str
+    offset: int
+    distance: int
+
+
+def first_values(regular: Iterable[Regular]) -> list[str]:
+    """Return what the first thread of a row has in its slots, as arguments."""
+    return [f"{one.kind} %first.{one.offset}" for one in regular]
+
+
+def _look(regular: Sequence[Regular]) -> str:
+    """Return code that looks at a row of threads: are all slots `regular`, and none beyond what its type holds?"""
+    before, each = "", ""
+    good, sound = "%look.good", "true"
+    for kind, at, distance in regular:
+        before += f"""
+  %slots.{at} = getelementptr i8, ptr %slots, i64 {at}
+  %first.{at}.p = getelementptr {kind}, ptr %slots.{at}, i64 %first.x
+  %first.{at} = load {kind}, ptr %first.{at}.p
+  %reach.{at} = mul {kind} {"%nx" if kind == "i32" else "%nx.x"}, {distance}
+  %end.{at} = call {{ {kind}, i1 }} @llvm.sadd.with.overflow.{kind}({kind} %first.{at}, {kind} %reach.{at})
+  %beyond.{at} = extractvalue {{ {kind}, i1 }} %end.{at}, 1
+  %within.{at} = xor i1 %beyond.{at}, true
+  %sound.{at} = and i1 {sound}, %within.{at}"""
+        sound = f"%sound.{at}"
+        each += f"""
+  %look.{at}.p = getelementptr {kind}, ptr %slots.{at}, i64 %look.t
+  %look.{at} = load {kind}, ptr %look.{at}.p
+  %by.{at} = mul {kind} {"%look" if kind == "i32" else "%look.x"}, {distance}
+  %wanted.{at} = add {kind} %first.{at}, %by.{at}
+  %same.{at} = icmp eq {kind} %look.{at}, %wanted.{at}
+  %good.{at} = and i1 {good}, %same.{at}"""
+        good = f"%good.{at}"
+    return f"""  %first.x = zext i32 %first to i64
+  %nx.x = zext i32 %nx to i64{before}
+  br label %looking
+looking:
+  %look = phi i32 [ 0, %y ], [ %look.next, %looking ]
+  %look.good = phi i1 [ {sound}, %y ], [ {good}, %looking ]
+  %look.x = zext i32 %look to i64
+  %look.t = add nuw nsw i64 %first.x, %look.x{each}
+  %look.next = add nuw nsw i32 %look, 1
+  %looked = icmp eq i32 %look.next, %nx
+  br i1 %looked, label %choose, label %looking
+choose:
+  br i1 {good}, label %row.x, label %x"""
+
+
+def _row(number: int, regular: Sequence[Regular], loop: int, *, keep: str) -> str:
+    """Return the loop over a row of threads whose slots are `regular`; `keep` notes where each has come to."""
+    values = ", ".join([VALUES, "i32 %row.tx, i32 %ty, i32 %tz, i32 %row.t", *first_values(regular)])
+    return f"""row.x:
+  %row.tx = phi i32 [ 0, %choose ], [ %row.tx.next, %row.x ]
+  %row.t = add nuw nsw i32 %first, %row.tx
+  %row.next = call i32 @regular_{number}({values}) #1
+{keep}  %row.tx.next = add nuw nsw i32 %row.tx, 1
+  %row.x.done = icmp eq i32 %row.tx.next, %nx
+  br i1 %row.x.done, label %y.end, label %row.x, !llvm.loop !{_OF_ROWS + loop}
+"""
+
+
+def all_threads(number: int, only: int | None, *, rotated: bool, apart: bool, regular: Sequence[Regular] = ()) -> str:
     """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
 
     `only` is the suspension that all threads reach, if there is just one. If `rotated`, the threads from
-    ``first_thread`` on come before the others: what a kernel does may depend on which warp is first.
+    ``first_thread`` on come before the others: what a kernel does may depend on which warp is first. Rows of threads
+    whose slots are `regular` run it in that form (:mod:`cudatool.sim.jit.neighbors`).
     """
     keep = after = ""
     begin, bounds, x_begin, x_end, first_part, next_part = "entry", "", "0", "%nx", "", ""
     enter = "  br label %x"
     if only is None:
-        keep = """  %slot = zext i32 %t to i64
-  %mine = getelementptr i32, ptr %slots, i64 %slot
-  store i32 %next, ptr %mine, align 4, !llvm.access.group !1
-"""
+        keep = _KEEP.format(of="")
         after = "  %agreed = call i32 @agreed(ptr %context, ptr %slots)\n"
     if rotated:
         begin = "part"
@@ -143,6 +229,11 @@ part.end:
   br i1 %again, label %part, label %whole
 whole:"""
     loop = 10 + 2 * number
+    x_from, row, row_loop = "y", "", ""
+    if regular:
+        x_from, enter = "choose", _look(regular)
+        row = _row(number, regular, loop, keep=_KEEP.format(of="row.") if only is None else "")
+        row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}}}\n"
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
 entry:
@@ -159,10 +250,10 @@ y:
   %column = add nuw nsw i32 %row, %ty
   %first = mul nuw nsw i32 %column, %nx{bounds}
 {enter}
-x:
-  %tx = phi i32 [ {x_begin}, %y ], [ %tx.next, %x ]
+{row}x:
+  %tx = phi i32 [ {x_begin}, %{x_from} ], [ %tx.next, %x ]
   %t = add nuw nsw i32 %first, %tx
-  %next = call i32 @thread_{number}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #1
+  %next = call i32 @thread_{number}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) {"#2" if regular else "#1"}
 {keep}  %tx.next = add nuw nsw i32 %tx, 1
   %x.done = icmp eq i32 %tx.next, {x_end}
   br i1 %x.done, label %y.end, label %x, !llvm.loop !{loop}
@@ -179,7 +270,7 @@ end:{next_part}
 }}
 !{loop} = distinct !{{!{loop}, !{loop + 1}}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}
-"""
+{row_loop}"""
 
 
 AGREED = f"""
