@@ -56,6 +56,8 @@ class Case:
         self.memory = [ctypes.create_string_buffer(16 * width + 64) for width in (WORD, WORD, CELL)]
         words, seconds, cells = ((ctypes.addressof(one) + 63) // 64 * 64 for one in self.memory)
         self.plain = self.random.random() < 0.4
+        self.copies_alone = self.random.random() < 0.25
+        self.waits_for_reads = 0  # of groups that also write, which then may still happen
         self.width = self.random.choice((THREADS, 1, 2, 4, 4, 5, 8))
         self.engine = Races(
             1,
@@ -266,10 +268,11 @@ class Case:
         self.groups[key] += 1
         self.call("commit", key[1])
 
-    def wait(self, key: tuple[int, int]) -> None:
+    def wait(self, key: tuple[int, int], *, reads: bool) -> None:
         keep = self.random.choice((0, 1, 0xFFFFFFFF))
         until = self.groups[key] + 1 if keep == 0xFFFFFFFF else self.groups[key] - keep
-        reads = self.random.random() < 0.3
+        over = {is_read for _, group, is_read in self.copies[key] if group < until}
+        self.waits_for_reads += reads and over == {True, False}
         done = {one for one in self.copies[key] if one[1] < until and (one[2] or not reads)}
         self.copies[key] = [one for one in self.copies[key] if one not in done]
         self.step(key, self.heads({event for event, _, _ in done}))
@@ -314,6 +317,9 @@ class Case:
         if self.plain:
             self.run_plain()
             return
+        if self.copies_alone:
+            self.run_copies()
+            return
         uses_copies = self.random.random() < 0.4
         for _ in range(self.random.randrange(5, 45)):
             block = self.random.randrange(BLOCKS)
@@ -339,7 +345,29 @@ class Case:
             elif what < 0.92:
                 self.warp(block)
             elif uses_copies:
-                self.random.choice((self.commit, self.wait))(key)
+                if self.random.random() < 0.5:
+                    self.commit(key)
+                else:
+                    self.wait(key, reads=self.random.random() < 0.3)
+
+    def run_copies(self) -> None:
+        """A kernel of asynchronous copies: each reads a source and fills a target, and threads wait for either."""
+        keys = [(self.random.randrange(2), thread) for thread in self.random.sample(LANES, self.random.randrange(1, 4))]
+        for _ in range(self.random.randrange(6, 40)):
+            key = self.random.choice(keys)
+            self.call("enter", ctypes.c_uint64(key[0]), ctypes.c_uint64(1 << 20), 0)
+            what = self.random.random()
+            if what < 0.3:
+                for _ in range(self.random.randrange(1, 4)):
+                    self.access(key, copies=True)
+                if self.random.random() < 0.8:
+                    self.commit(key)
+            elif what < 0.6:
+                self.wait(key, reads=self.random.random() < 0.7)
+            elif what < 0.9:
+                self.access(key, copies=False)
+            else:
+                self.barrier(key[0])
 
     def run_plain(self) -> None:
         """A kernel that has no order but barriers: each block runs to its end before the next one begins."""
