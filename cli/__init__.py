@@ -28,6 +28,8 @@ _INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
 _COMMANDS = {
     # name -> first line of its help; the command is the function of that name in cudatool.cli.<name>
+    "attach": "Begin to record a Python program that is running.",
+    "detach": "End the recording that attach began.",
     "devices": "List the devices that programs can use here.",
     "diff": "Compare what two traces or snapshots hold at their peaks.",
     "export": "Write a trace for other programs: PyTorch's viewer, Perfetto, or SQLite.",

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from cudatool.errors import ConfigError, CudatoolError, OutOfMemoryError, UsageError
@@ -432,6 +432,10 @@ class CachingAllocator:
                 self._busy = False
                 if self._journal.active or self._late:
                     self._settle()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context in which no other thread takes memory or gives it back: they wait."""
+        return self._caught_up()
 
     @contextmanager
     def _caught_up(self) -> Iterator[None]:

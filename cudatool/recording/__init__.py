@@ -20,6 +20,7 @@ from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
 from cudatool.recording.on_oom import OomReport, explained_by
 from cudatool.trace import hooks, stacks
+from cudatool.trace.events import Kind
 from cudatool.trace.libraries import Library
 from cudatool.trace.recorder import Recorder
 from cudatool.units import format_bytes
@@ -123,11 +124,13 @@ def record(
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape, level=level
     ) as header:
-        before, facts = living()
         run = {"run": os.urandom(8).hex()} if children else {}
-        recorder = Recorder(path, header=header | facts | run, force=force)
-        for event in before:
-            recorder(event)
+        with _paused():  # what other threads do now would be neither in what lives nor among the events
+            before, facts = living()
+            recorder = Recorder(path, header=header | facts | run, force=force)
+            for event in before:
+                recorder(event)
+            hooks.subscribe(recorder)
         family = _children.Settings(
             os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level), on_oom
         )
@@ -181,9 +184,7 @@ def sources(
                 undo.callback(hand_overs.remove)
                 hand_overs.install()
             if machine is not None:
-                from cudatool.recording import software  # the device's code, which a GPU does not need
-
-                undo.enter_context(software.driver(machine, measure_accesses, checks, tape, _held))
+                undo.enter_context(_software().driver(machine, measure_accesses, checks, tape, _held))
             else:
                 undo.callback(torch_program.stop)
                 if measure_accesses:
@@ -199,6 +200,18 @@ def sources(
         hooks.wants_accesses = hooks.measures_accesses = hooks.tells_graphs = False
 
 
+@contextmanager
+def _paused() -> Iterator[None]:
+    """Let other threads wait that take memory, or give it back: of the caching allocator and of the software driver."""
+    allocator, choice = _allocator(), _driver.chosen()
+    with ExitStack() as held:
+        if allocator is not None:
+            held.enter_context(allocator.paused())
+        if choice is not None and choice.machine is not None:
+            held.enter_context(_software().paused())
+        yield
+
+
 def living() -> tuple[list[Event], dict[str, Any]]:
     """Return the events that would have reported what lives now, and what a trace's header says of them."""
     allocator = _allocator()
@@ -208,6 +221,8 @@ def living() -> tuple[list[Event], dict[str, Any]]:
     prior = Counter(event.device for event in held)
     facts: dict[str, Any] = {"prior_records": prior} if prior else {}
     facts |= {"prior_allocations": len(lived)} if lived else {}
+    owned = sum(event.size for event in (*held, *lived) if event.kind in (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
+    facts |= {"prior_bytes": owned} if owned else {}
     facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
     return [*limits, *held, *lived, *shared], facts
 
@@ -279,6 +294,13 @@ def libraries() -> list[str]:
     return [name for module, name in _LIBRARIES.items() if module in sys.modules]
 
 
+def _software() -> ModuleType:
+    """Return the parts for the software device."""
+    from cudatool.recording import software  # a GPU needs none of it
+
+    return software
+
+
 def _allocator() -> ModuleType | None:
     """Return the module of the caching allocator, if the program uses it: importing it would start the runtime."""
     return sys.modules.get("cudatool.runtime.allocator")
@@ -298,9 +320,7 @@ def _living(segments: Container[int]) -> tuple[list[Event], list[Event]]:
     choice = _driver.chosen()
     if choice is None or choice.machine is None:
         return [], []
-    from cudatool.recording import software  # a GPU needs none of it
-
-    return software.living(choice.machine, segments), software.shared(choice.machine)
+    return _software().living(choice.machine, segments), _software().shared(choice.machine)
 
 
 def _unknown_before() -> list[str]:
@@ -381,6 +401,4 @@ def drain() -> None:
     flush()
     choice = _driver.chosen()
     if choice is not None and choice.machine is not None:
-        from cudatool.recording import software  # a GPU needs none of it
-
-        software.drain()
+        _software().drain()

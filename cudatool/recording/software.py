@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from cudatool import _driver, sim
@@ -13,7 +13,7 @@ from cudatool.collect.sim_living import living, shared
 from cudatool.errors import UsageError
 from cudatool.memory.allocator import CachingAllocator
 from cudatool.memory.pluggable import UncachedAllocator
-from cudatool.sim import drain, signals
+from cudatool.sim import abi, drain, signals
 from cudatool.sim.observe.checkers import CHECKS
 from cudatool.text import quoted
 from cudatool.trace import hooks
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
 
-__all__ = ["drain", "driver", "living", "shared"]
+__all__ = ["drain", "driver", "living", "paused", "shared"]
+
+
+def paused() -> AbstractContextManager[bool]:
+    """Return a context in which no other thread calls the driver: they wait."""
+    return abi.lock
 
 
 @contextmanager

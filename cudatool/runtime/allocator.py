@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, SupportsIndex
 from weakref import WeakKeyDictionary
 
@@ -66,6 +66,7 @@ __all__ = [
     "memory_summary",
     "nested",
     "note_plan",
+    "paused",
     "planned",
     "PlannedMemory",
     "reset_accumulated_memory_stats",
@@ -473,6 +474,15 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     pool = None if mempool_id in (None, (0, 0)) else mempool_id
     used = sorted(_allocators.copy().items())  # not all devices: asking one starts its context, which takes memory
     return [segment for _, found in used for segment in found.snapshot_segments(pool=pool)]
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Let other threads wait that take memory of the caching allocators, or give it back."""
+    with _lock, ExitStack() as held:
+        for _, found in sorted(_allocators.items()):
+            held.enter_context(found.paused())
+        yield
 
 
 def living() -> list[Event]:

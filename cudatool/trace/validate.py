@@ -109,6 +109,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "pid": ("a number", _count),
     "pools": ("a list of pairs of numbers", _list_of(_pair)),
     "prior_allocations": ("a number", _count),
+    "prior_bytes": ("a number", _count),
     "prior_records": ("a number for each device", _by_device),
     "libraries": ("a list of texts", _list_of(_text)),
     "cupti_version": ("a number", _count),

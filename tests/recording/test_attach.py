@@ -1,0 +1,373 @@
+"""Recording a program that is running: asked through a stand-in for the debugger, and through gdb where there is one."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cudatool import recording
+from cudatool.analyze.live import LiveState
+from cudatool.cli.attach import attach
+from cudatool.cli.detach import detach
+from cudatool.errors import CudatoolError, UsageError
+from cudatool.recording import inject
+from cudatool.recording.inject import Target, ask
+from cudatool.trace import read
+from cudatool.trace.follow import Follower
+from cudatool.trace.model import Ending
+
+_SETUP = """
+import os, sys, threading, time
+import cudatool as ct
+held = ct.empty(3 << 20, "u1")
+def step():
+    x = ct.ones(1000, "f4")
+    return float((x + x).sum().get())
+step()
+"""
+# It runs what it reads between two statements, as Python runs what a debugger asks for.
+_SERVES = """
+print("ready", flush=True)
+for line in sys.stdin:
+    word, _, path = line.strip().partition(" ")
+    if word == "run":
+        exec(open(path).read().rstrip(chr(0)))
+    elif word == "step":
+        print(step(), flush=True)
+    elif word == "grown":
+        import gc, resource; gc.collect()
+        files = len(os.listdir("/proc/self/fd")); threads = threading.active_count()
+        maps = sum(1 for _ in open("/proc/self/maps"))
+        print(files, threads, maps, len(gc.get_objects()), flush=True)
+    elif word == "mains":
+        print(sorted(name for name in globals() if not name.startswith("__")), flush=True)
+print("over", flush=True)
+"""
+_LOOPS = "print('ready', flush=True)\nwhile True:\n    step(); time.sleep(0.005)\n"
+
+
+class _Program:
+    """A Python program in a process of its own, on the software device."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.pid = process, process.pid
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def program(text: str, **environment: str) -> Iterator[_Program]:
+    with subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"CUDATOOL_DEVICE": "sim:memory=64MiB", **environment},
+    ) as process:
+        found = _Program(process)
+        assert "ready" == found.hear(), process.stderr.read() if process.stderr else ""
+        try:
+            yield found
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def asked(monkeypatch) -> Iterator[_Program]:
+    """A program that is asked through its standard input."""
+    with program(_SETUP + _SERVES) as found:
+        monkeypatch.setitem(inject.METHODS, "gdb", lambda target, run, page: found.say(f"run {run}"))
+        monkeypatch.setattr(inject, "_free_page", lambda pid, size: 0)
+        monkeypatch.setattr(inject.shutil, "which", lambda name: name)
+        yield found
+
+
+def request(pid: int, what: str, path: Path | None = None, *, wait_s: float = 20.0, **options: Any) -> dict[str, Any]:
+    words = {"what": what, "path": str(path), "options": options}
+    return ask(Target.of(pid), words, wait_s=wait_s, method="gdb")
+
+
+def test_a_recording_begins_with_what_is_held_and_ends_without_the_program(asked, tmp_path):
+    path = tmp_path / "t.ctrace"
+    assert {"code": "begun", "trace": str(path)} == request(asked.pid, "begin", path)
+    asked.say("step")
+    assert "2000.0" == asked.hear()
+    assert Ending.GROWING is read(path).ending
+    assert {"code": "ended", "trace": str(path)} == request(asked.pid, "end")
+    trace = read(path)
+    assert Ending.CLOSED is trace.ending
+    assert trace.header["prior_bytes"] >= 3 << 20
+    assert "ready" not in trace.header["argv"]
+    functions = {frame.function for frame in trace.frames}
+    assert "step" in functions
+    asked.say("step")
+    assert "2000.0" == asked.hear()
+
+
+def test_the_program_gets_no_new_names_and_no_output(asked, tmp_path):
+    asked.say("mains")
+    before = asked.hear()
+    request(asked.pid, "begin", tmp_path / "t.ctrace")
+    asked.say("mains")
+    assert before == asked.hear()
+
+
+def test_requests_that_make_no_sense_are_refused(asked, tmp_path):
+    with pytest.raises(CudatoolError, match="it is not being recorded"):
+        request(asked.pid, "end")
+    request(asked.pid, "begin", tmp_path / "t.ctrace")
+    with pytest.raises(CudatoolError, match=r"is being recorded already to .*t\.ctrace"):
+        request(asked.pid, "begin", tmp_path / "other.ctrace")
+    assert not (tmp_path / "other.ctrace").exists()
+    request(asked.pid, "end")
+    with pytest.raises(CudatoolError, match=r"t\.ctrace exists"):
+        request(asked.pid, "begin", tmp_path / "t.ctrace")
+    request(asked.pid, "begin", tmp_path / "t.ctrace", force=True)
+
+
+def test_a_program_that_ends_closes_its_trace(asked, tmp_path):
+    request(asked.pid, "begin", tmp_path / "t.ctrace")
+    assert asked.process.stdin is not None
+    asked.process.stdin.close()
+    assert "over" == asked.hear()
+    asked.process.wait()
+    assert Ending.CLOSED is read(tmp_path / "t.ctrace").ending
+
+
+def test_fifty_cycles_leave_nothing(asked, tmp_path):
+    figures = []
+    for number in range(50):
+        request(asked.pid, "begin", tmp_path / f"{number}.ctrace")
+        asked.say("step")
+        assert "2000.0" == asked.hear()
+        request(asked.pid, "end")
+        asked.say("grown")
+        figures.append([int(word) for word in asked.hear().split()])
+    assert all(read(tmp_path / f"{number}.ctrace").ending is Ending.CLOSED for number in (0, 49))
+    files, threads, maps, objects = zip(*figures, strict=True)
+    assert files[5] == files[-1]
+    assert max(threads[5:]) <= 2  # the main one, and that of a request that is about to end
+    assert maps[-1] <= maps[5] + 20  # stacks of threads that overlapped
+    assert objects[-1] - objects[10] < 40 * 5  # less than a few for each cycle
+
+
+def test_a_program_that_runs_no_python_is_asked_in_vain_and_left_alone(asked, tmp_path, monkeypatch):
+    monkeypatch.setitem(inject.METHODS, "gdb", lambda target, run, page: None)  # a main thread that waits
+    with pytest.raises(CudatoolError, match=r"ran no Python code for 0\.1 s.*Nothing was changed"):
+        request(asked.pid, "begin", tmp_path / "t.ctrace", wait_s=0.1)
+    assert not (tmp_path / "t.ctrace").exists()
+
+
+def test_a_request_that_was_withdrawn_is_not_carried_out_later(asked, tmp_path, monkeypatch):
+    texts = []
+    monkeypatch.setitem(inject.METHODS, "gdb", lambda target, run, page: texts.append(run.read_text()))
+    with pytest.raises(CudatoolError, match="Nothing was changed"):
+        request(asked.pid, "begin", tmp_path / "t.ctrace", wait_s=0.1)
+    late = tmp_path / "late.py"
+    late.write_text(texts[0].rstrip("\0"))
+    asked.say(f"run {late}")
+    asked.say("step")
+    assert "2000.0" == asked.hear()
+    assert not (tmp_path / "t.ctrace").exists()
+
+
+def test_a_withdrawn_request_leaves_python_a_file_that_does_nothing(asked, monkeypatch):
+    """Python complains on the program's stderr if the file that it was given is gone."""
+    given = []
+    monkeypatch.setattr(sys, "remote_exec", lambda pid, path: given.append((pid, path)), raising=False)
+    with pytest.raises(CudatoolError, match="Nothing was changed"):
+        ask(Target.of(asked.pid), {"what": "end"}, wait_s=0.1, method="remote-exec")
+    (_, first), (pid, last) = given
+    assert asked.pid == pid
+    assert not os.path.exists(first)
+    assert [] == ast.parse(Path(last).read_text()).body
+
+
+def test_a_program_without_cudatool_is_refused(tmp_path, monkeypatch):
+    text = "import sys\nsys.modules['cudatool.recording'] = None\n" + _SERVES
+    with program(text) as found:
+        monkeypatch.setitem(inject.METHODS, "gdb", lambda target, run, page: found.say(f"run {run}"))
+        monkeypatch.setattr(inject, "_free_page", lambda pid, size: 0)
+        monkeypatch.setattr(inject.shutil, "which", lambda name: name)
+        with pytest.raises(CudatoolError, match=r"cannot import cudatool .*; install it for .*python"):
+            request(found.pid, "begin", tmp_path / "t.ctrace")
+
+
+def test_processes_that_cannot_be_asked_are_refused_in_one_line(monkeypatch):
+    with pytest.raises(UsageError, match="no process 99999999"):
+        Target.of(99_999_999)
+    with pytest.raises(UsageError, match="the command itself"):
+        Target.of(os.getpid())
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            with pytest.raises(UsageError, match="is not a Python program"):
+                Target.of(other.pid)
+            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 12345)
+            with pytest.raises(UsageError, match="another user's"):
+                Target.of(other.pid)
+        finally:
+            other.kill()
+
+
+def test_what_is_missing_is_said(asked, monkeypatch):
+    target = Target.of(asked.pid)
+    assert sys.version_info[:2] == target.version
+    assert "code" == target.name
+    monkeypatch.setattr(inject.shutil, "which", lambda name: None)
+    with pytest.raises(UsageError, match="gdb is not installed"):
+        ask(target, {"what": "end"}, wait_s=1, method="gdb")
+    if sys.version_info < (3, 14):
+        with pytest.raises(UsageError, match=r"remote-exec needs Python 3\.14"):
+            ask(target, {"what": "end"}, wait_s=1, method="remote-exec")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["python", "-u", "/x/train.py", "-m"], "train"),
+        (["python", "-m", "pkg.train"], "train"),
+        (["python", "-c", "pass"], "code"),
+        (["python"], "python"),
+    ],
+)
+def test_a_program_is_called_by_its_name(words, name):
+    assert name == inject._name(words)
+
+
+# --- the commands ---
+
+
+def test_the_commands_say_where_the_trace_is_and_what_it_begins_with(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = CliRunner().invoke(attach, [str(asked.pid), "--method", "gdb"], catch_exceptions=False)
+    assert 0 == begun.exit_code
+    assert f"Recording process {asked.pid} to code.{asked.pid}.ctrace\n" in begun.stderr
+    assert "The trace begins with 3 MiB that the program held already\n" in begun.stderr
+    assert f"cudatool detach {asked.pid}" in begun.stderr
+    assert "" == begun.stdout
+    with pytest.raises(CudatoolError, match="it is being recorded already"):
+        CliRunner().invoke(attach, [str(asked.pid), "--method", "gdb"], catch_exceptions=False)
+    ended = CliRunner().invoke(detach, [str(asked.pid), "--method", "gdb"], catch_exceptions=False)
+    assert 0 == ended.exit_code
+    assert f"Wrote code.{asked.pid}.ctrace (" in ended.stderr
+
+
+# --- a recording that begins while other threads allocate ---
+
+
+def test_no_free_is_lost_between_what_lives_and_the_first_event(tmp_path):
+    """The other thread frees at the worst moment: it has to wait until its free is recorded."""
+    text = (
+        _SETUP
+        + f"""
+from cudatool import recording
+Recorder, others = recording.Recorder, []
+def make(*words, **options):
+    def free():
+        global held
+        held = None
+    other = threading.Thread(target=free); others.append(other)
+    other.start(); other.join(0.5)
+    return Recorder(*words, **options)
+recording.Recorder = make
+with recording.record({str(tmp_path / "t.ctrace")!r}):
+    others[0].join()
+    step()
+print("ready", flush=True)
+"""
+    )
+    with program(text):
+        pass
+    state = LiveState()
+    with Follower(tmp_path / "t.ctrace") as follower:
+        while len(records := follower.read()):
+            state.fold(records)
+        (device,) = state.picture(follower).devices
+    assert device.peak_allocated >= 3 << 20
+    assert device.allocated < 3 << 20
+
+
+def test_nothing_is_held_when_a_recording_cannot_begin(tmp_path):
+    (tmp_path / "t.ctrace").write_text("something else")
+    text = (
+        _SETUP
+        + f"""
+from cudatool import errors, recording
+try:
+    with recording.record({str(tmp_path / "t.ctrace")!r}): pass
+except errors.OutputError:
+    other = threading.Thread(target=step); other.start(); other.join(30)
+    print("ready" if not other.is_alive() else "stuck", flush=True)
+"""
+    )
+    with program(text):
+        pass
+
+
+# --- with gdb itself ---
+
+
+@functools.cache
+def _gdb_works() -> bool:
+    if shutil.which("gdb") is None:
+        return False
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        try:
+            done = subprocess.run(
+                ["gdb", "-batch", "-nx", "-p", str(other.pid), "-ex", "quit !$_thread"],
+                capture_output=True,
+                check=False,
+            )
+        finally:
+            other.kill()
+    return done.returncode == 0
+
+
+needs_gdb = pytest.mark.skipif("not __import__('test_attach')._gdb_works()", reason="no gdb that may stop a process")
+
+
+@needs_gdb
+def test_gdb_asks_a_program_that_computes(tmp_path):
+    path = tmp_path / "t.ctrace"
+    with program(_SETUP + _LOOPS) as found:
+        for _ in range(3):
+            request(found.pid, "begin", path, force=True)
+            with Follower(path) as follower:
+                while follower.events < 300:
+                    follower.read()
+                    time.sleep(0.01)
+            assert {"code": "ended", "trace": str(path)} == request(found.pid, "end")
+            assert Ending.CLOSED is read(path).ending
+        assert found.process.poll() is None
+
+
+@needs_gdb
+def test_gdb_finds_a_program_that_waits_and_leaves_it_alone(tmp_path):
+    # It is in the wait when it says that it is ready.
+    with program(_SETUP + "os.system('echo ready; read line'); print(step(), flush=True)\n") as found:
+        with pytest.raises(CudatoolError, match="Nothing was changed"):
+            request(found.pid, "begin", tmp_path / "t.ctrace", wait_s=0.5)
+        found.say("")
+        assert "2000.0" == found.hear()
+    assert not (tmp_path / "t.ctrace").exists()
+    assert not recording.is_observing()
