@@ -109,12 +109,21 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
             operations=engine.operations,
             unchecked=engine.unchecked,
             unknown_streams=engine.unknown_streams,
-            unsure=engine.unsure,
+            unsure=_ordered_by_unknown(trace, engine, effort),
             thread_pairs=_thread_pairs(trace, engine),
             flag_pairs=_lines(trace, engine.by_flags.values()),
             beside=beside,
         ),
     )
+
+
+def _ordered_by_unknown(trace: Trace, engine: Engine, effort: Effort) -> int:
+    """Return how many pairs of call sites would race if waits for what the trace does not show ordered nothing."""
+    if not engine.ordering.unknown:
+        return 0
+    without = Engine(trace, go_on_repaired=True, unknown_orders=False, effort=effort)
+    without.run()
+    return len(without.defects.keys() - engine.defects.keys())
 
 
 def _notes(engine: Engine) -> list[str]:

@@ -76,6 +76,8 @@ class Engine:
         Orderings to add, to see which defects they remove.
     wanted
         Stop as soon as these defects were found; None to read the whole trace.
+    unknown_orders
+        Whether a wait for what the trace does not show counts as one for everything.
     effort
         What is left of the work that the check of this trace may be; None for all of it.
 
@@ -83,9 +85,9 @@ class Engine:
     ----------
     history
         The accesses that still mattered at the end.
-    operations, unchecked, unknown_streams, unsure, threads
+    operations, unchecked, unknown_streams, threads
         Numbers of operations on streams; of launches whose accesses are not known; of operations that name no stream;
-        of pairs of accesses whose order depends on what no trace can show; of host threads that use the device.
+        of host threads that use the device.
     by_flags
         By call sites, the records of two operations that flags in memory may order, of which one is the host's.
     """
@@ -98,13 +100,13 @@ class Engine:
         go_on_repaired: bool = False,
         repairs: Repairs | None = None,
         wanted: Collection[Key] | None = None,
+        unknown_orders: bool = True,
         effort: Effort | None = None,
     ) -> None:
         self.effort = Effort(trace) if effort is None else effort
         self.operations = 0
         self.unchecked = 0
         self.unknown_streams = 0
-        self.unsure = 0
         self.by_flags: dict[tuple[int, int], tuple[int, int]] = {}
         self.records = trace.records
         self._kinds, self._stacks = trace.records["kind"].data, trace.records["stack"].data
@@ -115,6 +117,7 @@ class Engine:
         self.go_on_repaired = go_on_repaired
         self._make_agents(trace, one_host)
         self.ordering = Ordering(list(self.streams.values()), self.clocks, self.effort, one_host=one_host)
+        self.ordering.unknown_orders = unknown_orders
         self.history = History(self.effort, self.agents[0] if one_host else None)
         self.buffers = Buffers()
         self.aliases = Aliases()
@@ -489,7 +492,6 @@ class Engine:
         earlier, later = old.operation, new.operation
         first, second = self.agents[earlier.agent], self.agents[later.agent]
         if self.ordering.unknown and (first.is_unsure(earlier.epoch) or second.is_unsure(later.epoch)):
-            self.unsure += 1
             return
         buffer = self.buffers.at.get(found[0]) or self.buffers.find(found[0])
         if first.is_host or second.is_host or old.host >= 0 or new.host >= 0:

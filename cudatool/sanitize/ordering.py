@@ -119,6 +119,8 @@ class Ordering:
         Agent -> call site -> the latest wait there for an event that was not recorded: event and record.
     empty, unknown
         Numbers of such waits, and of waits for what the trace does not show.
+    unknown_orders
+        Whether the latter may order anything; without, they order nothing.
     moved
         Agent -> call site -> the latest wait there for an event that was recorded elsewhere before: the wait's record,
         the moment that the earlier record captured, and both records of the event.
@@ -135,6 +137,7 @@ class Ordering:
         self.empty_waits: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self.empty = 0
         self.unknown = 0
+        self.unknown_orders = True
         self.moved: dict[int, dict[int, tuple[int, Moment, int, int]]] = {}
         self.foreign_events: set[int] = set()
         self._recorded_at: dict[int, int] = {}  # by event: the trace's record of its latest record
@@ -379,6 +382,8 @@ class Ordering:
     def _unknown(self, agent: Agent) -> None:
         """From now on the agent may be after anything. Nothing is reported that may be in order."""
         self.unknown += 1
+        if not self.unknown_orders:
+            return
         for stream in self._since(agent):
             if stream is not agent:
                 self.learn(agent, stream.done)

@@ -141,7 +141,27 @@ def test_order_that_the_trace_cannot_show_is_a_note_and_no_finding(program: Prog
     report = check(program.trace())
     assert () == report.findings
     assert ["1 wait for what the trace does not show, as another process's event"] == list(report.notes)
+    assert (Gap(GapKind.WAITS, 2),) == report.gaps
+
+
+def test_what_only_an_unknown_wait_may_order_is_a_gap(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    write(program, a)
+    program.emit(Kind.STREAM_WAIT_UNKNOWN, stream=b)
+    program.synchronize(stream=b)
+    read(program, program.stream())  # the host waited for what may have waited for the write
+    report = check(program.trace())
+    assert () == report.findings
     assert (Gap(GapKind.WAITS, 1),) == report.gaps
+
+
+def test_unknown_wait_beside_work_that_is_in_order_is_no_gap(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    write(program, a)
+    program.synchronize(stream=a)
+    program.emit(Kind.STREAM_WAIT_UNKNOWN, stream=b)
+    read(program, b)
+    assert () == check(program.trace()).gaps
 
 
 def test_streams_that_waited_for_nothing_unknown_race_as_ever(program: Program) -> None:
