@@ -325,6 +325,12 @@ def _oom() -> _Schema:
     return _object(schema={"const": "cudatool.oom/1"}, failures=_array(failure))
 
 
+def _query() -> _Schema:
+    texts = _array(_TEXT)
+    rows = _said(_array({"type": "array"}), "A list of values for each row, in the order of the columns.")
+    return _object(schema={"const": "cudatool.query/1"}, columns=texts, types=texts, rows=rows)
+
+
 def _sanitize() -> _Schema:
     schema: _Schema = json.loads(files("cudatool.sanitize.report").joinpath("schema.json").read_text("utf-8"))
     return schema
@@ -337,6 +343,7 @@ COMMANDS: Final[dict[str, Callable[[], _Schema]]] = {
     "live": _live,
     "oom": _oom,
     "ptx": _ptx,
+    "query": _query,
     "replay": _replay,
     "sanitize": _sanitize,
     "snapshot": _snapshot,

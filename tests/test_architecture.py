@@ -46,6 +46,7 @@ ARROWS = {
     "processes": set(),
     "collect": {"memory", "processes", "ptx", "trace"},
     "export": {"collect", "memory", "trace"},
+    "fleet": {"analyze", "trace"},
     "viz": {"analyze", "sanitize", "trace"},
     # The device, and what programs use of it.
     "sim": {"ptx"},
@@ -76,7 +77,7 @@ ARROWS = {
     "workload": set(),
     "testing": {"_driver", "recording", "sanitize", "trace"},
     "cli": {
-        *("", "_driver", "analyze", "collect", "export", "memory", "ptx", "recording", "runtime"),
+        *("", "_driver", "analyze", "collect", "export", "fleet", "memory", "ptx", "recording", "runtime"),
         *("sanitize", "sim", "trace", "viz", "workload"),
     },
     "notebook": {"analyze", "cli", "recording", "sanitize", "trace", "viz"},

@@ -18,6 +18,7 @@ from cudatool.collect.hand_overs import HandOvers
 from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
+from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport, explained_by
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Kind
@@ -127,7 +128,7 @@ def record(
         run = {"run": os.urandom(8).hex()} if children else {}
         with _paused():  # what other threads do now would be neither in what lives nor among the events
             before, facts = living()
-            recorder = Recorder(path, header=header | facts | run, force=force)
+            recorder = Recorder(path, header=header | facts | run | job_facts(), force=force)
             for event in before:
                 recorder(event)
             hooks.subscribe(recorder)

@@ -35,6 +35,7 @@ from cudatool.files import KeptDescriptor
 from cudatool.processes import child
 from cudatool.processes.journal import BEGAN, IMPORTED, REPLACED, STARTED, TRACED, UNRECORDED, Journal, identity_of
 from cudatool.progress import QUIET, announce
+from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport
 from cudatool.text import printable
 from cudatool.trace import hooks
@@ -352,13 +353,17 @@ class _ChildRecorder:
     def _make(self) -> Recorder:
         path, rank = self._settings.path, os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
         folder, name = os.path.split(path)
-        header: dict[str, Any] = self._header | {
-            "argv": sys.argv,
-            "pid": os.getpid(),
-            "parent_pid": os.getppid(),
-            "parent_trace": name,
-            "run": self._settings.run,
-        }
+        header: dict[str, Any] = (
+            self._header
+            | job_facts()
+            | {
+                "argv": sys.argv,
+                "pid": os.getpid(),
+                "parent_pid": os.getppid(),
+                "parent_trace": name,
+                "run": self._settings.run,
+            }
+        )
         if rank:
             header["rank"] = rank
         part = f".rank{rank}" if rank.isdecimal() else ""

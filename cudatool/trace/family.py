@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cudatool.errors import CudatoolError
 from cudatool.trace.model import Trace
 from cudatool.trace.reader import facts, read
 
-__all__ = ["children_of", "process_name"]
+__all__ = ["children_of", "files_of_children", "process_name"]
 
 
 def children_of(trace: Trace) -> list[Trace]:
@@ -19,18 +21,29 @@ def children_of(trace: Trace) -> list[Trace]:
     They lie beside its own, begin with its name, and are of the same run, as their headers say. One that cannot be read
     is left out; what it holds is then not said to be recorded.
     """
-    run, source = trace.header.get("run"), Path(trace.source)
-    if not run or "parent_trace" in trace.header:
+    found = []
+    for path in files_of_children(Path(trace.source), trace.header):
+        try:
+            found.append(read(path))
+        except CudatoolError:
+            continue
+    return sorted(found, key=lambda child: child.header.get("pid", 0))
+
+
+def files_of_children(source: Path, header: Mapping[str, Any]) -> list[Path]:
+    """Return the files of these traces, given that of the program and its header; sorted by name."""
+    run = header.get("run")
+    if not run or "parent_trace" in header:
         return []
     found = []
     for path in sorted(source.parent.glob(f"{glob.escape(source.name.removesuffix('.ctrace'))}.*.ctrace")):
         try:
             said = facts(path)
-            if said.get("run") == run and "parent_trace" in said:
-                found.append(read(path))
         except CudatoolError:
             continue
-    return sorted(found, key=lambda child: child.header.get("pid", 0))
+        if said.get("run") == run and "parent_trace" in said:
+            found.append(path)
+    return found
 
 
 def process_name(trace: Trace) -> str:

@@ -111,6 +111,9 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "prior_allocations": ("a number", _count),
     "prior_bytes": ("a number", _count),
     "prior_records": ("a number for each device", _by_device),
+    "host": ("text", _text),
+    "job": ("text", _text),
+    "local_rank": ("text", _text),
     "libraries": ("a list of texts", _list_of(_text)),
     "cupti_version": ("a number", _count),
     "cupti_error": ("text", _text),
@@ -129,6 +132,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "unknown_before": ("a list of texts", _list_of(_text)),
     "watches_host_memory": ("true or false", _flag),
     "watches_host_reads": ("true or false", _flag),
+    "world_size": ("text", _text),
     "window": ("three numbers that grow", _window),
 }
 """The facts in a trace's header that some part of cudatool reads. There may be others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_the_help_of_a_command_has_an_example_that_its_options_allow(name, monke
     assert all(len(line) <= 80 for line in text.splitlines())
     command = group.get_command(None, name)
     lines = text.split("Examples:\n")[1].splitlines()
-    examples = [line.split()[2:] for line in lines if line.lstrip().startswith("$ ")]
+    examples = [shlex.split(line)[2:] for line in lines if line.lstrip().startswith("$ ")]
     assert examples
     for words in examples:
         assert name == words[0]
@@ -113,7 +114,7 @@ def files(folder: Path) -> None:
                 "sim:count=2",
             ],
         ),
-        ("cudatool export --to p", ["perfetto"]),
+        ("cudatool export --to p", ["perfetto", "parquet"]),
         ("cudatool replay --conf max_split_size_mb:32,exp", ["max_split_size_mb:32,expandable_segments:True"]),
     ],
 )

@@ -1,0 +1,123 @@
+"""SQL over a data set: a view for each table, and nothing else that a question could read, write or change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from cudatool.errors import UsageError
+from cudatool.fleet.convert import PART
+from cudatool.fleet.database import connect
+from cudatool.fleet.schema import PARTITIONS, TABLES
+
+__all__ = ["MEMORY", "Answer", "ask", "opened"]
+
+MEMORY: Final = "2GiB"
+"""Of DuckDB, which writes to a temporary directory what does not fit."""
+
+_PIECE: Final = 4096  # rows that are Python objects at once
+_TYPES: Final = ", ".join(f"'{column.name}': {column.type}" for column in PARTITIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows as they come: `rows` can be read once, while the data set is open."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+@contextmanager
+def opened(*datasets: Path, memory: str = MEMORY, tables: str | None = None) -> Iterator[Any]:
+    """Return a database with a view for each table; those of a second data set are called ``against_TABLE``.
+
+    It can read the files of the data sets, and cannot load extensions, reach the network, or be set up otherwise.
+
+    Parameters
+    ----------
+    tables
+        A question: only tables with a name that occurs in it get a view. A view costs a look at the names of its files.
+
+    Raises
+    ------
+    UsageError
+        DuckDB is not installed, or a directory is no data set.
+    """
+    with TemporaryDirectory(prefix="cudatool-query-") as spilled:
+        settings = {"memory_limit": memory, "temp_directory": spilled, "preserve_insertion_order": False}
+        database = connect(autoload_known_extensions=False, python_enable_replacements=False, **settings)
+        try:
+            for dataset, prefix in zip(datasets, ("", "against_"), strict=False):
+                _make_views(database, dataset.resolve(), prefix, tables)
+            # Files are checked by their names, and patterns as they are written.
+            allowed = {f"{name}/" for dataset in datasets for name in (dataset.resolve(), _pattern(dataset.resolve()))}
+            folders = ", ".join(map(_text, sorted(allowed)))
+            database.execute(f"SET allowed_directories = [{folders}]")
+            database.execute("SET enable_external_access = false")
+            database.execute("SET lock_configuration = true")
+            yield database
+        finally:
+            database.close()
+
+
+def ask(database: Any, question: str) -> Answer:
+    """Return the answer to one SELECT.
+
+    Raises
+    ------
+    UsageError
+        DuckDB refuses the question, or it is not one SELECT.
+    """
+    import duckdb
+
+    try:
+        statements = database.extract_statements(question)
+        if [statement.type.name for statement in statements] != ["SELECT"]:
+            raise UsageError("a question is one SELECT (or FROM, WITH, DESCRIBE, SHOW TABLES): a data set is only read")
+        result = database.execute(question)
+        described = result.description or ()
+    except duckdb.Error as error:
+        raise UsageError(_said(error)) from error
+    return Answer(tuple(str(c[0]) for c in described), tuple(str(c[1]) for c in described), _rows(result))
+
+
+def _rows(result: Any) -> Iterator[tuple[Any, ...]]:
+    import duckdb
+
+    try:
+        while piece := result.fetchmany(_PIECE):
+            yield from piece
+    except duckdb.Error as error:
+        raise UsageError(_said(error)) from error
+
+
+def _said(error: Exception) -> str:
+    """Return what DuckDB says on one line, without the picture of the place."""
+    return " ".join(str(error).split("\n\n")[0].split("LINE 1:")[0].split())
+
+
+def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None) -> None:
+    if next(dataset.glob(f"run=*/rank=*/trace=*/{PART}"), None) is None:
+        raise UsageError(f"{dataset} is no data set; make one with `cudatool export TRACES --to parquet -o {dataset}`")
+    folder = _pattern(dataset)
+    for table in TABLES:
+        if tables is None or table in tables.lower() or "show" in tables.lower():
+            files = _text(f"{folder}/run=*/rank=*/trace=*/{table}.parquet")
+            source = f"read_parquet({files}, hive_partitioning = true, hive_types = {{{_TYPES}}})"
+            names = ", ".join(column.name for column in (*PARTITIONS, *TABLES[table]))
+            database.execute(f"CREATE VIEW {prefix}{table} AS SELECT {names} FROM {source}")
+
+
+def _pattern(folder: Path) -> str:
+    """Return a pattern that matches a folder alone: in brackets, a sign stands for itself."""
+    return re.sub(r"[*?\[]", lambda sign: f"[{sign[0]}]", str(folder))
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,113 @@
+"""`export --to parquet` and `query`, from the recording of several ranks to the answer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+RANKS = """
+import os, subprocess, sys
+import cudatool as ct
+if sys.argv[1:]:
+    kept = [ct.zeros(1000 * (1 + int(os.environ["RANK"]))) for _ in range(3)]
+else:
+    for rank in ("0", "1"):
+        job = os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+        subprocess.run([sys.executable, __file__, "child"], env=job, check=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def needs_duckdb() -> None:
+    if importlib.util.find_spec("duckdb") is None:
+        pytest.skip("needs DuckDB (cudatool[fleet])")
+
+
+def test_ranks_that_a_recorded_program_started_belong_together(run_command, run_here, tmp_path):
+    (tmp_path / "launch.py").write_text(RANKS)
+    assert run_command("run", "-o", "job.ctrace", "launch.py").returncode == 0
+    done = run_here("export", "job.ctrace", "--to", "parquet", "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "Wrote 3 parts of job.dataset" in done.stderr
+    question = "SELECT run, rank, world_size, local_rank, is_child, host IS NULL, format FROM ranks ORDER BY rank"
+    answer = json.loads(run_here("query", "job.dataset", question, "--json").stdout)
+    child = [["job", rank, 2, rank, True, False, "cudatool"] for rank in (0, 1)]
+    assert [*child, ["job", None, None, None, False, False, "cudatool"]] == answer["rows"]
+    sizes = run_here("query", "job.dataset", "SELECT rank, requested FROM allocations ORDER BY 1", "--format", "csv")
+    assert ["rank,requested", *["0,4000"] * 3, *["1,8000"] * 3] == sizes.stdout.splitlines()
+
+
+def test_a_rank_in_the_environment_is_in_the_header_of_the_program(run_command, run_here, tmp_path):
+    (tmp_path / "work.py").write_text("import cudatool as ct; x = ct.zeros(10)")
+    job = {"RANK": "7", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "nightly"}
+    assert run_command("run", "-o", "work.ctrace", "work.py", environment=job).returncode == 0
+    assert run_here("export", "work.ctrace", "--to", "parquet").returncode == 0
+    found = run_here("query", "work.dataset", "SELECT run, rank, world_size FROM ranks", "--format", "csv")
+    assert ["run,rank,world_size", "nightly,7,8"] == found.stdout.splitlines()
+
+
+def test_a_directory_is_converted_and_bad_files_are_named(run_here, tmp_path):
+    nights = [tmp_path / "in" / night for night in ("first", "second")]
+    for night in nights:
+        night.mkdir(parents=True)
+        shutil.copy(DATA / "streams_default.pickle.xz", night / "rank0.pickle.xz")
+    (nights[1] / "rank1.ctrace").write_text("no trace")
+    (nights[1] / "table.csv").write_text("a,b\n1,2\n")
+    (nights[1] / "rmm.csv").write_text(
+        "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00:000001,allocate,0x7f0000000000,1024,0x0\n"
+    )
+    for _ in range(2):
+        done = run_here("export", "in", "--to", "parquet", "-o", "in/set", "--jobs", "1")
+        assert done.returncode == 2
+        named = [line for line in done.stderr.splitlines() if line.startswith("not converted: ")]
+        assert len(named) == 1 and "in/second/rank1.ctrace" in named[0]
+    assert "Wrote 0 parts of in/set (0 events; 3 unchanged)" in done.stderr
+    found = run_here("query", "in/set", "SELECT run, rank, format FROM ranks ORDER BY ALL", "--format", "csv")
+    assert ["run,rank,format", "first,0,torch", "second,0,torch", "second,,rmm"] == found.stdout.splitlines()
+
+
+def test_several_processes_convert(run_command, run_here, tmp_path):
+    for rank in range(3):
+        shutil.copy(DATA / "streams_default.pickle.xz", tmp_path / f"rank{rank}.pickle.xz")
+    done = run_command("export", ".", "--to", "parquet", "-o", "set", "--jobs", "2", environment={"A": "b"})
+    assert (0, "") == (done.returncode, done.stdout), done.stderr
+    assert "Wrote 3 parts" in done.stderr
+
+
+def test_other_formats_take_one_source(run_here, tmp_path):
+    path = DATA / "streams_default.pickle.xz"
+    for words in ((path, path), (path, "--run", "x"), (path, "--jobs", "2")):
+        done = run_here("export", *words, "--to", "sqlite", "-o", "x.sqlite")
+        assert done.returncode == 2 and "--to parquet only" in done.stderr
+    done = run_here("export", path, "--to", "parquet", "--events", "1:2")
+    assert done.returncode == 2 and "whole traces" in done.stderr
+
+
+def test_without_duckdb_one_line_says_what_to_install(run_here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    for words in (
+        ("export", DATA / "streams_default.pickle.xz", "--to", "parquet", "-o", "x"),
+        ("query", ".", "SELECT 1"),
+    ):
+        done = run_here(*words)
+        assert (2, "") == (done.returncode, done.stdout)
+        assert ["cudatool: error: this needs DuckDB: pip install 'cudatool[fleet]'"] == done.stderr.splitlines()
+
+
+def test_a_question_that_cannot_be_answered_is_one_line(run_here):
+    path = DATA / "streams_default.pickle.xz"
+    assert run_here("export", path, "--to", "parquet", "-o", "set").returncode == 0
+    for question in ("SELEC 1", "SELECT x FROM ranks", "COPY ranks TO 'x.csv'", "SELECT * FROM '/etc/passwd'"):
+        done = run_here("query", "set", question)
+        assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines())), done.stderr
+    done = run_here("query", "set", "SELECT range AS n FROM range(1500)")
+    assert "more than 1,000 rows" in done.stdout
+    assert 1501 == len(
+        run_here("query", "set", "SELECT range AS n FROM range(1500)", "--format", "csv").stdout.splitlines()
+    )

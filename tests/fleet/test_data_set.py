@@ -1,0 +1,202 @@
+"""Traces become parts of a data set, each once, and whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from fleet_reference import PAGE, page
+from recordings import HERE
+
+from cudatool.cli._sources import read_trace
+from cudatool.errors import UsageError
+from cudatool.fleet import convert as converting
+from cudatool.fleet.convert import PART, Input, convert, named_rank, parts_of
+from cudatool.fleet.query import ask, opened
+from cudatool.fleet.schema import PARTITIONS, TABLES
+from cudatool.recording.identity import job_facts
+from cudatool.trace.lifetimes import blocks, segments, timeline
+from cudatool.trace.model import Trace
+
+SMALL = HERE / "streams_default.pickle.xz"
+
+
+def killed_by_one(path: Path) -> Trace:
+    """Read a trace, as other processes do; one file kills the process that reads it."""
+    if "deadly" in path.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return read_trace(path)
+
+
+def confused_by_one(path: Path) -> Trace:
+    if "bad" in path.name:
+        raise ZeroDivisionError("a bug")
+    return read_trace(path)
+
+
+def copies(folder: Path, *names: str) -> list[Path]:
+    return [Path(shutil.copy(SMALL, folder / f"{name}.pickle.xz")) for name in names]
+
+
+def converted(paths: list[Path], dataset: Path, **options) -> list:
+    return list(convert([Input(path, ".") for path in paths], dataset, **{"read": read_trace, "jobs": 1, **options}))
+
+
+def answer(dataset: Path, question: str) -> list:
+    with opened(dataset) as database:
+        return list(ask(database, question).rows)
+
+
+def test_the_reference_in_the_docs_is_the_schema() -> None:
+    assert page() == PAGE.read_text(), "run python tests/fleet_reference.py"
+
+
+def test_files_have_the_columns_of_the_schema(five_ranks: Path) -> None:
+    for table, columns in TABLES.items():
+        found = answer(five_ranks, f"DESCRIBE {table}")
+        assert [(c.name, c.type) for c in (*PARTITIONS, *columns)] == [row[:2] for row in found], table
+
+
+def test_each_part_says_how_many_rows_its_tables_have(five_ranks: Path) -> None:
+    for table in TABLES:
+        counted = dict(answer(five_ranks, f"SELECT trace, count(*) FROM {table} GROUP BY trace"))
+        assert {
+            t: said["rows"][table] for t, (_, said) in parts_of(five_ranks).items() if said["rows"][table]
+        } == counted
+
+
+def test_tables_are_what_the_analysis_says(five_ranks: Path) -> None:
+    trace = read_trace(HERE / "prefetch__default.pickle.xz")
+    own, reserved = blocks(trace), segments(trace)
+    curve = timeline(trace, own, reserved)
+    peak, at_peak = answer(five_ranks, "SELECT peak_active, reserved_at_peak FROM ranks WHERE rank = 3")[0]
+    assert (int(curve.active.max()), int(curve.reserved[curve.peak()])) == (peak, at_peak)
+    rows = answer(
+        five_ranks,
+        "SELECT address, size, requested, alloc_event, free_completed_event FROM allocations WHERE rank = 3 "
+        "ORDER BY allocation",
+    )
+    never = len(trace.records)
+    ends = [None if end == never else end for end in own.end.tolist()]
+    expected = zip(
+        own.address.tolist(), own.size.tolist(), own.requested.tolist(), own.start.tolist(), ends, strict=True
+    )
+    assert list(expected) == rows
+    [(held,)] = answer(five_ranks, "SELECT sum(peak_bytes) FROM sites WHERE rank = 3")
+    assert peak == held
+    # The highest peak of the steps, with what came before the first, is that of the whole.
+    [(first, highest)] = answer(five_ranks, "SELECT min(start_time), max(peak_active) FROM steps WHERE rank = 3")
+    before = curve.active[curve.time - trace.records["time"].min() < first].max()
+    assert peak == max(highest, before)
+
+
+def test_equal_recordings_have_equal_hashes_and_others_do_not(five_ranks: Path) -> None:
+    last = answer(
+        five_ranks,
+        "SELECT arg_max(own_hash, sequence), arg_max(full_hash, sequence) FROM checkpoints GROUP BY rank ORDER BY rank",
+    )
+    assert last[0] == last[1] == last[2] != last[3]
+    stacks = answer(five_ranks, "SELECT count(DISTINCT stack), count(DISTINCT trace) FROM stacks WHERE rank < 3")
+    names = {len(read_trace(SMALL).stack(i)) for i in range(len(read_trace(SMALL).stacks))}
+    assert stacks[0][1] == 3 and stacks[0][0] >= len(names - {0})
+
+
+def test_an_input_is_converted_once_unless_it_changes(tmp_path: Path) -> None:
+    [path, other] = copies(tmp_path, "rank0", "rank1")
+    dataset = tmp_path / "set"
+    assert 2 == len(converted([path, other], dataset))
+    assert [] == converted([path, other], dataset)
+    os.utime(path, ns=(1, 1))
+    assert [path] == [outcome.path for outcome in converted([path, other], dataset)]
+    assert 2 == len(parts_of(dataset)) == len(list(dataset.glob("run=*/rank=*/trace=*")))
+    assert 2 == len(converted([path, other], dataset, again=True))
+    assert 2 == len(converted([path, other], dataset, run="named"))
+    assert ["named"] * 2 == [said["run"] for _, said in parts_of(dataset).values()]
+    assert [] == list(dataset.glob(".part-*"))
+
+
+def test_a_half_written_part_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = copies(tmp_path, "rank0", "rank1")
+    dataset = tmp_path / "set"
+
+    def interrupted(*arguments: object) -> None:
+        write(*arguments)
+        if arguments[2] == "allocations":
+            raise KeyboardInterrupt
+
+    write = converting.write_table
+    with monkeypatch.context() as patch:
+        patch.setattr(converting, "write_table", interrupted)
+        patch.setattr(shutil, "rmtree", lambda *arguments, **options: None)  # as if the process were killed
+        with pytest.raises(KeyboardInterrupt):
+            converted(paths, dataset)
+    assert list(dataset.glob(".part-*/ranks.parquet")) and not parts_of(dataset)
+    with pytest.raises(UsageError, match="no data set"), opened(dataset):
+        pass
+    assert 2 == len(converted(paths, dataset))
+    assert [(2,)] == answer(dataset, "SELECT count(*) FROM ranks")
+    assert [] == list(dataset.glob(".part-*"))
+
+
+def test_a_bad_input_costs_only_itself(tmp_path: Path) -> None:
+    paths = copies(tmp_path, "bad", "rank1")
+    broken = tmp_path / "rank2.ctrace"
+    broken.write_bytes(b"\x93CTRACE" + bytes(100))
+    outcomes = converted([*paths, broken], tmp_path / "set", read=confused_by_one)
+    assert [True, False, True] == [bool(outcome.error) for outcome in outcomes]
+    assert "internal error: ZeroDivisionError: a bug" == outcomes[0].error
+    assert [(1,)] == answer(tmp_path / "set", "SELECT rank FROM ranks")
+
+
+def test_an_input_that_kills_its_process_costs_only_itself(tmp_path: Path) -> None:
+    paths = copies(tmp_path, "rank0", "deadly1", "rank2")
+    outcomes = converted(paths, tmp_path / "set", read=killed_by_one, jobs=2)
+    failed = {outcome.path: outcome.error for outcome in outcomes if outcome.error}
+    assert {paths[1]: "the process that converted it was killed"} == failed
+    assert sorted(paths) == sorted(outcome.path for outcome in outcomes)
+    assert [(2,)] == answer(tmp_path / "set", "SELECT count(*) FROM ranks")
+
+
+def test_one_process_at_a_time_writes_to_a_data_set(tmp_path: Path) -> None:
+    [path] = copies(tmp_path, "rank0")
+    with converting._locked(tmp_path / "set"), pytest.raises(UsageError, match="another process"):
+        converted([path], tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank3.pickle", 3),
+        ("snapshot_rank-12.pickle.xz", 12),
+        ("Rank_007.csv", 7),
+        ("rank1/rank2.pickle", 2),
+        ("rank=5/snapshot.pickle", 5),
+        ("franks3.pickle", None),
+        ("frank3.pickle", None),
+        ("snapshot3.pickle", None),
+        ("rank.pickle", None),
+    ],
+)
+def test_rank_of_a_file_name(name: str, rank: int | None) -> None:
+    assert rank == named_rank(Path("rank9/runs") / name)
+
+
+def test_job_facts_come_from_the_launcher() -> None:
+    torchrun = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
+    slurm = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "812", "RANK": "what"}
+    facts = job_facts(torchrun)
+    assert facts.pop("host") == os.uname().nodename
+    assert {"rank": "5", "world_size": "16", "local_rank": "1"} == facts
+    assert ("2", "812") == (job_facts(slurm)["rank"], job_facts(slurm)["job"])
+    assert {"host"} == job_facts({"SLURM_JOB_ID": "812"}).keys()
+
+
+def test_part_says_what_it_was_made_of(five_ranks: Path) -> None:
+    folder, said = next(iter(parts_of(five_ranks).values()))
+    assert json.loads((folder / PART).read_text()) == said
+    assert said["source"].endswith("rank0.pickle.xz") and said["rank"] == 0
+    assert said["run"] == Path(said["source"]).parent.name
