@@ -45,7 +45,7 @@ PART: Final = "part.json"
 _HIDDEN: Final = ".part-"
 _RANK: Final = re.compile(r"(?<![a-z])rank[_.=-]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _AT_ONCE: Final = 2  # inputs for each process that are handed over ahead
-Reader = Callable[[Path], Trace]
+_Reader = Callable[[Path], Trace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def parts_of(dataset: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
 
 
 def convert(
-    inputs: Iterable[Input], dataset: Path, read: Reader, *, jobs: int, run: str | None = None, again: bool = False
+    inputs: Iterable[Input], dataset: Path, read: _Reader, *, jobs: int, run: str | None = None, again: bool = False
 ) -> Iterator[Outcome]:
     """Write a part for each input that has none; yield what became of each that was not skipped.
 
@@ -137,7 +137,7 @@ class _Task:
     run: str | None
 
 
-def _results(tasks: list[_Task], read: Reader, jobs: int) -> Iterator[Outcome]:
+def _results(tasks: list[_Task], read: _Reader, jobs: int) -> Iterator[Outcome]:
     if jobs == 1 or len(tasks) < 2:
         yield from (_converted(task, read) for task in tasks)
         return
@@ -151,7 +151,7 @@ def _results(tasks: list[_Task], read: Reader, jobs: int) -> Iterator[Outcome]:
                 yield Outcome(task.path, None, error="the process that converted it was killed")
 
 
-def _in_pool(tasks: list[_Task], read: Reader, jobs: int) -> Generator[Outcome, None, tuple[list[_Task], list[_Task]]]:
+def _in_pool(tasks: list[_Task], read: _Reader, jobs: int) -> Generator[Outcome, None, tuple[list[_Task], list[_Task]]]:
     """Yield the outcomes of tasks; return those that were not begun, and those under way when a process was killed."""
     running: dict[Future[Outcome], _Task] = {}
     left = list(reversed(tasks))
@@ -174,7 +174,7 @@ def _in_pool(tasks: list[_Task], read: Reader, jobs: int) -> Generator[Outcome, 
     return [], []
 
 
-def _converted(task: _Task, read: Reader) -> Outcome:
+def _converted(task: _Task, read: _Reader) -> Outcome:
     try:
         return _convert(task, read)
     except (CudatoolError, OSError) as error:
@@ -185,7 +185,7 @@ def _converted(task: _Task, read: Reader) -> Outcome:
         return Outcome(task.path, None, error=printable(f"internal error: {type(error).__name__}: {error}"))
 
 
-def _convert(task: _Task, read: Reader) -> Outcome:
+def _convert(task: _Task, read: _Reader) -> Outcome:
     before = _state(task.path)
     trace = read(task.path)
     rank = _rank(trace, task.path)
