@@ -22,7 +22,7 @@ from cudatool.errors import OutputError
 from cudatool.trace import Recorder, Trace, hooks, read, stacks
 from cudatool.trace.events import RECORD, Event, Kind, WarningFlag
 from cudatool.trace.model import Ending
-from cudatool.trace.validate import MAX_ADDRESS, MAX_MEMORY, MAX_TIME
+from cudatool.trace.validate import _LIMITS, MAX_ADDRESS, MAX_MEMORY, MAX_TIME
 
 
 def emit_numbered(numbers: Sequence[int]) -> None:
@@ -56,6 +56,11 @@ def unsigned(bits: int) -> st.SearchStrategy[int]:
     return st.integers(0, 2**bits - 1)
 
 
+def is_possible(event: Event) -> bool:
+    """Whether the reader takes an event's numbers for what they are in events of its kind: addresses, sizes."""
+    return all(getattr(event, field) < limit for field, limit in _LIMITS.get(event.kind, {}).items())
+
+
 events = st.builds(
     Event,
     time=st.integers(0, MAX_TIME - 1),
@@ -71,7 +76,7 @@ events = st.builds(
     size=st.integers(0, MAX_MEMORY - 1),
     aux0=st.integers(0, MAX_MEMORY - 1),
     aux1=unsigned(62),
-).filter(lambda event: event.kind is not Kind.DEVICE_USE or event.address < MAX_MEMORY)  # it is a size there
+).filter(is_possible)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
