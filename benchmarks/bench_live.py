@@ -37,7 +37,7 @@ _KINDS = (
 )
 _PIECES_S = 0.02
 _SITES, _KERNELS, _STREAMS = 2000, 200, 7
-_STARTED_S = 5
+_STARTED_S = 8
 
 
 def main() -> None:
@@ -50,22 +50,19 @@ def main() -> None:
         write(options.write, options.rate)
         return
     print(f"{options.rate:,} events/s, {options.seconds} s, {os.cpu_count()} cores")
-    with tempfile.TemporaryDirectory() as folder:
-        trace = os.path.join(folder, "t.ctrace")
-        command = [sys.executable, __file__, "--rate", str(options.rate), "--write", trace]
-        with subprocess.Popen(command) as writer:
-            try:
-                while not os.path.exists(trace):
-                    time.sleep(0.1)
-                time.sleep(1)
-                for what, words in (("text every second", ["--plain", "--every", "1"]), ("view", [])):
+    for what, words in (("text every second", ["--plain", "--every", "1"]), ("view", [])):
+        with tempfile.TemporaryDirectory() as folder:  # a new trace: there is nothing to catch up with
+            trace = os.path.join(folder, "t.ctrace")
+            command = [sys.executable, __file__, "--rate", str(options.rate), "--write", trace]
+            with subprocess.Popen(command) as writer:
+                try:
+                    while not os.path.exists(trace):
+                        time.sleep(0.1)
                     share, size = watched(trace, words, options.seconds)
-                    rate = size / RECORD.itemsize
-                    print(
-                        f"{what:<18} {share:6.1%} of a core, {share / rate * 1e6:.2f} us/event at {rate:,.0f} events/s"
-                    )
-            finally:
-                writer.kill()
+                finally:
+                    writer.kill()
+        rate = size / RECORD.itemsize
+        print(f"{what:<18} {share:6.1%} of a core, {share / rate * 1e6:.2f} us/event at {rate:,.0f} events/s")
 
 
 def write(path: str, rate: int) -> None:

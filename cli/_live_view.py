@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
@@ -20,9 +21,11 @@ from cudatool.trace.frames import frame_rank
 from cudatool.trace.model import Ending
 from cudatool.units import counted, format_bytes, format_time
 
-__all__ = ["LiveView", "curve_lines"]
+__all__ = ["LiveView", "curve_lines", "is_due"]
 
 _LOOK_S: Final = 1.0  # between two looks; keys are obeyed at once
+_SHARE: Final = 0.08  # of a core: where looking and drawing take more, the picture is drawn less often,
+_RARELY_S: Final = 5.0  # but at least so often
 _BUSY_S: Final = 0.25  # of one look: a long recording is caught up with step by step, and keys are obeyed meanwhile
 _ROWS: Final = 60
 _CURVE_ROWS: Final = 5
@@ -45,6 +48,11 @@ _COLUMNS: Final = {
     "streams": ("A second", "Operations", "Stream"),
 }
 _TITLES: Final = {"sites": "Call sites", "kernels": "Kernels", "streams": "Streams"}
+
+
+def is_due(rest_s: float, used_s: float) -> bool:
+    """Return whether to draw again so many seconds after the last time, with so much processor time used since."""
+    return used_s <= _SHARE * rest_s or rest_s >= _RARELY_S
 
 
 def curve_lines(allocated: list[int], reserved: list[int], rows: int) -> list[str]:
@@ -112,6 +120,7 @@ class LiveView(App[None]):
         self._device = 0  # place among the devices, of the one whose curve is drawn
         self._paused = False
         self._picture: LivePicture | None = None
+        self._drawn_s, self._drawn_cpu_s = 0.0, 0.0  # when the picture was drawn last, and the time used up to then
         self.failure: Exception | None = None
 
     def compose(self) -> ComposeResult:
@@ -134,7 +143,7 @@ class LiveView(App[None]):
         self.action_show("sites")
         self._table.focus()
         self._look()
-        self.set_interval(_LOOK_S, self._look)
+        self.set_interval(_LOOK_S, self._tick)
 
     # --- keys ---
 
@@ -200,14 +209,19 @@ class LiveView(App[None]):
         self._table.focus()
         self._draw()
 
-    def _look(self) -> None:
+    def _tick(self) -> None:
+        rest_s, used_s = time.monotonic() - self._drawn_s, time.process_time() - self._drawn_cpu_s
+        self._look(draws=is_due(rest_s, used_s))
+
+    def _look(self, *, draws: bool = True) -> None:
         if self._paused:
             return
         self._watched.advance(_BUSY_S)
         if self._watched.ending is not Ending.GROWING and not self._watched.is_behind:
             self.exit()
             return
-        if len(self.screen_stack) == 1:
+        if draws and len(self.screen_stack) == 1:
+            self._drawn_s, self._drawn_cpu_s = time.monotonic(), time.process_time()
             self._draw()
 
     def _draw(self) -> None:

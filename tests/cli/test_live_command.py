@@ -17,7 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from cudatool.cli._live_text import as_lines, rate
-from cudatool.cli._live_view import LiveView, curve_lines
+from cudatool.cli._live_view import LiveView, curve_lines, is_due
 from cudatool.cli._schemas import schema_of_command
 from cudatool.cli._watched import Watched, trace_of_process
 from cudatool.errors import UsageError
@@ -251,6 +251,14 @@ def test_rates_are_short(per_second, text):
 def test_the_curve_is_drawn_to_its_height():
     assert ["·▁█", "███"] == curve_lines([8, 9, 16], [16, 9, 16], 2)
     assert ["  ", "  "] == curve_lines([0, 0], [0, 0], 2)
+
+
+def test_drawing_keeps_to_its_share_of_a_core():
+    assert is_due(1.0, 0.08)
+    assert not is_due(1.0, 0.081)
+    assert is_due(2.0, 0.16)
+    assert not is_due(4.9, 4.9)
+    assert is_due(5.0, 5.0)
 
 
 # --- the view ---
