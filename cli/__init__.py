@@ -33,6 +33,7 @@ _COMMANDS = {
     "devices": "List the devices that programs can use here.",
     "diff": "Compare what two traces or snapshots hold at their peaks.",
     "export": "Write a trace for other programs: PyTorch's viewer, Perfetto, SQLite, or Parquet.",
+    "fleet": "Find the ranks of a run that differ from the others.",
     "leaks": "Find call sites that hold more memory after every step.",
     "live": "Watch a recording while it runs.",
     "oom": "Explain why memory ran out.",

@@ -23,6 +23,8 @@ from cudatool.analyze.diagnosis import Diagnosis
 from cudatool.analyze.live import LivePicture
 from cudatool.collect.nvml import NvmlDevice
 from cudatool.errors import UsageError, did_you_mean
+from cudatool.fleet.compare import Comparison
+from cudatool.fleet.report import RunReport
 from cudatool.ptx.access import Doubt
 from cudatool.ptx.isa import InstructionClass
 from cudatool.ptx.kernel_summary import Feature
@@ -325,6 +327,11 @@ def _oom() -> _Schema:
     return _object(schema={"const": "cudatool.oom/1"}, failures=_array(failure))
 
 
+def _fleet() -> _Schema:
+    runs, compared = _array(_of(RunReport)), _nullable(_of(Comparison))
+    return _object(schema={"const": "cudatool.fleet/1"}, dataset=_TEXT, runs=runs, against=compared)
+
+
 def _query() -> _Schema:
     texts = _array(_TEXT)
     rows = _said(_array({"type": "array"}), "A list of values for each row, in the order of the columns.")
@@ -339,6 +346,7 @@ def _sanitize() -> _Schema:
 COMMANDS: Final[dict[str, Callable[[], _Schema]]] = {
     "devices": _devices,
     "diff": _diff,
+    "fleet": _fleet,
     "leaks": _leaks_command,
     "live": _live,
     "oom": _oom,

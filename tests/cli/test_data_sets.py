@@ -72,6 +72,47 @@ def test_a_directory_is_converted_and_bad_files_are_named(run_here, tmp_path):
     assert ["run,rank,format", "first,0,torch", "second,0,torch", "second,,rmm"] == found.stdout.splitlines()
 
 
+def test_fleet_names_the_rank_that_differs(run_here, tmp_path):
+    (tmp_path / "in").mkdir()
+    for rank in range(4):
+        name = "prefetch__default" if rank == 2 else "streams_default"
+        shutil.copy(DATA / f"{name}.pickle.xz", tmp_path / "in" / f"rank{rank}.pickle.xz")
+    assert run_here("export", "in", "--to", "parquet", "-o", "set", "--jobs", "1").returncode == 0
+    done = run_here("fleet", "set")
+    assert (1, "") == (done.returncode, done.stderr)
+    assert "Run in: 4 ranks" in done.stdout and "rank 2: peak of 712.29 MiB, median 22.5 MiB" in done.stdout
+    assert "Not looked at: Stragglers and clocks" in done.stdout
+    run = json.loads(run_here("fleet", "set", "--json").stdout)["runs"][0]
+    assert {2} == {finding["rank"] for finding in run["findings"]}
+
+
+def test_fleet_that_cannot_be_compared_is_not_called_clean(run_here):
+    assert run_here("export", DATA / "streams_default.pickle.xz", "--to", "parquet", "-o", "set").returncode == 0
+    done = run_here("fleet", "set")
+    assert done.returncode == 4
+    assert "Could not tell" in done.stdout and "No rank differs" not in done.stdout
+
+
+def test_fleet_gate_fails_on_growth_alone(run_here):
+    for name in ("streams_default", "prefetch__default"):
+        assert run_here("export", DATA / f"{name}.pickle.xz", "--to", "parquet", "-o", name).returncode == 0
+    gate = ("--against", "streams_default", "--fail-on")
+    assert 1 == run_here("fleet", "prefetch__default", *gate, "peak +2%").returncode
+    assert 0 == run_here("fleet", "prefetch__default", *gate, "peak +1GiB").returncode
+    assert 0 == run_here("fleet", "streams_default", *gate, "peak +0%", "--fail-on", "reserved +0%").returncode
+    for words in ((*gate, "peak 2%"), ("--fail-on", "peak +2%")):
+        done = run_here("fleet", "prefetch__default", *words)
+        assert (2, "") == (done.returncode, done.stdout)
+
+
+def test_fleet_gate_does_not_pass_what_is_not_known(run_here, tmp_path):
+    log = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00:000001,allocate,0x7f0000000000,1024,0x0\n"
+    (tmp_path / "rmm.csv").write_text(log)
+    assert run_here("export", "rmm.csv", "--to", "parquet", "-o", "set").returncode == 0
+    done = run_here("fleet", "set", "--against", "set", "--fail-on", "reserved +2%")
+    assert done.returncode == 2 and "not known in both" in done.stderr
+
+
 def test_several_processes_convert(run_command, run_here, tmp_path):
     for rank in range(3):
         shutil.copy(DATA / "streams_default.pickle.xz", tmp_path / f"rank{rank}.pickle.xz")

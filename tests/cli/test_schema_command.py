@@ -74,7 +74,9 @@ def test_command_prints_a_schema_that_is_one(command, run_here):
     jsonschema.Draft202012Validator.check_schema(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"devices", "diff", "live", "ptx", "query", "sanitize"}))
+@pytest.mark.parametrize(
+    "command", sorted(set(COMMANDS) - {"devices", "diff", "fleet", "live", "ptx", "query", "sanitize"})
+)
 @pytest.mark.parametrize("path", _SNAPSHOTS, ids=lambda path: path.name)
 def test_results_of_snapshots_are_valid(command, path, run_here):
     done = run_here(command, "--json", path)
@@ -117,10 +119,13 @@ def test_result_of_diff_is_valid(trace, run_here):
         _validate("diff", run_here("diff", "--json", *words).stdout)
 
 
-def test_result_of_query_is_valid(run_here, tmp_path):
+def test_results_of_query_and_fleet_are_valid(run_here, tmp_path):
     pytest.importorskip("duckdb", reason="needs DuckDB (cudatool[fleet])")
     assert run_here("export", _SNAPSHOTS[0], "--to", "parquet", "-o", "data").returncode == 0
     question = "SELECT run, rank, peak_active, 1.5, 2.5::DECIMAL(4, 1), true, [1, 2] FROM ranks"
+    done = run_here("fleet", "--json", "data", "--against", "data")
+    assert done.returncode == 4
+    _validate("fleet", done.stdout)
     _validate("query", run_here("query", "--json", "data", question).stdout)
 
 

@@ -1,0 +1,143 @@
+"""``cudatool fleet``: which rank is different, and in what."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cudatool.cli._command import Files, command, option
+from cudatool.cli._text import bytes_or_unknown, counted, echo_json, new_table, plain, print_rest, print_table, results
+from cudatool.fleet.compare import Limit, compare, parse_limit
+from cudatool.fleet.query import MEMORY, opened
+from cudatool.fleet.report import Difference, fleet_report
+from cudatool.progress import step
+from cudatool.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cudatool.fleet.compare import Comparison
+    from cudatool.fleet.report import Finding, RunReport
+
+__all__ = ["fleet"]
+
+_MOST = 20  # rows of a table
+_UNCLEAR = 4  # exit status
+
+
+@command(
+    examples=[
+        ("Which rank is different", "cudatool fleet traces.dataset"),
+        ("A gate for CI", "cudatool fleet new.dataset --against old.dataset --fail-on 'peak +2%'"),
+    ],
+)
+@click.argument("dataset", type=Files(path_type=Path), metavar="DIR")
+@option("--against", type=Files(path_type=Path), metavar="DIR", group="Comparison", help="An older data set.")
+@option(
+    "--fail-on",
+    "limits",
+    multiple=True,
+    metavar="LIMIT",
+    group="Comparison",
+    help='Exit with status 1 if this grew by more: peak, reserved or end, such as "peak +2%" or "reserved +1GiB". '
+    "Needs --against; the differences between ranks then do not count. Can be repeated.",
+)
+@option("--json", "as_json", is_flag=True, group="Output", help='Print JSON ("schema": "cudatool.fleet/1").')
+@option("--memory", default=MEMORY, metavar="SIZE", help=f"What DuckDB may use of the memory. Default: {MEMORY}.")
+def fleet(dataset: Path, against: Path | None, limits: tuple[str, ...], as_json: bool, memory: str) -> None:
+    """Find the ranks of a run that differ from the others, and in what.
+
+    DIR is what `cudatool export --to parquet` wrote. The ranks of a run are compared with each other: memory, sequence
+    of allocations, leaks, blocks that are not freed, fragmentation, time of steps, clocks.
+
+    Exit status: 0 compared, and no rank differs; 1 one does, or a limit of --fail-on is exceeded; 2 it could not be
+    read or compared; 4 no run has ranks that could be compared.
+    """
+
+    if limits and against is None:
+        raise click.UsageError("--fail-on needs --against")
+    wanted = [parse_limit(text) for text in limits]
+    sets = [dataset] if against is None else [dataset, against]
+    with step("cudatool fleet"), opened(*sets, memory=memory) as database:
+        runs = fleet_report(database)
+        compared = None if against is None else compare(database, str(against))
+    if as_json:
+        beside = None if compared is None else compared.as_dict()
+        rows = [run.as_dict() for run in runs]
+        echo_json({"schema": "cudatool.fleet/1", "dataset": str(dataset), "runs": rows, "against": beside})
+    else:
+        console = results()
+        for run in runs:
+            _print_run(console, run)
+        if compared is not None:
+            _print_comparison(console, compared)
+    sys.exit(_status(runs, compared, wanted))
+
+
+def _status(runs: tuple[RunReport, ...], compared: Comparison | None, limits: list[Limit]) -> int:
+    if limits and compared is not None:
+        changes = {change.metric: change for change in compared.metrics}
+        return int(any([limit.is_exceeded(changes[limit.metric]) for limit in limits]))
+    if any(run.findings for run in runs):
+        return 1
+    return 0 if any(run.compared for run in runs) else _UNCLEAR
+
+
+def _print_run(console: Console, run: RunReport) -> None:
+    console.print(f"Run {run.run}: {counted(len(run.ranks), 'rank')}", style="bold", markup=False)
+    if run.missing:
+        console.print(f"no trace of rank {', '.join(map(str, run.missing[:_MOST]))}", markup=False)
+    table = new_table("Rank", "Host", numbers=("Peak", "Beside median", "Reserved", "At the end", "OOM"))
+    for rank in sorted(run.ranks, key=lambda rank: -rank.peak_active)[:_MOST]:
+        above = rank.peak_active - run.median_peak
+        beside = f"{'-' if above < 0 else '+'}{format_bytes(abs(above))}"
+        memory = (format_bytes(rank.peak_active), beside, bytes_or_unknown(rank.peak_reserved))
+        table.add_row(str(rank.rank), plain(rank.host or ""), *memory, format_bytes(rank.end_active), str(rank.ooms))
+    print_table(console, "Memory by rank", table)
+    print_rest(console, len(run.ranks), _MOST, "ranks")
+    if run.findings:
+        console.print("\nDifferent from the other ranks", style="bold")
+        for finding in run.findings[: 3 * _MOST]:
+            console.print(f"rank {finding.rank}: {_described(finding)}", markup=False)
+        print_rest(console, len(run.findings), 3 * _MOST, "differences")
+    elif run.compared:
+        console.print("\nNo rank differs from the others in what was compared.")
+    else:
+        console.print("\nCould not tell: the ranks were not compared.")
+    for sentence in run.not_looked_at:
+        console.print(f"Not looked at: {sentence}", markup=False)
+    console.print()
+
+
+def _described(finding: Finding) -> str:
+    value, usual = finding.value or 0, finding.usual or 0
+    at = f"from allocation {finding.sequence or 0:,} on"
+    return {
+        Difference.OOM: "ran out of memory",
+        Difference.ENDED_EARLY: "its recording ended early",
+        Difference.LEAK: f"{finding.site} leaks {format_bytes(value)}",
+        Difference.LIBRARY: f"{at}, {finding.site} reaches the allocator through other library code",
+        Difference.SIZE: f"{at}, {finding.site} requests {format_bytes(value)}, the others {format_bytes(usual)}",
+        Difference.ORDER: f"{at}, in another order: {finding.site}, where the others have {finding.usual_site}",
+        Difference.CALL_SITE: f"{at}, {finding.site}, where the others have {finding.usual_site}",
+        Difference.NOT_FREED: f"{finding.site} keeps {counted(value, 'block')}, on the others {usual:,}",
+        Difference.FRAGMENTED: f"{format_bytes(value)} reserved but unused, on the others {format_bytes(usual)}",
+        Difference.STRAGGLER: f"steps take {format_time(value)}, on the others {format_time(usual)}",
+        Difference.CLOCK: f"its clock is {format_time(abs(value))} {'behind' if value < 0 else 'ahead'}",
+        Difference.PEAK: f"peak of {format_bytes(value)}, median {format_bytes(usual)}; most of it by {finding.site}",
+    }[finding.difference]
+
+
+def _print_comparison(console: Console, compared: Comparison) -> None:
+    console.print(f"Compared with {compared.against}", style="bold", markup=False)
+    table = new_table("Most of any rank", numbers=("Before", "Now"))
+    for change in compared.metrics:
+        table.add_row(str(change.metric), bytes_or_unknown(change.before), bytes_or_unknown(change.after))
+    console.print(table)
+    table = new_table("Call site", numbers=("Before", "Now"))
+    for site in compared.sites:
+        table.add_row(plain(site.site), format_bytes(site.before), format_bytes(site.after))
+    print_table(console, "At the peak, by call site", table)

@@ -1,0 +1,365 @@
+"""What the ranks of a run have in common, and which rank is different, where and in what.
+
+A rank is compared with the others of its run, never with a fixed number. DuckDB reads the data set; what comes here is
+one row for each rank. The rules, for runs of at least three ranks::
+
+    out of memory, ended early       as recorded
+    leaks                            call sites that `cudatool leaks` finds on less than half of the ranks
+    sequence of allocations          a reference rank is chosen: the one whose checkpoints most others share. If more
+                                     than half of the ranks go its way to their end, each of the others is named with
+                                     its first allocation that differs: the same call site with another size, other
+                                     frames of libraries, the same allocations in another order, or another call site
+    not freed                        more blocks of a call site than any rank with exactly the same allocations
+    peak, fragmentation, step time   far outside of the spread of the others (_far)
+    clock                            steps begin at another time of the world than on the others, always by as much
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.trace.lifetimes import Mask
+
+__all__ = ["Difference", "Finding", "RankMemory", "RunReport", "fleet_report"]
+
+
+class Difference(StrEnum):
+    """In what a rank is different; the likely cause of others comes first."""
+
+    OOM = "out-of-memory"
+    LEAK = "leak"
+    LIBRARY = "library"
+    SIZE = "size"
+    ORDER = "order"
+    CALL_SITE = "call-site"
+    NOT_FREED = "not-freed"
+    FRAGMENTED = "fragmented"
+    STRAGGLER = "straggler"
+    CLOCK = "clock"
+    PEAK = "peak"
+    ENDED_EARLY = "ended-early"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How one rank differs from the others.
+
+    Attributes
+    ----------
+    rank, difference
+        Which rank, and in what.
+    site
+        Call site, empty where there is none to name.
+    usual_site
+        Call site of the other ranks at this place of the sequence.
+    value, usual
+        Of the rank and of the others: bytes; ns for a straggler's step, a clock, and the time since 1970 at
+        which memory ran out; blocks where they are not freed.
+    sequence
+        Number of the first allocation that differs, None if the sequence does not.
+    """
+
+    rank: int
+    difference: Difference
+    site: str = ""
+    usual_site: str = ""
+    value: int | None = None
+    usual: int | None = None
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of one rank's device, in bytes, and how its recording ended."""
+
+    rank: int
+    host: str | None
+    peak_active: int
+    peak_reserved: int | None
+    end_active: int
+    ooms: int
+    ending: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """One run.
+
+    Attributes
+    ----------
+    run, ranks
+        Its name, and its ranks in order.
+    missing
+        Ranks below the recorded number of ranks that have no trace.
+    median_peak
+        Of the peaks of active bytes.
+    compared
+        Whether the ranks could be compared: there are at least three.
+    findings
+        By rank, the likely cause first.
+    not_looked_at
+        What could not be compared, and why; one sentence each.
+    """
+
+    run: str
+    ranks: tuple[RankMemory, ...]
+    missing: tuple[int, ...]
+    median_peak: int
+    compared: bool
+    findings: tuple[Finding, ...]
+    not_looked_at: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+_FEWEST: Final = 3  # ranks: of two that differ, neither is the one that does
+_SPREADS: Final = 6  # of the others' spread (median of the distances to the median)
+_SPREADS_OF_STARTS: Final = 20  # ranks that do not wait for each other begin at times that are not spread evenly
+_LOOK_AHEAD: Final = 256  # allocations in which another order has the same ones
+_ORDER: Final = tuple(Difference)
+_COMPLETE: Final = ("closed", "growing")
+
+_MEMBERS: Final = """
+CREATE TEMP TABLE member AS SELECT * FROM ranks WHERE rank IS NOT NULL AND device IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY run, rank ORDER BY peak_active DESC, events DESC, trace) = 1
+"""
+
+
+def fleet_report(database: Any) -> tuple[RunReport, ...]:
+    """Return a report for each run of a data set, by name.
+
+    Parameters
+    ----------
+    database
+        From :func:`cudatool.fleet.query.opened`.
+    """
+    database.execute(_MEMBERS)
+    runs = [run for (run,) in database.execute("SELECT DISTINCT run FROM ranks ORDER BY run").fetchall()]
+    return tuple(_Run(database, run).report() for run in runs)
+
+
+class _Run:
+    """The comparison of one run's ranks."""
+
+    def __init__(self, database: Any, run: str) -> None:
+        self.database, self.run = database, run
+        self.rows = self.ask("SELECT * FROM member WHERE run = $run ORDER BY rank")
+        self.rank = np.array([row["rank"] for row in self.rows], np.int64)
+        self.unseen: list[str] = []
+
+    def ask(self, question: str, **values: Any) -> list[dict[str, Any]]:
+        result = self.database.execute(question, {"run": self.run, **values})
+        names = [column[0] for column in result.description]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+    def report(self) -> RunReport:
+        compared = len(self.rows) >= _FEWEST
+        found = list(self._ends())
+        self._say_left_out()
+        if compared:
+            for rule in (self._leaks, self._sequences, self._memory, self._steps):
+                found += rule()
+        else:
+            self.unseen.append(f"{len(self.rows)} ranks: differences are looked for among {_FEWEST} or more.")
+        world = max((row["world_size"] or 0 for row in self.rows), default=0)
+        peaks = [row["peak_active"] for row in self.rows]
+        return RunReport(
+            run=self.run,
+            ranks=tuple(RankMemory(**{f: row[f] for f in RankMemory.__dataclass_fields__}) for row in self.rows),
+            missing=tuple(sorted(set(range(world)) - set(self.rank.tolist()))),
+            median_peak=int(np.median(peaks)) if peaks else 0,
+            compared=compared,
+            findings=tuple(sorted(found, key=lambda one: (one.rank, _ORDER.index(one.difference)))),
+            not_looked_at=tuple(self.unseen),
+        )
+
+    def _say_left_out(self) -> None:
+        question = "SELECT count(*) AS n FROM ranks ANTI JOIN member USING (run, trace, device) WHERE run = $run"
+        [others] = self.ask(f"{question} AND rank IS NOT NULL AND device IS NOT NULL")
+        if others["n"]:
+            self.unseen.append(f"{others['n']} more devices or traces of ranks: the one with the largest peak counts.")
+        [alone] = self.ask(f"{question} AND (rank IS NULL OR device IS NULL)")
+        if alone["n"]:
+            self.unseen.append(f"{alone['n']} traces without a rank or without device memory.")
+        if any(row["ending"] not in _COMPLETE or row["notes"] for row in self.rows):
+            self.unseen.append("Some recordings are not complete: `notes` and `ending` in the table ranks say how.")
+
+    def _ends(self) -> Iterator[Finding]:
+        """Yield who ran out of memory and who ended early, in the order in which they did where clocks are known."""
+        for row in self.rows:
+            if row["ooms"]:
+                at = None if row["first_oom_time"] is None else (row["unix_start_ns"] or 0) + row["first_oom_time"]
+                yield Finding(row["rank"], Difference.OOM, value=at)
+            elif row["ending"] not in _COMPLETE:
+                yield Finding(row["rank"], Difference.ENDED_EARLY)
+
+    def _leaks(self) -> Iterator[Finding]:
+        rows = self.ask(
+            "SELECT site, rank, growth, count(*) OVER (PARTITION BY site) AS ranks FROM leaks "
+            "JOIN member USING (run, rank, trace, device) WHERE run = $run AND is_certain ORDER BY growth DESC"
+        )
+        for row in rows:
+            if row["ranks"] * 2 < len(self.rank):
+                yield Finding(row["rank"], Difference.LEAK, row["site"], value=row["growth"], usual=0)
+        if all(row["leak_verdict"] == "could not tell" for row in self.rows):
+            self.unseen.append("Leaks: no steps that repeat were found on any rank.")
+
+    def _sequences(self) -> Iterator[Finding]:
+        """Yield where each rank's allocations leave those of the others, and what is not freed where they do not."""
+        scores = self.ask(
+            "WITH own AS (FROM checkpoints SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run), "
+            "shared AS (SELECT *, count(*) OVER (PARTITION BY sequence, full_hash) AS others FROM own) "
+            "SELECT rank, trace, device, sum(others - 1) AS score, max(sequence) AS last, "
+            "arg_max(full_hash, sequence) AS hash FROM shared GROUP BY ALL ORDER BY score DESC, rank"
+        )
+        if not scores or not scores[0]["last"]:
+            self.unseen.append("The sequence of allocations: none was recorded.")
+            return
+        reference = scores[0]
+        same = [row for row in scores if (row["last"], row["hash"]) == (reference["last"], reference["hash"])]
+        first = self._first_differences(reference) if len(same) < len(scores) else {}
+        if 2 * len(first) >= len(scores):
+            at = min(first.values())
+            self.unseen.append(f"The sequence of allocations: from number {at:,} on, no majority of ranks shares one.")
+            return
+        for rank, at in sorted(first.items()):
+            yield self._divergence(rank, at, reference)
+        if len(same) >= _FEWEST:
+            yield from self._not_freed([row["rank"] for row in same])
+        else:
+            self.unseen.append("Blocks that are not freed: the ranks do not end at the same allocation.")
+
+    def _first_differences(self, reference: dict[str, Any]) -> dict[int, int]:
+        rows = self.ask(
+            "WITH usual AS (SELECT sequence, full_hash FROM allocations "
+            "WHERE run = $run AND rank = $rank AND trace = $trace AND device = $device AND sequence IS NOT NULL) "
+            "SELECT a.rank, min(a.sequence) AS at FROM allocations a JOIN usual USING (sequence) "
+            "SEMI JOIN member m ON (m.run, m.rank, m.trace, m.device) = (a.run, a.rank, a.trace, a.device) "
+            "WHERE a.run = $run AND a.full_hash <> usual.full_hash GROUP BY a.rank",
+            **{name: reference[name] for name in ("rank", "trace", "device")},
+        )
+        return {row["rank"]: row["at"] for row in rows}
+
+    def _divergence(self, rank: int, at: int, reference: dict[str, Any]) -> Finding:
+        def following(rank: int) -> list[dict[str, Any]]:
+            return self.ask(
+                "SELECT site, requested, own_hash FROM allocations SEMI JOIN member USING (run, rank, trace, device) "
+                "WHERE run = $run AND rank = $rank AND sequence BETWEEN $at AND $last ORDER BY sequence",
+                rank=rank,
+                at=at,
+                last=at + _LOOK_AHEAD - 1,
+            )
+
+        own, usual = following(rank), following(reference["rank"])
+        one, other = own[0], usual[0]
+        facts = (one["site"], other["site"], one["requested"], other["requested"], at)
+        if one["own_hash"] == other["own_hash"]:
+            return Finding(rank, Difference.LIBRARY, *facts)
+        hashes = [sorted(row["own_hash"] for row in rows) for rows in (own, usual)]
+        if hashes[0] == hashes[1]:
+            return Finding(rank, Difference.ORDER, *facts)
+        return Finding(rank, Difference.SIZE if one["site"] == other["site"] else Difference.CALL_SITE, *facts)
+
+    def _not_freed(self, ranks: list[int]) -> Iterator[Finding]:
+        """Yield call sites of which one rank keeps more blocks, among ranks that allocate exactly the same."""
+        rows = self.ask(
+            "WITH own AS (SELECT rank, site, sum(never_freed) AS kept FROM sites "
+            "SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND rank IN (FROM unnest($ranks)) "
+            "GROUP BY ALL) SELECT *, median(kept) OVER (PARTITION BY site) AS usual FROM own QUALIFY kept > usual "
+            "ORDER BY kept - usual DESC",
+            ranks=ranks,
+        )
+        of_site: dict[str, int] = {}
+        for row in rows:
+            of_site[row["site"]] = of_site.get(row["site"], 0) + 1
+        for row in rows:
+            if of_site[row["site"]] * 2 < len(ranks):
+                yield Finding(
+                    row["rank"], Difference.NOT_FREED, row["site"], value=int(row["kept"]), usual=int(row["usual"])
+                )
+
+    def _memory(self) -> Iterator[Finding]:
+        peak = np.array([row["peak_active"] for row in self.rows], np.int64)
+        for i in np.flatnonzero(_far(peak, 0.05)).tolist():
+            yield Finding(
+                self.rows[i]["rank"],
+                Difference.PEAK,
+                self._larger_site(i),
+                value=int(peak[i]),
+                usual=int(np.median(peak)),
+            )
+        reserved = [row["peak_reserved"] for row in self.rows]
+        if any(value is None for value in reserved):
+            self.unseen.append("Fragmentation: not every recording has reserved memory.")
+            return
+        unused = np.array(reserved, np.int64) - peak
+        scale = float(np.median(np.array(reserved, np.int64)))
+        for i in np.flatnonzero(_far(unused, 0.1, scale)).tolist():
+            yield Finding(
+                self.rows[i]["rank"], Difference.FRAGMENTED, value=int(unused[i]), usual=int(np.median(unused))
+            )
+
+    def _larger_site(self, place: int) -> str:
+        """Return the call site whose share of the peak is most above the median of all ranks."""
+        rows = self.ask(
+            "WITH own AS (SELECT rank, site, sum(peak_bytes) AS bytes FROM sites "
+            "SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run GROUP BY ALL), "
+            "usual AS (SELECT site, CASE WHEN count(*) * 2 > $ranks THEN median(bytes) ELSE 0 END AS bytes FROM own "
+            "GROUP BY site) "
+            "SELECT site FROM own JOIN usual USING (site) WHERE rank = $rank "
+            "ORDER BY own.bytes - usual.bytes DESC LIMIT 1",
+            rank=int(self.rank[place]),
+            ranks=len(self.rank),
+        )
+        return rows[0]["site"] if rows else ""
+
+    def _steps(self) -> Iterator[Finding]:
+        """Yield stragglers, and clocks that are not the others'."""
+        if not all(row["steps_marked"] and row["steps"] for row in self.rows):
+            self.unseen.append("Stragglers and clocks: not every rank has named steps; wrap them in cudatool.range.")
+            return
+        rows = self.ask(
+            "WITH own AS (SELECT rank, step, end_time - start_time AS took, unix_start_ns + start_time AS began "
+            "FROM steps JOIN member USING (run, rank, trace, device) WHERE run = $run AND end_time IS NOT NULL), "
+            "usual AS (SELECT step, median(took) AS took, median(began) AS began FROM own GROUP BY step "
+            "HAVING count(*) = $ranks) "
+            "SELECT rank, median(own.took / greatest(usual.took, 1)) AS ratio, median(own.took) AS took, "
+            "median(own.began - usual.began) AS shift, "
+            "max(own.began - usual.began) - min(own.began - usual.began) AS drift, median(usual.took) AS usual "
+            "FROM own JOIN usual USING (step) GROUP BY rank ORDER BY rank",
+            ranks=len(self.rank),
+        )
+        if len(rows) < len(self.rank):
+            self.unseen.append("Stragglers and clocks: the ranks have no step in common that ended.")
+            return
+        ratio = np.array([row["ratio"] for row in rows])
+        for i in np.flatnonzero(_far(ratio, 0.1)).tolist():
+            yield Finding(
+                rows[i]["rank"], Difference.STRAGGLER, value=int(rows[i]["took"]), usual=int(rows[i]["usual"])
+            )
+        if any(row["shift"] is None for row in rows):
+            self.unseen.append("Clocks: not every recording has the time of the world.")
+            return
+        shift = np.array([row["shift"] for row in rows], np.float64)
+        far = _far(shift, 0.0, spreads=_SPREADS_OF_STARTS) | _far(-shift, 0.0, spreads=_SPREADS_OF_STARTS)
+        for i in np.flatnonzero(far).tolist():
+            row = rows[i]  # ranks may begin at different times, but not by more than a step where they wait for others
+            if abs(row["shift"]) > max(row["usual"], 1e8) and row["drift"] < abs(row["shift"]) / 4:
+                yield Finding(row["rank"], Difference.CLOCK, value=int(row["shift"]), usual=0)
+        self.unseen.append("Which rank waits for which in a collective.")
+
+
+def _far(values: Any, share: float, scale: float | None = None, spreads: int = _SPREADS) -> Mask:
+    """Return which values are above the others: by `share` of the median (or `scale`), and six of their spreads."""
+    middle = float(np.median(values))
+    distance = values - middle
+    spread = float(np.median(np.abs(distance)))
+    result: Mask = distance > max(share * (abs(middle) if scale is None else scale), spreads * spread)
+    return result
