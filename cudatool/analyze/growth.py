@@ -114,6 +114,7 @@ def floors(site: Ints, size: Ints, start: Ints, freed: Ints, bounds: Ints, sites
     np.add.at(change, (site, np.searchsorted(bounds, start, side="right")), size)
     np.subtract.at(change, (site, np.searchsorted(bounds, freed, side="right")), size)
     result: Ints = np.cumsum(change[:, :windows], axis=1)  # held when the window begins
+    del change
     parts = min(max(-(-len(start) // _MOST_BLOCKS), 1), max(windows, 1))
     begins = result.copy()
     for some in np.array_split(np.arange(windows), parts):

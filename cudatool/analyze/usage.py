@@ -81,7 +81,7 @@ def _usage(
     levels: list[list[Any]] = [
         column.tolist()
         for rows, key in ((blocks, block_key), (segments, segment_key))
-        for column in _now_and_peak(rows, np.searchsorted(keys, key), len(keys), index)
+        for column in _now_and_peak(rows, np.searchsorted(keys, key).astype(np.int32), len(keys), index)
     ]
     if not len(segments):
         levels[2:] = [[None] * len(keys)] * 2

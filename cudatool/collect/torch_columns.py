@@ -74,6 +74,10 @@ class EventColumns:
         chosen._count = len(np.arange(self._count)[rows])
         return chosen
 
+    def drop(self, key: str) -> None:
+        """Forget a column that is not needed any more: each takes 8 bytes for an event."""
+        self._cells.pop(key, None)
+
     def numbers(self, key: str, what: str, most: int, *, default: int | None = 0) -> npt.NDArray[np.uint64]:
         """Return a column of integers from 0 to below `most`.
 

@@ -50,6 +50,7 @@ _SINGLE_FREE, _ABSENT = 256, 257
 _FIELDS: Final = frozenset(
     ("action", "addr", "size", "stream", "time_us", "frames", "user_metadata", "pool_id", "device_free")
 )
+_IN_RECORDS: Final = ("action", "addr", "size", "stream", "time_us", "frames", "user_metadata")
 _OWN: Final = _FIELDS | {WHOLE_EVENT}
 _OF_FRAMES: Final = frozenset(("filename", "name", "line"))
 _READ: Final = frozenset(("segments", "device_traces", "allocator_settings"))
@@ -299,7 +300,8 @@ class _Reader:
     ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
         """Return events of known kinds as records, and their other facts.
 
-        Block sizes follow from the request by PyTorch's rounding rules.
+        `entries` loses the columns that the records have then. Block sizes follow from the request by PyTorch's
+        rounding rules.
         """
         settings = self.settings
         records = np.zeros(len(entries), RECORD)
@@ -319,6 +321,8 @@ class _Reader:
         records["stack"] = entries.mapped("frames", lambda frames: self._stack(frames or ()), absent=0)
         records["name"] = entries.mapped("user_metadata", lambda text: self._name(text or ""), absent=0)
 
+        for key in _IN_RECORDS:  # before the largest temporary columns are made
+            entries.drop(key)
         blocks = np.isin(records["kind"], BLOCK_KINDS)
         records["aux0"][blocks] = records["size"][blocks]
         sizes = records["size"][blocks].astype(np.int64)

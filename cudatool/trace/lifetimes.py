@@ -110,20 +110,33 @@ def peaks(rows: Lifetimes, group: Ints, count: int) -> Ints:
     most = np.zeros(count, np.int64)
     if len(rows):
         order = np.argsort(group, kind="stable")
-        group = group[order]
-        # One sweep for all groups: the time of each begins after the end of the one before.
-        begin = group * (int(rows.end.max()) + 1)
-        held = _held(rows.size[order], begin + rows.start[order], begin + rows.end[order])
-        first = np.flatnonzero(np.diff(group, prepend=-1))
-        most[group[first]] = np.maximum.reduceat(held, first)
+        # One sweep for all groups: the time of each begins after the end of the one before. There may be millions of
+        # rows: no column stays longer than it is needed.
+        begin = group[order].astype(np.int64)
+        first = np.flatnonzero(np.diff(begin, prepend=-1))
+        found = begin[first]
+        begin *= int(rows.end.max()) + 1
+        start = rows.start[order]
+        start += begin
+        begin += rows.end[order]
+        size = rows.size[order]
+        del order
+        most[found] = np.maximum.reduceat(_held(size, start, begin), first)
     return np.maximum(most, 0)
 
 
 def _held(size: Ints, start: Ints, end: Ints) -> Ints:
     order = np.argsort(end)
-    gone = np.append(0, np.cumsum(size[order]))
+    gone = np.zeros(len(end) + 1, np.int64)
+    np.cumsum(size[order], out=gone[1:])
+    ended = end[order]
+    del order  # a column of millions of rows, as the others are
+    before = np.searchsorted(ended, start, side="right")
+    del ended
+    np.take(gone, before, out=before, mode="clip")  # all are in range; the mode "raise" makes a copy
+    del gone
     held: Ints = np.cumsum(size)
-    held -= gone[np.searchsorted(end[order], start, side="right")]
+    held -= before
     return held
 
 

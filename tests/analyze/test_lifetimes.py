@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from records import BASE, alloc, free, freed, of_segment, trace
 
 from cudatool import analyze
 from cudatool.trace.events import RECORD, Kind
-from cudatool.trace.lifetimes import peaks
+from cudatool.trace.lifetimes import Lifetimes, peaks
 from cudatool.trace.model import Trace
 
 
@@ -36,6 +38,24 @@ def test_peaks_of_groups_equal_those_of_each_alone(made: list[tuple[int, int, in
     alone = [rows[group == one] for one in range(4)]
     at = [[own.size[(own.start <= now) & (now < own.end)].sum() for now in range(60)] for own in alone]
     assert [max(levels) for levels in at] == peaks(rows, group, 4).tolist()
+
+
+def test_peaks_of_groups_take_few_columns() -> None:
+    """A recording may have millions of blocks: each column of numbers that is kept for a while counts."""
+    count = 100_000
+    start = np.arange(count)
+    same = np.ones(count, np.int64)
+    none = np.zeros(count, np.bool_)
+    rows = Lifetimes(same, same, same, start, start + 5, start + 5, same, same, same, same, none, none)
+    group = (start % 3).astype(np.int32)
+    tracemalloc.start()
+    try:
+        found = peaks(rows, group, 3)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [2, 2, 2] == found.tolist()
+    assert most < 6.5 * 8 * count
 
 
 def test_an_address_used_again_is_another_block() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from recordings import HERE, SHARED, all_of_them, read, report_of
 from snapshot_files import dump, event, plain, segment, stats_of
 
 from cudatool import analyze
-from cudatool.collect import torch_snapshot
+from cudatool.collect import plain_pickle, torch_snapshot
+from cudatool.collect.torch_columns import EventColumns
 from cudatool.errors import OutputError, SnapshotFormatError
 from cudatool.export import torch_pickle
+from cudatool.memory.rounding import round_sizes
+from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.model import Frame
 
@@ -287,3 +291,26 @@ def test_annotations_of_another_form_are_kept_and_said(tmp_path: Path) -> None:
     assert "5 annotations of an unknown form kept, but not shown" == snapshot.notes[0]
     assert [1, 1] == [len(snapshot.of_kind(kind)) for kind in (Kind.RANGE_PUSH, Kind.RANGE_POP)]
     assert good + odd == snapshot.more["external_annotations"]
+
+
+def test_columns_of_a_ring_are_released_while_its_records_are_made(tmp_path: Path) -> None:
+    """A ring may have millions of events. A column of the file takes 8 bytes for each, beside a record of 64."""
+    ring = [event("alloc", BASE, 512, stream=0, time_us=1, frames=[]), event("free_completed", BASE, 512, time_us=2)]
+    path = dump({"segments": [], "device_traces": [ring]}, tmp_path / "ring.pickle")
+    data, rows = plain_pickle.load_rows(path, "action")
+    columns = EventColumns.of(data["device_traces"][0], rows)
+    records, _ = torch_snapshot._Reader(data)._events(columns, 0)
+    assert [512, 512] == records["size"].tolist()
+    assert not [key for key in ("action", "addr", "size", "stream", "time_us", "frames") if columns.has(key)]
+
+
+def test_rounding_a_column_of_sizes_takes_few_others() -> None:
+    sizes = np.arange(100_000, dtype=np.int64) % 7 * 1000 + 1
+    tracemalloc.start()
+    try:
+        found = round_sizes(sizes, Settings())
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [512, 1024, 2048] == found[:3].tolist()
+    assert most < 2.5 * sizes.nbytes
