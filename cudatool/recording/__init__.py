@@ -40,6 +40,7 @@ __all__ = [
     "living",
     "narrow",
     "observing",
+    "paused",
     "present_header",
     "record",
     "release_caches",
@@ -126,7 +127,7 @@ def record(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape, level=level
     ) as header:
         run = {"run": os.urandom(8).hex()} if children else {}
-        with _paused():  # what other threads do now would be neither in what lives nor among the events
+        with paused():  # what other threads do now would be neither in what lives nor among the events
             before, facts = living()
             recorder = Recorder(path, header=header | facts | run | job_facts(), force=force)
             for event in before:
@@ -202,7 +203,7 @@ def sources(
 
 
 @contextmanager
-def _paused() -> Iterator[None]:
+def paused() -> Iterator[None]:
     """Let other threads wait that take memory, or give it back: of the caching allocator and of the software driver."""
     allocator, choice = _allocator(), _driver.chosen()
     with ExitStack() as held:

@@ -189,13 +189,14 @@ class Armed:
         _armed.discard(self)
 
     def _start(self) -> None:
-        for event in recording.living()[0]:
-            self._ring(event)
+        with recording.paused():  # what other threads do now would be neither in what lives nor among the events
+            for event in recording.living()[0]:
+                self._ring(event)
+                if self.watch is not None:
+                    self.watch(event)
+            hooks.subscribe(self._ring)
             if self.watch is not None:
-                self.watch(event)
-        hooks.subscribe(self._ring)
-        if self.watch is not None:
-            hooks.subscribe(self.watch)
+                hooks.subscribe(self.watch)
         if self._report is not None:
             self._report.start()
         is_main = threading.current_thread() is threading.main_thread()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cudatool.analyze import blocks
 from cudatool.errors import UsageError
 from cudatool.recording.triggers import Condition, Metric, RangeOf, Reason, Watch
 from cudatool.trace.events import Event, Kind
@@ -99,6 +100,31 @@ def test_memory_that_was_held_before_arming_counts(tmp_path):
     done = _run(tmp_path, "hog(); hog()\narmed = ct.arm(when='allocated > 20%')\nhog()\narmed.close()")
     assert done.returncode == 0, done.stderr
     assert _reasons(tmp_path) == ["condition"]
+
+
+def test_no_free_is_lost_while_a_process_is_armed(tmp_path):
+    """Another thread frees at the worst moment: it has to wait until its free is seen."""
+    program = """
+import threading
+from cudatool import recording
+hog()
+living, others = recording.living, []
+def living_and_then_a_free():
+    found = living()
+    others.append(threading.Thread(target=kept.clear))
+    others[0].start(); others[0].join(0.5)
+    return found
+recording.living = living_and_then_a_free
+with ct.arm() as armed:
+    others[0].join()
+    hog(1 << 20)
+    ct.trigger()
+"""
+    done = _run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("job.*.ctrace")
+    held = blocks(read(path))
+    assert [1 << 20] == held.size[held.freed == len(read(path).records)].tolist()
 
 
 def test_recorded_process_that_is_armed_too_leaves_one_report(tmp_path):
