@@ -104,7 +104,9 @@ def _said(error: Exception) -> str:
 
 def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None) -> None:
     if next(dataset.glob(f"run=*/rank=*/trace=*/{PART}"), None) is None:
-        raise UsageError(f"{dataset} is no data set; make one with `cudatool export TRACES --to parquet -o {dataset}`")
+        has_files = dataset.is_dir() and any(dataset.iterdir())
+        example = f"{dataset} --to parquet -o DATASET" if has_files else f"TRACES --to parquet -o {dataset}"
+        raise UsageError(f"{dataset} is no data set; make one with `cudatool export {example}`")
     folder = _pattern(dataset)
     for table in TABLES:
         if tables is None or table in tables.lower() or "show" in tables.lower():

@@ -142,6 +142,18 @@ def test_a_half_written_part_does_not_count(tmp_path: Path, monkeypatch: pytest.
     assert [] == list(dataset.glob(".part-*"))
 
 
+@pytest.mark.parametrize(
+    ("names", "says"), [((), "TRACES --to parquet -o {0}`"), (("a",), "{0} --to parquet -o DATASET`")]
+)
+def test_folder_that_is_no_data_set_is_refused_with_the_command_that_makes_one(
+    tmp_path: Path, names: tuple[str, ...], says: str
+) -> None:
+    copies(tmp_path, *names)
+    with pytest.raises(UsageError) as raised, opened(tmp_path):
+        pass
+    assert str(raised.value).endswith(says.format(tmp_path))
+
+
 def test_a_bad_input_costs_only_itself(tmp_path: Path) -> None:
     paths = copies(tmp_path, "bad", "rank1")
     broken = tmp_path / "rank2.ctrace"
