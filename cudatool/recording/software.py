@@ -47,7 +47,8 @@ def driver(
     def tell_tape(event: Event) -> None:
         """Turn the host writes that a program declares into operations that a replay can move."""
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
-            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
+            is_done = bool(event.flags & AccessFlag.NOTICED)
+            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1), is_done=is_done)
 
     # An allocator must not be called from within its own operations; finalizers free, and their exceptions are ignored.
     signals.keep_out_of(*vars(CachingAllocator).values(), *vars(UncachedAllocator).values())

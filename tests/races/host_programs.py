@@ -826,6 +826,13 @@ ONCE_DIFFERENT: list[list[Step]] = [
         Step("ask_stream", (3,)),
         Step("ask_stream", (3,)),
     ],
+    # What the host wrote is noticed at the call that fills that memory next; a tape keeps it.
+    [
+        Step("runtime", (3, ("get", "d0", "p0", 0, 4096))),
+        Step("write", ("p0", 1024, 512, 133)),
+        Step("batch", (2, [("p0", "d0", 0), ("d1", "p1", 0)], 2)),
+        Step("work", (3, ("set", "p0", 4096, 4096))),
+    ],
 ]
 
 

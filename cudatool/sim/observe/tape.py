@@ -256,8 +256,8 @@ class Tape:
             memory.look(address, size)
             memory.written(address, np.full(size, value, np.uint8))
 
-    def host_writes(self, address: int, size: int, stride: int, rows: int) -> None:
-        """The host says that it writes these rows, just now: what, is seen at the next call."""
+    def host_writes(self, address: int, size: int, stride: int, rows: int, *, is_done: bool = False) -> None:
+        """The host writes these rows, just now: what, is seen at the next call, or at once if it is done already."""
         entry = TapeEntry(0, 0, "host_write", "host access")
         self.entries.append(entry)
         for row in range(address, address + rows * stride, stride) if rows > 1 else (address,):
@@ -265,6 +265,8 @@ class Tape:
             if memory is not None and row + size <= memory.address + memory.size and self._keep(size):
                 memory.look(row, size)
                 self._pending.append((entry, memory, row, size))
+        if is_done:
+            self._flush()  # the call that noticed it may fill the memory itself
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
