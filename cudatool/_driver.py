@@ -151,7 +151,7 @@ def initialize() -> Choice:
         with _lock:
             if _choice is None:
                 _choice = _initialize()
-                _tell_children()
+                _pass_device_to_children()
                 if _choice.machine is not None:
                     AfterImport("triton.backends", _serve_triton).start()
     return _choice
@@ -161,7 +161,7 @@ def _serve_triton(_: object) -> None:
     import_module("cudatool.triton_driver").install()  # by name: it stands above this module
 
 
-def _tell_children() -> None:
+def _pass_device_to_children() -> None:
     """Let the processes that this one starts use the device that was asked for."""
     if _spec is None:
         return  # they have the environment that this one has

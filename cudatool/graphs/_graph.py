@@ -258,7 +258,7 @@ class CUDAGraph(Owner):
         if self._drawing:
             self._prepare_generators(stream)
         self._last_stream = stream
-        correlation = hooks.begin() if hooks.active and not hooks.tells_graphs else 0
+        correlation = hooks.begin() if hooks.active and not hooks.reports_graphs else 0
         try:
             status = call_on(self._device, call, entry("cuGraphLaunch"), self._executable, stream.native)
         finally:
@@ -413,7 +413,7 @@ def _operation() -> AbstractContextManager[int]:
 
     A source of driver calls that knows the nodes of graphs reports these calls itself.
     """
-    return nullcontext(0) if hooks.tells_graphs else operation()
+    return nullcontext(0) if hooks.reports_graphs else operation()
 
 
 def _refuse_in_capture(stream: Stream) -> None:

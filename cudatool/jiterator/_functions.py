@@ -11,7 +11,7 @@ from cudatool.errors import UsageError
 from cudatool.ops._pointwise import Pointwise, common_device
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.dtypes import is_number, require_int
-from cudatool.runtime.traced_calls import tell_call, traced
+from cudatool.runtime.traced_calls import record_call, traced
 from cudatool.trace import hooks
 
 __all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn"]
@@ -78,7 +78,7 @@ class JitFunction:
     def __call__(self, *tensors: DeviceArray, **numbers: Any) -> Any:
         """Return the result, or a tuple of the results."""
         if hooks.active:
-            return tell_call("cudatool.jiterator.JitFunction.__call__", self._run, tensors, numbers)
+            return record_call("cudatool.jiterator.JitFunction.__call__", self._run, tensors, numbers)
         return self._run(*tensors, **numbers)
 
     def _run(self, *tensors: DeviceArray, **numbers: Any) -> Any:

@@ -139,7 +139,7 @@ class CachingAllocator:
             except Exception:
                 _log.exception("out-of-memory observer %r failed", observer)
         try:
-            observers.tell(self.device, out_of_memory.wanted, out_of_memory.allowed, out_of_memory.free)
+            observers.notify(self.device, out_of_memory.wanted, out_of_memory.allowed, out_of_memory.free)
             raise out_of_memory
         finally:
             del out_of_memory  # else it and this frame would keep each other, and the caller's arrays, alive

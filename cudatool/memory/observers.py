@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["OutOfMemoryObserver", "add", "remove", "tell"]
+__all__ = ["OutOfMemoryObserver", "add", "notify", "remove"]
 
 OutOfMemoryObserver = Callable[[int, int, int, int], None]
 """Called before an out-of-memory error with device, bytes of the segment asked for, bytes allowed, bytes free."""
@@ -33,7 +33,7 @@ def remove(observer: OutOfMemoryObserver) -> None:
     _observers = tuple(one for one in _observers if one != observer)
 
 
-def tell(device: int, wanted: int, allowed: int, free: int) -> None:
+def notify(device: int, wanted: int, allowed: int, free: int) -> None:
     """Call all observers: a request of `wanted` bytes has failed, and its error is about to be raised."""
     for observer in _observers:
         observer(device, wanted, allowed, free)

@@ -257,7 +257,7 @@ class UncachedAllocator:
         except OutOfMemoryError as error:
             if hooks.active:
                 hooks.emit(Kind.OOM, device=self._device, size=size, flags=FREE_UNKNOWN)
-            observers.tell(self._device, error.wanted or size, error.allowed, error.free)
+            observers.notify(self._device, error.wanted or size, error.allowed, error.free)
             raise
         if hooks.active:
             hooks.emit(Kind.MEM_ALLOC, device=self._device, address=address, size=size, name=self._allocator.name)

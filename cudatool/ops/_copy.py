@@ -44,9 +44,10 @@ def copy(target: Layout, source: Layout, stream: Stream) -> None:
     elif not {target.dtype, source.dtype} <= NUMBER_TYPES.keys():
         raise UsageError(f"cannot cast {source.dtype} to {target.dtype} on the device; copy by way of the host")
     to, from_ = (DeviceArray(layout, None, stream.device_index) for layout in (target, source))
-    with contextlib.ExitStack() as told:
+    with contextlib.ExitStack() as annotations:
         if hooks.wants_accesses and not hooks.measures_accesses:
-            told.enter_context(annotate([from_], [to]))  # PTX does not say that it touches all elements and no others
+            # PTX does not say that it touches all elements and no others.
+            annotations.enter_context(annotate([from_], [to]))
         _copy.launch([to], [from_], {}, Types(source.dtype, target.dtype), stream)
 
 

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 
 from cudatool import _driver
 from cudatool.errors import MissingImplementationError, UsageError
-from cudatool.runtime.traced_calls import tell_call
+from cudatool.runtime.traced_calls import record_call
 from cudatool.trace import hooks
 
 __all__ = ["KINDS", "Handler", "Op", "layer", "op", "registered"]
@@ -103,7 +103,7 @@ class Op:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.active:
-            return tell_call(self.name, self.redispatch, args, kwargs)
+            return record_call(self.name, self.redispatch, args, kwargs)
         if _layers.stack:
             return self.redispatch(*args, **kwargs)
         return (self._chosen or self._choose())(*args, **kwargs)  # as redispatch, whose call would cost more than this

@@ -199,7 +199,7 @@ def sources(
             yield header
     finally:
         _observing = None
-        hooks.wants_accesses = hooks.measures_accesses = hooks.tells_graphs = False
+        hooks.wants_accesses = hooks.measures_accesses = hooks.reports_graphs = False
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def recorded(settings: Settings, recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         if os.getpid() == _first:
-            _tell(journal, recorder)
+            _record_children(journal, recorder)
             _settings = None
             _restore(before)
         file.close()
@@ -131,7 +131,7 @@ def _restore(before: str | None) -> None:
         os.environ[child.VARIABLE] = before
 
 
-def _tell(journal: Journal, recorder: Recorder) -> None:
+def _record_children(journal: Journal, recorder: Recorder) -> None:
     """Record what the processes have noted."""
     notes = journal.notes()
     imported = sorted({note.text for note in notes if note.what == IMPORTED})

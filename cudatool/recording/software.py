@@ -44,7 +44,7 @@ def driver(
         raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
     exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
 
-    def tell_tape(event: Event) -> None:
+    def record_host_write(event: Event) -> None:
         """Turn the host writes that a program declares into operations that a replay can move."""
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
             is_done = bool(event.flags & AccessFlag.NOTICED)
@@ -57,10 +57,10 @@ def driver(
         machine.check(checks)
     collector = SimDriverCollector(machine)
     sim.subscribe(collector)
-    hooks.tells_graphs = True
+    hooks.reports_graphs = True
     if tape is not None:
         tape.start(machine)
-        hooks.subscribe(tell_tape)
+        hooks.subscribe(record_host_write)
     if collector.blocks is not None:
         hooks.subscribe(collector.blocks)
         drain()  # what is pending may use blocks that were given back
@@ -70,7 +70,7 @@ def driver(
             yield
     finally:
         if tape is not None:
-            hooks.unsubscribe(tell_tape)
+            hooks.unsubscribe(record_host_write)
             tape.stop()
         if collector.blocks is not None:
             hooks.unsubscribe(collector.blocks)

@@ -42,29 +42,29 @@ def enqueue(function: Callable[[], object], stream: Stream, accesses: Callable[[
     """Let the stream call `function`; the caller has opened an operation and made the stream's device current.
 
     `function` must not use the driver. What it raises is logged. If it is captured, `accesses` is asked what it
-    touches, which is told at each launch of the graph.
+    touches, which is reported at each launch of the graph.
     """
     handle, key = stream.core.handle, next(_keys)
     driver = calls.driver
     if is_capturing(stream):
-        _captured[key] = _telling(function, accesses(), stream.device_index)
+        _captured[key] = _reporting(function, accesses(), stream.device_index)
         _let_graph_keep(check(driver.cuStreamGetCaptureInfo(handle))[2], key)
     else:
         _once[key] = function
     check(driver.cuLaunchHostFunc(handle, address, key))
 
 
-def _telling(function: Callable[[], object], accesses: Sequence[_Access], device: int) -> Callable[[], object]:
-    """Return a function that tells, for the node of the graph that calls it, what is touched."""
+def _reporting(function: Callable[[], object], accesses: Sequence[_Access], device: int) -> Callable[[], object]:
+    """Return `function` with a report, for the node of the graph that calls it, of what it touches."""
 
-    def call_and_tell() -> None:
+    def call_and_report() -> None:
         function()
         correlation, node = hooks.running_function()
         if correlation and hooks.active:
             for parts, mode in accesses:
                 emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation, stream=node)
 
-    return call_and_tell
+    return call_and_report
 
 
 def _let_graph_keep(graph: object, key: int) -> None:

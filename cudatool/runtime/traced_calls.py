@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
-__all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "tell_call", "traced"]
+__all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "record_call", "traced"]
 
 PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
@@ -56,14 +56,14 @@ _open = _Depth()
 
 
 def traced(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let each call of `function` be told by one :data:`~cudatool.trace.events.Kind.CALL`, when it ends."""
+    """Record each call of `function` as one :data:`~cudatool.trace.events.Kind.CALL`, when it ends."""
     name = public_name(function)
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not hooks.active:
             return function(*args, **kwargs)
-        return tell_call(name, function, args, kwargs)
+        return record_call(name, function, args, kwargs)
 
     # So that it is found, and pickled, as what programs see.
     call.__module__ = name.removesuffix(f".{call.__qualname__}")
@@ -71,8 +71,8 @@ def traced(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-def tell_call(name: str, function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _R:
-    """Call `function` and tell it as a call of the public function `name`."""
+def record_call(name: str, function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _R:
+    """Call `function` and record it as a call of the public function `name`."""
     start, depth = monotonic_ns(), _open.calls
     _open.calls = depth + 1
     try:

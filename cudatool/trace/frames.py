@@ -142,19 +142,19 @@ def call_sites(stacks: Sequence[Sequence[Frame]]) -> list[str]:
 
 
 def _told_apart(word: str, stacks: list[tuple[Frame, ...]]) -> list[str]:
-    """Return `word` with what tells the stacks apart: the innermost frame that not all have, else a number."""
+    """Return `word` with what distinguishes the stacks: the innermost frame that not all have, else a number."""
     if len(stacks) == 1:
         return [word]
     spelled = [[_words(frame) for frame in stack] for stack in stacks]
     common = set.intersection(*(set(frames) for frames in spelled))
-    told = [
+    texts = [
         f"{word}, from {place}" if (place := next((one for one in frames if one not in common), "")) else word
         for frames in spelled
     ]
     result = []
-    for number, text in enumerate(told):
-        again = told[:number].count(text)
-        result.append(f"{text} #{again + 1}" if again or told.count(text) > 1 else text)
+    for number, text in enumerate(texts):
+        again = texts[:number].count(text)
+        result.append(f"{text} #{again + 1}" if again or texts.count(text) > 1 else text)
     return result
 
 

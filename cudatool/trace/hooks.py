@@ -65,13 +65,13 @@ __all__ = [
     "native_threads",
     "new_correlation",
     "new_correlations",
+    "reports_graphs",
     "reset",
     "running_function",
     "stream_id",
     "stream_ids",
     "strict",
     "subscribe",
-    "tells_graphs",
     "thread_id",
     "thread_name",
     "unsubscribe",
@@ -87,9 +87,9 @@ wants_accesses: bool = False
 """Whether what operations and the host access is to be recorded."""
 
 measures_accesses: bool = False
-"""Whether the device itself tells what its operations access, so that it need not be inferred."""
+"""Whether the device itself reports what its operations access, so that it need not be inferred."""
 
-tells_graphs: bool = False
+reports_graphs: bool = False
 """Whether a source of driver calls reports graphs and their nodes, also of those that our runtime makes."""
 
 strict: bool = False
@@ -109,7 +109,7 @@ _log = logging.getLogger("cudatool.trace")
 _thread_counter = itertools.count(1)
 _thread_names = {0: "(thread not known)"}
 _native_threads: dict[int, int] = {}  # the system's number of a thread -> id
-_unclaimed: dict[int, int] = {}  # those of them that have told nothing themselves yet
+_unclaimed: dict[int, int] = {}  # those of them that have emitted nothing themselves yet
 
 
 class _Thread(_emit.Thread):
@@ -489,11 +489,11 @@ def stream_id(
     priority: int = 0,
     api: Callable[[], Api] = lambda: Api.CUDATOOL,
     thread: int = 0,
-    tell: Callable[[dict[str, Any]], None] | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
     """Return the id of the stream with this driver handle, emitting ``STREAM_CREATE`` when it is first seen.
 
-    A source that reports the past passes the `thread` that it was on, and as `tell` what sends that event with the
+    A source that reports the past passes the `thread` that it was on, and as `report` what sends that event with the
     time and the stack of then.
 
     Handle 0 is taken for the legacy default stream (as the driver does unless compiled otherwise), 1 is
@@ -516,8 +516,8 @@ def stream_id(
         flags |= StreamFlag.PER_THREAD_DEFAULT
     aux0, aux1 = priority & 0xFFFFFFFFFFFFFFFF, api()
     _streams[new] = {"device": device, "stream": new, "address": handle, "flags": flags, "aux0": aux0, "aux1": aux1}
-    if tell is not None:
-        tell(_streams[new])
+    if report is not None:
+        report(_streams[new])
     elif active:
         emit(Kind.STREAM_CREATE, **_streams[new])
     return new

@@ -546,8 +546,8 @@ def test_event_that_is_not_for_other_processes_has_no_handle() -> None:
 # Ranges and profiler control.
 
 
-class Told:
-    """Stands in for NVTX and notes what it is told."""
+class FakeNvtx:
+    """Stands in for NVTX and notes what it is called with."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -565,20 +565,20 @@ class Told:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    found = Told()
+def fake_nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
+    found = FakeNvtx()
     monkeypatch.setattr("cudatool.nvtx._ranges.nvtx", lambda: found)
     return found
 
 
-def test_ranges_reach_the_trace_and_nvtx(told: Told, events: list[Event]) -> None:
+def test_ranges_reach_the_trace_and_nvtx(fake_nvtx: FakeNvtx, events: list[Event]) -> None:
     """Source: test_cuda.py::test_nvtx"""
     assert 0 == nvtx.range_push("outer")
     assert 1 == nvtx.range_push("inner")
     nvtx.mark("here")
     assert 1 == nvtx.range_pop()
     assert 0 == nvtx.range_pop()
-    assert [("push", "outer"), ("push", "inner"), ("mark", "here"), ("pop",), ("pop",)] == told.calls
+    assert [("push", "outer"), ("push", "inner"), ("mark", "here"), ("pop",), ("pop",)] == fake_nvtx.calls
     assert [
         (Kind.RANGE_PUSH, "outer"),
         (Kind.RANGE_PUSH, "inner"),
@@ -588,7 +588,7 @@ def test_ranges_reach_the_trace_and_nvtx(told: Told, events: list[Event]) -> Non
     ] == [(event.kind, event.name) for event in events]
 
 
-def test_range_is_a_context_manager_and_a_decorator(told: Told, events: list[Event]) -> None:
+def test_range_is_a_context_manager_and_a_decorator(fake_nvtx: FakeNvtx, events: list[Event]) -> None:
     @nvtx.range("step")
     def step() -> int:
         return 7
@@ -600,29 +600,29 @@ def test_range_is_a_context_manager_and_a_decorator(told: Told, events: list[Eve
     assert 3 == sum(event.kind == Kind.RANGE_POP for event in events)
 
 
-def test_range_ends_also_when_its_block_fails(told: Told) -> None:
+def test_range_ends_also_when_its_block_fails(fake_nvtx: FakeNvtx) -> None:
     with pytest.raises(ValueError, match="no"), nvtx.range("risky"):
         raise ValueError("no")
-    assert [("push", "risky"), ("pop",)] == told.calls
+    assert [("push", "risky"), ("pop",)] == fake_nvtx.calls
 
 
-def test_started_ranges_may_end_on_another_thread_in_any_order(told: Told, events: list[Event]) -> None:
+def test_started_ranges_may_end_on_another_thread_in_any_order(fake_nvtx: FakeNvtx, events: list[Event]) -> None:
     """Source: test_cuda.py::test_nvtx"""
     first, second = nvtx.range_start("first"), nvtx.range_start("second")
     thread = threading.Thread(target=nvtx.range_end, args=(first,))
     thread.start()
     thread.join()
     nvtx.range_end(second)
-    assert [("start", "first"), ("start", "second"), ("end", "<first>"), ("end", "<second>")] == told.calls
+    assert [("start", "first"), ("start", "second"), ("end", "<first>"), ("end", "<second>")] == fake_nvtx.calls
     starts = {event.aux0: event.name for event in events if event.kind == Kind.RANGE_START}
     assert ["first", "second"] == [starts[event.aux0] for event in events if event.kind == Kind.RANGE_END]
     with pytest.raises(UsageError, match="is no open range"):
         nvtx.range_end(first)
 
 
-def test_pop_of_nothing_says_so_by_a_negative_number(told: Told, events: list[Event]) -> None:
+def test_pop_of_nothing_says_so_by_a_negative_number(fake_nvtx: FakeNvtx, events: list[Event]) -> None:
     assert nvtx.range_pop() < 0
-    assert [] == told.calls == events
+    assert [] == fake_nvtx.calls == events
 
 
 def test_nvtx_comes_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
