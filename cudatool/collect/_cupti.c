@@ -156,7 +156,7 @@ typedef struct {
   struct { size_t start, length; }* entries;
   uint32_t count, room;
   uint32_t* slots;
-  uint32_t mask, told;
+  uint32_t mask, sent;
 } Table;
 
 static Table names, frames, stacks, places;
@@ -433,7 +433,7 @@ static uint32_t stack_below(uint32_t library) {
 
 #if PY_VERSION_HEX >= 0x030C0000
 static void table_clear(Table* table) {
-  table->used = table->count = table->told = 0;
+  table->used = table->count = table->sent = 0;
   if (table->slots) memset(table->slots, 0, (table->mask + 1) * sizeof *table->slots);
 }
 
@@ -834,7 +834,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   most_rows = (size_t)most;
   row_count = lost = 0;  // what the previous recording did not read
   captures = 0;
-  names.told = frames.told = stacks.told = 0;
+  names.sent = frames.sent = stacks.sent = 0;
   context_count = 0;
   pthread_mutex_unlock(&lock);
   memset(calls, 0, sizeof calls);
@@ -925,10 +925,10 @@ static PyObject* py_flush(PyObject* self, PyObject* arguments) {
 }
 
 // Adds the entries that have not been returned yet.
-static int tell(Table* table, PyObject* list) {
-  for (; table->told < table->count; table->told++) {
+static int send_new(Table* table, PyObject* list) {
+  for (; table->sent < table->count; table->sent++) {
     PyObject* bytes = PyBytes_FromStringAndSize(
-        table->bytes + table->entries[table->told].start, (Py_ssize_t)table->entries[table->told].length);
+        table->bytes + table->entries[table->sent].start, (Py_ssize_t)table->entries[table->sent].length);
     int failed = !bytes || PyList_Append(list, bytes);
     Py_XDECREF(bytes);
     if (failed) return -1;
@@ -955,7 +955,7 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   rows = NULL;
   row_count = row_capacity = 0;
   lost = 0;
-  int failed = tell(&names, new_names) || tell(&frames, new_frames) || tell(&stacks, new_stacks);
+  int failed = send_new(&names, new_names) || send_new(&frames, new_frames) || send_new(&stacks, new_stacks);
   pthread_mutex_unlock(&lock);
   if (!failed) data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof *taken));
   Py_BEGIN_ALLOW_THREADS
@@ -978,32 +978,32 @@ failed:
 enum { CALLS, WORK, CONTEXTS, SORTS };
 
 // What a row is, -1 for nothing that is reported.
-static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_known, const uint8_t* asks, const uint8_t* told) {
+static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_known, const uint8_t* asks, const uint8_t* kept) {
   switch (row->what) {
-    case KERNEL: case COPY: case FILL: case GRAPH: return told ? -1 : WORK;
+    case KERNEL: case COPY: case FILL: case GRAPH: return kept ? -1 : WORK;
     case CONTEXT: return CONTEXTS;
   }
   // A block of PyTorch is the program's, even if a function of ours called PyTorch.
   if (row->what != BLOCK && row->stack < stacks_known && is_ours[row->stack]) return -1;
   if (row->result && !asks[row->what]) return -1;
-  return told && !told[row->what] ? -1 : CALLS;
+  return kept && !kept[row->what] ? -1 : CALLS;
 }
 
 static PyObject* py_sort(PyObject* self, PyObject* arguments) {
   (void)self;
   PyObject* data;
-  Py_buffer is_ours, asks, told;
-  if (!PyArg_ParseTuple(arguments, "Sy*y*z*", &data, &is_ours, &asks, &told)) return NULL;
+  Py_buffer is_ours, asks, kept;
+  if (!PyArg_ParseTuple(arguments, "Sy*y*z*", &data, &is_ours, &asks, &kept)) return NULL;
   const Row* all = (const Row*)PyBytes_AS_STRING(data);
   Py_ssize_t count = PyBytes_GET_SIZE(data) / (Py_ssize_t)sizeof *all, found[SORTS] = {0};
   PyObject *parts[SORTS] = {NULL}, *result = NULL;
-  if (asks.len <= UINT16_MAX || (told.buf && told.len <= UINT16_MAX)) {
+  if (asks.len <= UINT16_MAX || (kept.buf && kept.len <= UINT16_MAX)) {
     PyErr_SetString(PyExc_ValueError, "a flag for each kind of row is needed");
     goto done;
   }
   Py_BEGIN_ALLOW_THREADS
   for (Py_ssize_t i = 0; i < count; i++) {
-    int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, told.buf);
+    int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, kept.buf);
     if (sort >= 0) found[sort]++;
   }
   Py_END_ALLOW_THREADS
@@ -1017,7 +1017,7 @@ static PyObject* py_sort(PyObject* self, PyObject* arguments) {
     Row* out[SORTS];
     for (int sort = 0; sort < SORTS; sort++) out[sort] = (Row*)PyBytes_AS_STRING(parts[sort]);
     for (Py_ssize_t i = 0; i < count; i++) {
-      int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, told.buf);
+      int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, kept.buf);
       if (sort >= 0) *out[sort]++ = all[i];
     }
     Py_END_ALLOW_THREADS
@@ -1025,7 +1025,7 @@ static PyObject* py_sort(PyObject* self, PyObject* arguments) {
   result = PyTuple_Pack(SORTS, parts[CALLS], parts[WORK], parts[CONTEXTS]);
 done:
   for (int sort = 0; sort < SORTS; sort++) Py_XDECREF(parts[sort]);
-  PyBuffer_Release(&is_ours), PyBuffer_Release(&asks), PyBuffer_Release(&told);
+  PyBuffer_Release(&is_ours), PyBuffer_Release(&asks), PyBuffer_Release(&kept);
   return result;
 }
 

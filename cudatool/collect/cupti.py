@@ -312,7 +312,7 @@ class CuptiCollector:
         self._reading = False
         self._calls: deque[npt.NDArray[np.void]] = deque()  # that wait to be passed on, in the order of their times
         self._work_done: list[npt.NDArray[np.void]] = []
-        self._told: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
+        self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
         self._texts = {"": 0}
         self._names = ["", *_WORK.values()]  # of the log's, the numbers begin after these
         self._frames: list[Frame | None] = [None]
@@ -352,17 +352,17 @@ class CuptiCollector:
             self._names_of_calls[number] = name
             read = _CALLS[_plain(name)].read
             if read is not None:
-                self._readers[number] = self._tell_order if isinstance(read, _Order) else getattr(self, read)
-            self._how[number] = self._how_to_tell(name)
+                self._readers[number] = self._report_order if isinstance(read, _Order) else getattr(self, read)
+            self._how[number] = self._translation(name)
         for number, reader in ((What.USE, self._use), (What.BLOCK, self._block)):
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
         self._nothing_by_itself = np.zeros(1, HOW)
         self._is_work = (self._how["is_copy"] | self._how["item"]) != 0
         self._asks = np.ascontiguousarray(self._how["asks"])
-        self._always_told = np.zeros(_MOST_NUMBERS, np.uint8)
+        self._always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
-        self._always_told[[*of_memory, What.USE, What.BLOCK]] = 1
+        self._always_reported[[*of_memory, What.USE, What.BLOCK]] = 1
         try:
             if level is not Level.MEMORY:
                 _cupti.watch_activity(level is Level.GRAPH_NODES)
@@ -423,7 +423,7 @@ class CuptiCollector:
                     later = len(calls) if until is None else int(calls["time"].searchsorted(until, side="right"))
                     if later < len(calls):
                         self._calls.appendleft(calls[later:])
-                    self._tell_calls(calls[:later])
+                    self._report_calls(calls[:later])
                 self._pass_on()
                 if until is None and self._work_done:
                     done, self._work_done = np.concatenate(self._work_done), []
@@ -439,10 +439,12 @@ class CuptiCollector:
         if lost:
             text = f"{lost:,} records of CUPTI were lost: there was no memory for them"
             self._row = self._row._replace(time=monotonic_ns(), thread=0)
-            self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
-        told = self._runtime_works or self._pytorch_is_watched()
+            self._report(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
+        elsewhere = self._runtime_works or self._pytorch_is_watched()
         is_ours = self._columns()[1]
-        calls, work, contexts = self._native.sort(data, is_ours, self._asks, self._always_told if told else None)
+        calls, work, contexts = self._native.sort(
+            data, is_ours, self._asks, self._always_reported if elsewhere else None
+        )
         for row in np.frombuffer(contexts, ROW):
             _streams[int(row["device"]), int(row["words"][0])] = 0
         if calls:
@@ -450,7 +452,7 @@ class CuptiCollector:
         if work:
             self._work_done.append(np.frombuffer(work, ROW))
 
-    def _how_to_tell(self, name: str) -> tuple[int, ...]:
+    def _translation(self, name: str) -> tuple[int, ...]:
         """Return how C turns a call into a record, as a row of :data:`HOW`."""
         plain = _plain(name)
         order, per_thread = _CALLS[plain].read, name.endswith(_PER_THREAD)
@@ -465,7 +467,7 @@ class CuptiCollector:
             return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, _item(plain), flags, text
         return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0
 
-    def _tell_calls(self, calls: npt.NDArray[np.void]) -> None:
+    def _report_calls(self, calls: npt.NDArray[np.void]) -> None:
         """Report calls: most in C, others through their reader, which may change what is known of streams."""
         self._stream_of.clear()
         ids = self._columns()[0]
@@ -518,7 +520,7 @@ class CuptiCollector:
             called.insert(0, of_library)
         return _Stack(stacks.intern(called), ours, "" if of_library is None else of_library.file)
 
-    def _tell(
+    def _report(
         self,
         kind: Kind,
         *,
@@ -534,15 +536,15 @@ class CuptiCollector:
         row, text = self._row, self._texts.setdefault(name, len(self._texts))
         thread = hooks.native_thread(row.thread) if row.thread else 0
         # fmt: off
-        self._told.append((row.time, kind, row.device, flags, thread, 0, stream, correlation, self._called.id, text,
+        self._reported.append((row.time, kind, row.device, flags, thread, 0, stream, correlation, self._called.id, text,
                            address, size, aux0, aux1))
         # fmt: on
 
     def _send(self) -> None:
         """Append the reported records to those that will be passed on."""
-        if self._told:
-            self._out.append(np.array(self._told, RECORD))
-            self._told = []
+        if self._reported:
+            self._out.append(np.array(self._reported, RECORD))
+            self._reported = []
 
     def _pass_on(self) -> None:
         """Pass on the reported records."""
@@ -554,7 +556,7 @@ class CuptiCollector:
 
     # ---- what orders work ----
 
-    def _tell_order(self, row: _Row, name: str) -> None:
+    def _report_order(self, row: _Row, name: str) -> None:
         order = _CALLS[_plain(name)].read
         assert isinstance(order, _Order)
         handle = row.words[order.event] if order.event >= 0 else 0
@@ -563,7 +565,7 @@ class CuptiCollector:
         elif order.kind == Kind.EVENT_RECORD and (row.device, row.words[order.stream]) in self._capturing:
             self._captured_events.add(handle)
         is_external = order.flags >= 0 and row.words[order.flags] & 1
-        self._tell(
+        self._report(
             order.kind,
             stream=self._stream(row.words[order.stream], name) if order.stream >= 0 else 0,
             aux0=hooks.event_id(handle) if order.event >= 0 else 0,
@@ -584,12 +586,12 @@ class CuptiCollector:
             priority=priority,
             thread=hooks.native_thread(self._row.thread),
             api=lambda: Api.UNKNOWN,
-            tell=self._tell_stream,
+            report=self._report_stream,
         )
         return found
 
-    def _tell_stream(self, fields: dict[str, Any]) -> None:
-        self._tell(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
+    def _report_stream(self, fields: dict[str, Any]) -> None:
+        self._report(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
 
     def _stream_create(self, row: _Row, name: str) -> None:
         _streams[row.device, row.words[7]] = row.words[0]
@@ -599,16 +601,16 @@ class CuptiCollector:
     def _stream_destroy(self, row: _Row, name: str) -> None:
         self._stream_of.clear()
         if stream := hooks.close_stream(row.device, row.words[0]):
-            self._tell(Kind.STREAM_DESTROY, stream=stream)
+            self._report(Kind.STREAM_DESTROY, stream=stream)
 
     def _capture_begin(self, row: _Row, name: str) -> None:
         self._capturing.add((row.device, row.words[0]))
-        self._tell(Kind.GRAPH_CAPTURE_BEGIN, stream=self._stream(row.words[0], name))
+        self._report(Kind.GRAPH_CAPTURE_BEGIN, stream=self._stream(row.words[0], name))
 
     def _capture_end(self, row: _Row, name: str) -> None:
         self._capturing.clear()
         self._captured_events.clear()
-        self._tell(Kind.GRAPH_CAPTURE_END, stream=self._stream(row.words[0], name), aux0=row.words[1])
+        self._report(Kind.GRAPH_CAPTURE_END, stream=self._stream(row.words[0], name), aux0=row.words[1])
 
     # ---- events ----
 
@@ -616,11 +618,11 @@ class CuptiCollector:
         handle, flags, *_ = row.words
         timed, shared = not flags & 2, flags & 4
         bits = int(timed) | (2 if shared else 0)
-        self._tell(Kind.EVENT_CREATE, aux0=hooks.event_id(handle), address=handle, flags=bits)
+        self._report(Kind.EVENT_CREATE, aux0=hooks.event_id(handle), address=handle, flags=bits)
 
     def _event_destroy(self, row: _Row, name: str) -> None:
         if event := hooks.close_event(row.words[0]):
-            self._tell(Kind.EVENT_DESTROY, aux0=event)
+            self._report(Kind.EVENT_DESTROY, aux0=event)
 
     # ---- memory ----
 
@@ -632,12 +634,12 @@ class CuptiCollector:
         rounded = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
         stream, of_pool = self._stream(handle), pool[0] & 0xFFFFFFFF | (pool[1] & 0xFFFFFFFF) << 32
         if action == Action.OOM:
-            self._tell(Kind.OOM, stream=stream, size=rounded, aux0=address, aux1=of_pool)
+            self._report(Kind.OOM, stream=stream, size=rounded, aux0=address, aux1=of_pool)
         elif action > Action.FREE_COMPLETED:
-            self._tell(Kind[Action(action).name], stream=stream, address=address, size=size, aux1=of_pool)
+            self._report(Kind[Action(action).name], stream=stream, address=address, size=size, aux1=of_pool)
         else:
             kind = Kind[f"BLOCK_{Action(action).name}"]
-            self._tell(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
+            self._report(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
 
     def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
         """Return whether to report what the allocator did: blocks of a graph are not reported."""
@@ -673,11 +675,11 @@ class CuptiCollector:
             insort(self._device_memory, address)
         self._sizes[address] = size
         id_ = 0 if stream is None else self._stream(stream, name)
-        self._tell(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=_plain(name))
+        self._report(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=_plain(name))
 
     def _use(self, row: _Row, name: str) -> None:
         process, used, total, causes, *_ = row.words
-        self._tell(Kind.DEVICE_USE, size=process, address=used, aux0=total, flags=causes)
+        self._report(Kind.DEVICE_USE, size=process, address=used, aux0=total, flags=causes)
 
     def _free(self, row: _Row, name: str) -> None:
         self._freed(row.words[0], name)
@@ -691,7 +693,7 @@ class CuptiCollector:
             return
         del self._device_memory[bisect_right(self._device_memory, address) - 1]
         id_ = 0 if stream is None else self._stream(stream, name)
-        self._tell(Kind.MEM_FREE, stream=id_, address=address, size=size, name=_plain(name))
+        self._report(Kind.MEM_FREE, stream=id_, address=address, size=size, name=_plain(name))
 
     def _map(self, row: _Row, name: str) -> None:
         address, size, _, handle, *_ = row.words
@@ -702,7 +704,7 @@ class CuptiCollector:
             self._mapped[handle] = address
             self._allocated(address, size, name)
         else:
-            self._tell(Kind.MEM_MAP, address=address, size=size, aux0=elsewhere, name=_plain(name))
+            self._report(Kind.MEM_MAP, address=address, size=size, aux0=elsewhere, name=_plain(name))
 
     def _unmap(self, row: _Row, name: str) -> None:
         address, size, *_ = row.words
@@ -711,15 +713,15 @@ class CuptiCollector:
             del self._mapped[handle]
             self._freed(address, name)
         elif not self._pytorch_is_watched():
-            self._tell(Kind.MEM_UNMAP, address=address, size=size, name=_plain(name))
+            self._report(Kind.MEM_UNMAP, address=address, size=size, name=_plain(name))
 
     def _host_alloc(self, row: _Row, name: str) -> None:
         self._sizes[row.words[0]] = row.words[1]
-        self._tell(Kind.HOST_ALLOC, address=row.words[0], size=row.words[1], name=_plain(name))
+        self._report(Kind.HOST_ALLOC, address=row.words[0], size=row.words[1], name=_plain(name))
 
     def _host_free(self, row: _Row, name: str) -> None:
         size = self._sizes.pop(row.words[0], 0)
-        self._tell(Kind.HOST_FREE, address=row.words[0], size=size, name=_plain(name))
+        self._report(Kind.HOST_FREE, address=row.words[0], size=size, name=_plain(name))
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's caching allocator makes the call: PyTorch's own source reports its segments."""
@@ -745,7 +747,7 @@ class CuptiCollector:
             flags |= CopyFlag.DESTINATION_DEVICE if self._is_on_device(target) else CopyFlag(0)
         id_, correlation = self._work(row, stream, name)
         what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain}
-        self._tell(Kind.MEMCPY, address=target, size=size, aux0=source, **what)
+        self._report(Kind.MEMCPY, address=target, size=size, aux0=source, **what)
 
     def _fill(self, row: _Row, name: str) -> None:
         target, value, count, stream, *_ = row.words
@@ -758,12 +760,12 @@ class CuptiCollector:
         id_, correlation = self._work(row, stream, name)
         flags = CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if is_async else CopyFlag(0))
         what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": _plain(name)}
-        self._tell(Kind.MEMSET, address=target, size=count * item, aux0=value, aux1=item, **what)
+        self._report(Kind.MEMSET, address=target, size=count * item, aux0=value, aux1=item, **what)
 
     def _graph_launch(self, row: _Row, name: str) -> None:
         graph, stream, *_ = row.words
         id_, correlation = self._work(row, stream, name)
-        self._tell(Kind.GRAPH_LAUNCH, stream=id_, correlation=correlation, aux0=graph, name=_plain(name))
+        self._report(Kind.GRAPH_LAUNCH, stream=id_, correlation=correlation, aux0=graph, name=_plain(name))
 
     def _work(self, row: _Row, stream: int, name: str) -> tuple[int, int]:
         """Return the stream's id and a correlation for what the call enqueues."""

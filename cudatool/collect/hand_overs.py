@@ -32,7 +32,7 @@ def _id(item: Any) -> int:
     return number
 
 
-def _tell(kind: Kind, item: Any) -> None:
+def _report(kind: Kind, item: Any) -> None:
     if hooks.active:
         hooks.emit(kind, aux0=_id(item))
 
@@ -46,35 +46,35 @@ def _is_internal() -> bool:
     return caller in ("threading", "queue") or caller.startswith("cudatool.")
 
 
-def _lets_go(method: Callable[..., Any]) -> Callable[..., Any]:
+def _releases(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_internal():
-            _tell(Kind.HAND_OVER, self)
+            _report(Kind.HAND_OVER, self)
         return method(self, *args, **kwargs)
 
     return wrapped
 
 
-def _lets_go_and_gets(method: Callable[..., Any]) -> Callable[..., Any]:
+def _releases_and_receives(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell(Kind.HAND_OVER, self)
+        _report(Kind.HAND_OVER, self)
         answer = method(self, *args, **kwargs)
-        _tell(Kind.TAKE_OVER, self)
+        _report(Kind.TAKE_OVER, self)
         return answer
 
     return wrapped
 
 
-def _gets(method: Callable[..., Any]) -> Callable[..., Any]:
+def _receives(method: Callable[..., Any]) -> Callable[..., Any]:
     """Of a method that returns False if it has given up."""
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         answer = method(self, *args, **kwargs)
         if answer is not False and not _is_internal():
-            _tell(Kind.TAKE_OVER, self)
+            _report(Kind.TAKE_OVER, self)
         return answer
 
     return wrapped
@@ -88,16 +88,16 @@ def _start(method: Callable[..., Any]) -> Callable[..., Any]:
             return
         run = self.run
 
-        def told() -> None:
-            _tell(Kind.TAKE_OVER, self)
+        def reported() -> None:
+            _report(Kind.TAKE_OVER, self)
             try:
                 run()
             finally:
                 self.__dict__.pop("run", None)  # or the thread would keep itself and all that it holds alive
-                _tell(Kind.HAND_OVER, self)
+                _report(Kind.HAND_OVER, self)
 
-        self.run = told  # type: ignore[method-assign]
-        _tell(Kind.HAND_OVER, self)
+        self.run = reported  # type: ignore[method-assign]
+        _report(Kind.HAND_OVER, self)
         method(self)
 
     return start
@@ -108,7 +108,7 @@ def _join(method: Callable[..., Any]) -> Callable[..., Any]:
     def join(self: threading.Thread, timeout: float | None = None) -> None:
         method(self, timeout)
         if not self.is_alive() and not _is_internal():
-            _tell(Kind.TAKE_OVER, self)
+            _report(Kind.TAKE_OVER, self)
 
     return join
 
@@ -118,12 +118,12 @@ def _submit(method: Callable[..., Any]) -> Callable[..., Any]:
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         task = threading.Event()  # only identifies this hand-over
 
-        def told(*args: Any, **kwargs: Any) -> Any:
-            _tell(Kind.TAKE_OVER, task)
+        def reported(*args: Any, **kwargs: Any) -> Any:
+            _report(Kind.TAKE_OVER, task)
             return fn(*args, **kwargs)
 
-        _tell(Kind.HAND_OVER, task)
-        return method(self, told, *args, **kwargs)
+        _report(Kind.HAND_OVER, task)
+        return method(self, reported, *args, **kwargs)
 
     return submit
 
@@ -131,20 +131,20 @@ def _submit(method: Callable[..., Any]) -> Callable[..., Any]:
 _METHODS: tuple[tuple[type, str, Callable[[Callable[..., Any]], Callable[..., Any]]], ...] = (
     (threading.Thread, "start", _start),
     (threading.Thread, "join", _join),
-    (threading.Event, "set", _lets_go),
-    (threading.Event, "wait", _gets),
-    (threading.Event, "is_set", _gets),
-    (threading.Condition, "notify", _lets_go),
-    (threading.Condition, "wait", _gets),
-    (threading.Semaphore, "release", _lets_go),
-    (threading.Semaphore, "acquire", _gets),
-    (threading.Barrier, "wait", _lets_go_and_gets),
-    (queue.Queue, "put", _lets_go),
-    (queue.Queue, "get", _gets),
-    (Future, "set_result", _lets_go),
-    (Future, "set_exception", _lets_go),
-    (Future, "result", _gets),
-    (Future, "exception", _gets),
+    (threading.Event, "set", _releases),
+    (threading.Event, "wait", _receives),
+    (threading.Event, "is_set", _receives),
+    (threading.Condition, "notify", _releases),
+    (threading.Condition, "wait", _receives),
+    (threading.Semaphore, "release", _releases),
+    (threading.Semaphore, "acquire", _receives),
+    (threading.Barrier, "wait", _releases_and_receives),
+    (queue.Queue, "put", _releases),
+    (queue.Queue, "get", _receives),
+    (Future, "set_result", _releases),
+    (Future, "set_exception", _releases),
+    (Future, "result", _receives),
+    (Future, "exception", _receives),
     (ThreadPoolExecutor, "submit", _submit),
 )
 

@@ -30,15 +30,15 @@ _SHARING: Final = {"device": "cuIpcGetMemHandle", "ipc": "cuIpcOpenMemHandle"}
 _SHARED_FROM_POOL: Final = "cuMemPoolExportPointer"
 
 
-def living(machine: Machine, told: Container[int]) -> list[Event]:
-    """Return an allocation event for each live allocation whose address is not in `told`. They have no stacks.
+def living(machine: Machine, known: Container[int]) -> list[Event]:
+    """Return an allocation event for each live allocation whose address is not in `known`. They have no stacks.
 
     None names a stream: work from before the recording is unknown and counts as done.
     """
     return [
         _event(found, *_CALLS[found.kind], LIVED)
         for found in machine.allocations
-        if found.kind in _CALLS and found.address not in told
+        if found.kind in _CALLS and found.address not in known
     ]
 
 

@@ -251,8 +251,8 @@ class TorchCollector:
         device = sys.modules["torch"].cuda.current_device()
         self._extension.note(Note.LAUNCH, self._extension.name(name), stream, device, *words)
 
-    def _after(self, owner: Any, name: str, tell: Callable[..., None], *, always: bool = False) -> None:
-        """Call ``tell(self, result, *args)`` after each call; with `always`, after one that failed too."""
+    def _after(self, owner: Any, name: str, observe: Callable[..., None], *, always: bool = False) -> None:
+        """Call ``observe(self, result, *args)`` after each call; with `always`, after one that failed too."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -262,9 +262,9 @@ class TorchCollector:
                 result = original(self, *args, **kwargs)
             except BaseException:
                 if always:
-                    tell(self, None, *args, **kwargs)
+                    observe(self, None, *args, **kwargs)
                 raise
-            tell(self, result, *args, **kwargs)
+            observe(self, result, *args, **kwargs)
             return result
 
         self._replaced.replace(owner, name, method)

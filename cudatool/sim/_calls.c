@@ -2,7 +2,7 @@
  *
  *     convert the arguments; note the call in progress; take the driver's lock
  *     handler(*arguments)                         or what changes the meaning of calls, while there is such a thing
- *     give the lock back; tell who watches; carry out what was put off until the call is over
+ *     give the lock back; notify its watchers; carry out what was put off until the call is over
  *
  * It stands in C because it costs more than most handlers: a launch was half a dozen lines of Python, and as many again
  * in ctypes. What is rare (watchers, failures, work that was put off) is a function of abi.py that is called from here.
@@ -139,8 +139,8 @@ static int result_of_refusal(PyObject *entry) {
     return result;
 }
 
-/* Tell each watcher of the call, the last one first if it is over. Returns 0, or -1 with an exception. */
-static int tell(PyObject *watchers, PyObject *method, int is_over, PyObject *entry, PyObject *arguments,
+/* Notify each watcher of the call, the last one first if it is over. Returns 0, or -1 with an exception. */
+static int notify(PyObject *watchers, PyObject *method, int is_over, PyObject *entry, PyObject *arguments,
                 PyObject *correlation, PyObject *result) {
     Py_ssize_t count = PyTuple_GET_SIZE(watchers);
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -162,12 +162,12 @@ static int watched(PyObject *entry, PyObject *arguments) {
     PyObject *correlation = PyLong_FromUnsignedLongLong(current.correlation);
     Py_INCREF(watchers);
     int result = -1;
-    if (correlation && !tell(watchers, n_enter, 0, entry, arguments, correlation, NULL)) {
+    if (correlation && !notify(watchers, n_enter, 0, entry, arguments, correlation, NULL)) {
         result = handle(entry, arguments) ? result_of_refusal(entry) : CUDA_SUCCESS;
         PyObject *number = result >= 0 ? PyLong_FromLong(result) : NULL;
         PyObject *named = number ? PyDict_GetItemWithError(results, number) : NULL;
         if (number && !named && !PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, number);
-        if (!named || tell(watchers, n_leave, 1, entry, arguments, correlation, named)) result = -1;
+        if (!named || notify(watchers, n_leave, 1, entry, arguments, correlation, named)) result = -1;
         Py_XDECREF(number);
     }
     Py_XDECREF(correlation);

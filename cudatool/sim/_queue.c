@@ -226,19 +226,19 @@ static int out_of_table(PyObject *table, long long sequence) {
     return found < 0 ? -1 : 0;
 }
 
-static int tell(PyObject *to, const char *method, PyObject *operation) {
+static int notify(PyObject *to, const char *method, PyObject *operation) {
     PyObject *done = PyObject_CallMethod(to, method, "O", operation);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
 
-static int tell_subscribers(const char *method, PyObject *operation) {
+static int notify_subscribers(const char *method, PyObject *operation) {
     PyObject *subscribers = PyDict_GetItemWithError(names, n_subscribers);
     if (!subscribers || !PyTuple_Check(subscribers)) return PyErr_Occurred() ? -1 : 0;
     Py_INCREF(subscribers);
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(subscribers); ++i)
-        failed = tell(PyTuple_GET_ITEM(subscribers, i), method, operation);
+        failed = notify(PyTuple_GET_ITEM(subscribers, i), method, operation);
     Py_DECREF(subscribers);
     return failed;
 }
@@ -259,9 +259,9 @@ static int add(Queue *self, PyObject *object, PyObject *cost, PyObject *engine, 
     if (engine && PyObject_IsTrue(engine) && take_engine(self, operation, engine, &start, ns)) return -1;
     operation->start = start;
     operation->end = later(start, ns);
-    if (self->is_shared && tell((PyObject *)self, "run_soon", object)) return -1;
-    if (self->watch != Py_None && tell(self->watch, "enqueued", object)) return -1;
-    return tell_subscribers("enqueued", object);
+    if (self->is_shared && notify((PyObject *)self, "run_soon", object)) return -1;
+    if (self->watch != Py_None && notify(self->watch, "enqueued", object)) return -1;
+    return notify_subscribers("enqueued", object);
 }
 
 static PyObject *Queue_add(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -377,7 +377,7 @@ static int run(Queue *self, PyObject *given) {
     Py_INCREF(given); /* the tables may have held the last reference */
     ++self->running;
     PyObject *type = NULL, *value = NULL, *traceback = NULL, *done = NULL;
-    int is_known = self->watch == Py_None || !tell(self->watch, "before", given);
+    int is_known = self->watch == Py_None || !notify(self->watch, "before", given);
     if (is_known && (done = PyObject_CallNoArgs(release))) { /* other threads may enqueue meanwhile */
         Py_DECREF(done);
         if (work(self, operation, context)) {
@@ -399,7 +399,7 @@ static int run(Queue *self, PyObject *given) {
         PyErr_Fetch(&type, &value, &traceback);
     }
     --self->running;
-    if (self->watch != Py_None && tell(self->watch, "after", given)) {
+    if (self->watch != Py_None && notify(self->watch, "after", given)) {
         if (type) PyErr_WriteUnraisable(given);
         else PyErr_Fetch(&type, &value, &traceback);
     }
@@ -410,7 +410,7 @@ static int run(Queue *self, PyObject *given) {
         PyErr_Restore(type, value, traceback);
         failed = -1;
     }
-    if (!failed) failed = tell_subscribers("executed", given);
+    if (!failed) failed = notify_subscribers("executed", given);
     Py_DECREF(given);
     return failed ? -1 : 0;
 }
