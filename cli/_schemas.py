@@ -100,11 +100,11 @@ def _of(kind: Any) -> _Schema:
 
 def _of_fields(kind: Any) -> _Schema:
     hints = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]))
-    told = _descriptions(kind.__doc__ or "")
+    described = _descriptions(kind.__doc__ or "")
     members = {}
     for field in fields(kind):
         member = _of(hints[field.name])
-        members[field.name] = _said(member, told[field.name]) if field.name in told else member
+        members[field.name] = _said(member, described[field.name]) if field.name in described else member
     summary = (kind.__doc__ or "").strip().split("\n\n")[0]
     return {_CLASS: kind.__name__, "title": " ".join(summary.split()), **_object(**members)}
 
@@ -200,8 +200,10 @@ def _diagnosis() -> _Schema:
         advice=_array(_TEXT),
         remedies=_array(_of(analyze.Remedy)),
     )
-    told = _descriptions(Diagnosis.__doc__ or "")
-    return _with(schema, **{name: _said(one, told[name]) for name, one in schema["properties"].items() if name in told})
+    described = _descriptions(Diagnosis.__doc__ or "")
+    return _with(
+        schema, **{name: _said(one, described[name]) for name, one in schema["properties"].items() if name in described}
+    )
 
 
 def _frame() -> _Schema:

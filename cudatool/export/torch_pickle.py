@@ -122,14 +122,14 @@ class _Rings:
     def spelled(self, shown: Step) -> Iterator[bytes]:
         """Yield the items of the list that is ``device_traces``."""
         records = self.trace.records
-        told = is_of_kind(records, *_ACTIONS_OF_KIND)
+        chosen = is_of_kind(records, *_ACTIONS_OF_KIND)
         if self.whole:
-            told |= is_of_kind(records, Kind.MARK)
+            chosen |= is_of_kind(records, Kind.MARK)
         done = 0
         # A recorder writes a device below zero where the number does not fit its field.
-        for device in range(int(records["device"].max(initial=-1, where=told)) + 1):
+        for device in range(int(records["device"].max(initial=-1, where=chosen)) + 1):
             begin = recorded_from(self.trace, device)
-            own = begin + np.flatnonzero(told[begin:] & (records["device"][begin:] == device))
+            own = begin + np.flatnonzero(chosen[begin:] & (records["device"][begin:] == device))
             yield b"(" + self.writer.begin_list()
             for start in range(0, len(own), _PIECE):
                 entries = list(self._entries(own[start : start + _PIECE]))
@@ -156,9 +156,9 @@ class _Rings:
                 numbers_of = dict(zip(self.own.facts, key[len(_OF_RECORDS) :], strict=True)) if self.own else {}
                 yield self.writer.value(self.whole[numbers_of[WHOLE_EVENT] - 1])
                 continue
-            told = (address, size) if kind != _OOM else (size,) if key[1] & FREE_UNKNOWN else (size, free)
+            values = (address, size) if kind != _OOM else (size,) if key[1] & FREE_UNKNOWN else (size, free)
             if self.timed:
-                told += (time,)
+                values += (time,)
             for action in _ACTIONS_OF_KIND[kind]:
                 template = templates.get((action, key))
                 if template is None:
@@ -166,7 +166,7 @@ class _Rings:
                     template = self._template(action, key)
                     if before == self.writer.known and len(templates) < _MOST_TEMPLATES:
                         templates[action, key] = template
-                yield template % told
+                yield template % values
 
     def _template(self, action: str, key: tuple[int, ...]) -> bytes:
         """Return the spelling of an event that has ``%b`` in the place of each of its numbers."""

@@ -126,9 +126,9 @@ class Engine:
         self._launches = Launches(self, trace)
         self._peer_copies = {index for index, name in enumerate(trace.names) if name in _SERIALIZED}
         handed = trace.of_kind(Kind.HAND_OVER)
-        self._telling: dict[int, Moment | None] = dict.fromkeys(
+        self._host_functions: dict[int, Moment | None] = dict.fromkeys(
             handed["correlation"][handed["correlation"] != 0].tolist()
-        )
+        )  # those that hand over an object, by correlation: when they are done
         self._handed_over: dict[int, dict[int, Moment]] = {}  # by object: the latest moment of each agent
         self._grouped: dict[int, list[Access]] = {}  # by thread: of the collective operations of its latest group
         recorded = np.flatnonzero(trace.records["kind"] == Kind.EVENT_RECORD)
@@ -340,8 +340,8 @@ class Engine:
                 self._launches.note_eager(row, known)
         if agent is not stream:
             self.ordering.merge(stream, agent, record)
-        if correlation in self._telling:
-            self._telling[correlation] = stream.done
+        if correlation in self._host_functions:
+            self._host_functions[correlation] = stream.done
 
     def _host_access(self, row: Row) -> None:
         """The host itself reads or writes memory that the device can reach."""
@@ -446,9 +446,9 @@ class Engine:
         self.ordering.device_done(self.hosts[row.thread], row.device)
 
     def _hand_over(self, row: Row) -> None:
-        """A thread, or a host function, lets go of an object of Python's that threads synchronize by."""
+        """A thread, or a host function, releases an object of Python's that threads synchronize by."""
         if row.correlation:
-            moment = self._telling.get(row.correlation)
+            moment = self._host_functions.get(row.correlation)
             if moment is None:
                 return
         else:

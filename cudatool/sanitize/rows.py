@@ -72,12 +72,12 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
 
 def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]]:
     records = trace.records
-    tells = _indices(records, (Kind.ACCESS, Kind.HOST_ACCESS))
-    tells = tells[(records["kind"][tells] == Kind.ACCESS) | (records["correlation"][tells] != 0)]
-    correlations = records["correlation"][tells]
+    touching = _indices(records, (Kind.ACCESS, Kind.HOST_ACCESS))
+    touching = touching[(records["kind"][touching] == Kind.ACCESS) | (records["correlation"][touching] != 0)]
+    correlations = records["correlation"][touching]
     if (correlations[1:] < correlations[:-1]).any():
         order = np.argsort(correlations, kind="stable")
-        tells, correlations = tells[order], correlations[order]
+        touching, correlations = touching[order], correlations[order]
         del order
 
     # Several records of one operation may share its correlation: its accesses belong to the first.
@@ -105,7 +105,7 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
         elsewhere = (count > 0) & later[index]
         count[elsewhere] = 0
         last = np.cumsum(count)
-        taken = tells[np.repeat(low - last + count, count) + np.arange(count.sum())]
+        taken = touching[np.repeat(low - last + count, count) + np.arange(count.sum())]
         accesses = byte_sets(records[taken])
         for place in np.flatnonzero(records["kind"][taken] == Kind.HOST_ACCESS).tolist():
             accesses[place].host = int(taken[place])

@@ -220,7 +220,7 @@ def _judge(item: pytest.Item, session: Session, test: Test) -> list[str]:
     report = session.judge(test)
     fails = report is not None and bool(report.findings or report.on_device) and not session.options.updates_baseline
     text = session.text(report) if report is not None and fails else ""
-    item.stash[_RESULT] = session.told(test, report) | {"text": text}
+    item.stash[_RESULT] = session.result(test, report) | {"text": text}
     return [f"{_headline(report)}\n\n{text}"] if report is not None and text else []
 
 

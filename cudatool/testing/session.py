@@ -224,7 +224,7 @@ class Session:
         """Return what the call of the test allocated."""
         return memory_of(self.log.records(test.call))
 
-    def told(self, test: Test, report: Report | None) -> dict[str, Any]:
+    def result(self, test: Test, report: Report | None) -> dict[str, Any]:
         """Return what a test's report carries; see :class:`cudatool.testing.totals.Totals`."""
         return {
             "device": self.device,

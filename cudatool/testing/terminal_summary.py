@@ -21,14 +21,14 @@ class Summary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what the reports carry."""
-        told: dict[str, Any] | None = getattr(report, "cudatool", None)
-        if told is None or hasattr(self._config, "workerinput"):
+        result: dict[str, Any] | None = getattr(report, "cudatool", None)
+        if result is None or hasattr(self._config, "workerinput"):
             return
         if self._totals is None:
             from cudatool.testing.totals import Totals  # the sanitizer: most of pytest's runs do not need it
 
             self._totals = Totals(self._config)
-        self._totals.add(report.nodeid, told)
+        self._totals.add(report.nodeid, result)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

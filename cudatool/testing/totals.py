@@ -37,14 +37,14 @@ class Totals:
         self._reports: list[tuple[str, Report]] = []
         self._written: list[str] = []
 
-    def add(self, test: str, told: dict[str, Any]) -> None:
-        """Add what a test's report carries; see :meth:`cudatool.testing.session.Session.told`."""
-        self._device = told["device"]
-        if told["checked"]:
+    def add(self, test: str, result: dict[str, Any]) -> None:
+        """Add what a test's report carries; see :meth:`cudatool.testing.session.Session.result`."""
+        self._device = result["device"]
+        if result["checked"]:
             self._checked.add(test)
-        self._peaks[test] = max(told["peak"], self._peaks.get(test, 0))
-        if told["report"]:
-            self._reports.append((test, report_from_json(json.loads(told["report"]))))
+        self._peaks[test] = max(result["peak"], self._peaks.get(test, 0))
+        if result["report"]:
+            self._reports.append((test, report_from_json(json.loads(result["report"]))))
 
     def finish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the baseline and the files, and fail a run in which nothing was checked."""

@@ -144,11 +144,11 @@ class Program:
     def instantiate(self, executable: int, graph: int, nodes: list[int], *edges: tuple[int, int]) -> None:
         """`nodes` are what :meth:`node` returned; edges are positions in it, from 1 on."""
         self.emit(Kind.GRAPH_INSTANTIATE, aux0=executable, aux1=graph)
-        self.tell_nodes(executable, nodes)
+        self.emit_nodes(executable, nodes)
         for first, second in edges:
             self.emit(Kind.GRAPH_EDGE, aux0=executable, address=first, aux1=second)
 
-    def tell_nodes(self, executable: int, nodes: list[int]) -> None:
+    def emit_nodes(self, executable: int, nodes: list[int]) -> None:
         for number, correlation in enumerate(nodes, 1):
             self.emit(Kind.GRAPH_NODE, aux0=executable, aux1=number, correlation=correlation)
 

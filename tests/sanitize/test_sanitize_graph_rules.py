@@ -161,7 +161,7 @@ def test_nodes_after_an_update_are_those_of_the_update(program: Program) -> None
     program.instantiate(EXEC, GRAPH, [program.node(GRAPH, name="a"), program.node(GRAPH, name="b")], (1, 2))
     new = [program.node(OTHER, name="c"), program.node(OTHER, name="d")]
     program.emit(Kind.GRAPH_UPDATE, aux0=EXEC)
-    program.tell_nodes(EXEC, new)
+    program.emit_nodes(EXEC, new)
     program.launch(EXEC, stream, (1, W, BUFFER, SIZE), (2, R, BUFFER, SIZE))  # the edge is still there
     assert [] == kinds(program)
     program.kernel(program.stream(), (W, BUFFER, SIZE))
@@ -319,7 +319,7 @@ def stale(program: Program, *, free: bool, reallocate: bool = False, update: boo
         program.alloc(BUFFER, SIZE)
     if update:
         program.emit(Kind.GRAPH_UPDATE, aux0=EXEC)
-        program.tell_nodes(EXEC, nodes)
+        program.emit_nodes(EXEC, nodes)
         program.point(EXEC, 1, BUFFER)
     program.launch(EXEC, stream, (1, W, BUFFER, SIZE))
     return list(check(program.trace()).findings)
