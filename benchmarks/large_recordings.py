@@ -18,6 +18,7 @@ import pickle
 import random
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
@@ -195,18 +196,32 @@ def _write_events(file: BinaryIO, records: npt.NDArray[np.void], numbers: _Numbe
 
 def write_ctrace(path: Path, events: int) -> None:
     """Write a trace of this many events, as `cudatool run` would."""
-    trace, begin = pattern()
-    records = whole(trace, begin, events)
-    header = json.dumps({"device_kind": "cuda", "argv": ["train.py"]}).encode()
+    write_records(path, whole(*pattern(), events), ())
+
+
+def write_records(path: Path, records: npt.NDArray[np.void], names: Sequence[str], **facts: object) -> None:
+    """Write a trace of these records, whose stacks are those of :func:`stacks`.
+
+    Parameters
+    ----------
+    names
+        What the records call 1, 2 ...
+    facts
+        For the header.
+    """
+    header = json.dumps({"device_kind": "cuda", "argv": ["train.py"], **facts}).encode()
     tables = bytearray()
 
     def add(table: Table, index: int, data: bytes) -> None:
         tables.extend(ENTRY.pack(table, index, len(data)) + data)
 
+    for number, name in enumerate(names, 1):
+        add(Table.NAMES, number, name.encode())
     for i in range(2000 + DEPTH):
-        add(Table.NAMES, 2 * i + 1, f"/home/me/model/part_{i}.py".encode())
-        add(Table.NAMES, 2 * i + 2, f"layer_{i}".encode())
-        add(Table.FRAMES, i, FRAME.pack(2 * i + 1, 2 * i + 2, i))
+        first = len(names) + 2 * i + 1
+        add(Table.NAMES, first, f"/home/me/model/part_{i}.py".encode())
+        add(Table.NAMES, first + 1, f"layer_{i}".encode())
+        add(Table.FRAMES, i, FRAME.pack(first, first + 1, i))
     for i, stack in enumerate(stacks()):
         add(Table.STACKS, i, np.array(stack, "<u4").tobytes())
     add(Table.THREADS, 0, b"main")
