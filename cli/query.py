@@ -16,7 +16,7 @@ from cudatool.cli._command import Files, command, option
 from cudatool.cli._text import new_table, plain, results
 from cudatool.fleet.query import MEMORY, ask, opened
 from cudatool.progress import step
-from cudatool.text import json_text
+from cudatool.text import json_text, printable
 
 if TYPE_CHECKING:
     from cudatool.fleet.query import Answer
@@ -40,7 +40,7 @@ _MOST = 1000  # rows of the table
     type=click.Choice(["table", "csv", "json"]),
     default="table",
     group="Output",
-    help=f"table: at most {_MOST:,} rows. csv and json: all.",
+    help=f"table: at most {_MOST:,} rows. csv and json: all; csv has control characters as \\x1b.",
 )
 @option("--json", "as_json", is_flag=True, help='Short for --format json ("schema": "cudatool.query/1").')
 @option("--memory", default=MEMORY, metavar="SIZE", help=f"What DuckDB may use of the memory. Default: {MEMORY}.")
@@ -60,8 +60,8 @@ def query(dataset: Path, sql: str, kind: str, as_json: bool, memory: str) -> Non
             _print_json(answer)
         elif kind == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(answer.columns)
-            writer.writerows(answer.rows)
+            writer.writerow(map(_csv, answer.columns))
+            writer.writerows([_csv(value) for value in row] for row in answer.rows)
         else:
             _print_table(answer)
 
@@ -78,6 +78,18 @@ def _print_table(answer: Answer) -> None:
     console.print(table)
     if len(rows) > _MOST:
         console.print(f"... more than {_MOST:,} rows (--format csv has all)")
+
+
+def _csv(value: Any) -> Any:
+    return (
+        printable(value)
+        if isinstance(value, str)
+        else value
+        if isinstance(value, int | float)
+        else ""
+        if value is None
+        else printable(str(value))
+    )
 
 
 def _print_json(answer: Answer) -> None:

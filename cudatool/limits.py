@@ -21,6 +21,7 @@ __all__ = [
     "INLINED_SIZE",
     "KERNELS",
     "LOG_LINE",
+    "MISSING_RANKS",
     "OBJECT_MEMORY",
     "PAGES",
     "PARAMETERS",
@@ -40,6 +41,7 @@ __all__ = [
     "PTX_FEW",
     "PTX_RATIO",
     "PTX_VECTOR",
+    "QUESTION_MEMORY",
     "QUOTED_SOURCE",
     "RULES",
     "RULES_BYTES",
@@ -108,6 +110,13 @@ GAP_STEPS: Final = 10_000_000
 
 LOG_LINE: Final = 4 * _KIB
 """Bytes of a line."""
+
+# ---- data sets of traces ----
+
+QUESTION_MEMORY: Final = 2 * _GIB
+"""Bytes that DuckDB may take unless `--memory` says otherwise; the rest goes to temporary files."""
+MISSING_RANKS: Final = 4096
+"""Ranks without a trace that are named: a trace may say that it is one of billions."""
 
 # ---- PTX and what holds it ----
 
@@ -198,6 +207,8 @@ TABLE: Final[tuple[tuple[str, str], ...]] = (
     ("replay: blocks in use when requests fail, in all; then it counts as out of memory", f"{FAILURE_STEPS:,}"),
     ("replay: gaps between segments that are looked at", f"{GAP_STEPS:,}"),
     ("RMM log: a line", _size(LOG_LINE)),
+    ("data set: memory of a question, without temporary files, unless `--memory` is given", _size(QUESTION_MEMORY)),
+    ("data set: ranks without a trace that are named", f"{MISSING_RANKS:,}"),
     ("PTX: a text", _size(PTX_BYTES)),
     ("PTX: compressed, in a fatbin", f"{_size(PTX_FEW)}, and {PTX_RATIO} B for each byte that holds it"),
     ("PTX: braces and brackets within each other", f"{PTX_DEPTH}"),

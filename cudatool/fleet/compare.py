@@ -111,8 +111,10 @@ def compare(database: Any, against: str) -> Comparison:
     metrics = tuple(MetricChange(m, most("against_ranks", c), most("ranks", c)) for m, c in _COLUMNS.items())
 
     def held(table: str) -> str:
-        name = r"regexp_replace(regexp_replace(site, '^.*/', ''), ':\d+ ', ' ')"
-        own = f"SELECT {name} AS site, run, rank, trace, sum(peak_bytes) AS bytes FROM {table} GROUP BY ALL"
+        name = r"regexp_replace(regexp_replace(coalesce(site, ''), '^.*/', ''), ':\d+ ', ' ')"
+        own = (
+            f"SELECT {name} AS site, run, rank, trace, sum(coalesce(peak_bytes, 0)) AS bytes FROM {table} GROUP BY ALL"
+        )
         return f"(SELECT site, max(bytes) AS bytes FROM ({own}) GROUP BY site)"
 
     rows = database.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,18 @@ from cudatool.errors import UsageError
 from cudatool.fleet.convert import PART
 from cudatool.fleet.database import connect
 from cudatool.fleet.schema import PARTITIONS, TABLES
+from cudatool.limits import QUESTION_MEMORY
+from cudatool.text import printable, quoted, shortened
+from cudatool.units import format_bytes, parse_bytes
 
 __all__ = ["MEMORY", "Answer", "ask", "opened"]
 
-MEMORY: Final = "2GiB"
+MEMORY: Final = f"{QUESTION_MEMORY >> 30}GiB"
 """Of DuckDB, which writes to a temporary directory what does not fit."""
 
 _PIECE: Final = 4096  # rows that are Python objects at once
+_LONGEST: Final = 300  # characters of what DuckDB says
+_LEAST: Final = 64 << 20  # below, DuckDB cannot even open many files
 _TYPES: Final = ", ".join(f"'{column.name}': {column.type}" for column in PARTITIONS)
 
 
@@ -37,7 +43,8 @@ class Answer:
 def opened(*datasets: Path, memory: str = MEMORY, tables: str | None = None) -> Iterator[Any]:
     """Return a database with a view for each table; those of a second data set are called ``against_TABLE``.
 
-    It can read the files of the data sets, and cannot load extensions, reach the network, or be set up otherwise.
+    It can read the files of the data sets, and cannot load extensions, reach the network, or be set up otherwise. That
+    holds before the first file is opened: whoever made the data set decides what is in it.
 
     Parameters
     ----------
@@ -47,21 +54,28 @@ def opened(*datasets: Path, memory: str = MEMORY, tables: str | None = None) -> 
     Raises
     ------
     UsageError
-        DuckDB is not installed, or a directory is no data set.
+        DuckDB is not installed, or a directory is no data set, or has what no conversion writes.
     """
+    connect().close()
+    import duckdb
+
+    for dataset in datasets:
+        _check_links(dataset)
     with TemporaryDirectory(prefix="cudatool-query-") as spilled:
-        settings = {"memory_limit": memory, "temp_directory": spilled, "preserve_insertion_order": False}
+        settings = {"memory_limit": f"{_memory(memory)}B", "temp_directory": spilled, "preserve_insertion_order": False}
         database = connect(autoload_known_extensions=False, python_enable_replacements=False, **settings)
         try:
-            for dataset, prefix in zip(datasets, ("", "against_"), strict=False):
-                _make_views(database, dataset.resolve(), prefix, tables)
             # Files are checked by their names, and patterns as they are written.
             allowed = {f"{name}/" for dataset in datasets for name in (dataset.resolve(), _pattern(dataset.resolve()))}
             folders = ", ".join(map(_text, sorted(allowed)))
             database.execute(f"SET allowed_directories = [{folders}]")
             database.execute("SET enable_external_access = false")
             database.execute("SET lock_configuration = true")
+            for dataset, prefix in zip(datasets, ("", "against_"), strict=False):
+                _make_views(database, dataset.resolve(), prefix, tables)
             yield database
+        except duckdb.Error as error:
+            raise UsageError(_said(error)) from error
         finally:
             database.close()
 
@@ -77,6 +91,10 @@ def ask(database: Any, question: str) -> Answer:
     import duckdb
 
     try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("the question is no UTF-8") from error
+    try:
         statements = database.extract_statements(question)
         if [statement.type.name for statement in statements] != ["SELECT"]:
             raise UsageError("a question is one SELECT (or FROM, WITH, DESCRIBE, SHOW TABLES): a data set is only read")
@@ -84,6 +102,9 @@ def ask(database: Any, question: str) -> Answer:
         described = result.description or ()
     except duckdb.Error as error:
         raise UsageError(_said(error)) from error
+    for name, type, *_ in described:
+        if "WITH TIME ZONE" in str(type):  # DuckDB needs another package for it
+            raise UsageError(f"column {quoted(name)} has a time zone: cast it to VARCHAR")
     return Answer(tuple(str(c[0]) for c in described), tuple(str(c[1]) for c in described), _rows(result))
 
 
@@ -95,14 +116,42 @@ def _rows(result: Any) -> Iterator[tuple[Any, ...]]:
             yield from piece
     except duckdb.Error as error:
         raise UsageError(_said(error)) from error
+    except OverflowError as error:  # an interval of 30,000 centuries
+        raise UsageError(f"a value has no equivalent in Python: cast its column to VARCHAR ({error})") from error
 
 
 def _said(error: Exception) -> str:
     """Return what DuckDB says on one line, without the picture of the place."""
-    return " ".join(str(error).split("\n\n")[0].split("LINE 1:")[0].split())
+    return shortened(printable(" ".join(str(error).split("\n\n")[0].split("LINE 1:")[0].split())), _LONGEST)
+
+
+def _memory(text: str) -> int:
+    size = parse_bytes(text)
+    if size < _LEAST:
+        raise UsageError(f"--memory {quoted(text)}: at least {format_bytes(_LEAST)}")
+    return size
+
+
+def _check_links(dataset: Path) -> None:
+    """Refuse a data set with a link out of it: its files are read for whoever asks, and it may be a stranger's."""
+    home = dataset.resolve()
+    folders = [home]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        if not Path(entry.path).resolve().is_relative_to(home):
+                            raise UsageError(f"{quoted(entry.path)} leads out of the data set; remove it")
+                    elif entry.is_dir():
+                        folders.append(Path(entry.path))
+        except OSError:  # DuckDB says why, of what it has to read
+            continue
 
 
 def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None) -> None:
+    import duckdb
+
     if next(dataset.glob(f"run=*/rank=*/trace=*/{PART}"), None) is None:
         has_files = dataset.is_dir() and any(dataset.iterdir())
         example = f"{dataset} --to parquet -o DATASET" if has_files else f"TRACES --to parquet -o {dataset}"
@@ -112,8 +161,13 @@ def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None) -
         if tables is None or table in tables.lower() or "show" in tables.lower():
             files = _text(f"{folder}/run=*/rank=*/trace=*/{table}.parquet")
             source = f"read_parquet({files}, hive_partitioning = true, hive_types = {{{_TYPES}}})"
-            names = ", ".join(column.name for column in (*PARTITIONS, *TABLES[table]))
-            database.execute(f"CREATE VIEW {prefix}{table} AS SELECT {names} FROM {source}")
+            # A cast to the type that a column has costs nothing.
+            own = (f"CAST(file.{column.name} AS {column.type}) AS {column.name}" for column in TABLES[table])
+            names = ", ".join((*(column.name for column in PARTITIONS), *own))
+            try:
+                database.execute(f"CREATE VIEW {prefix}{table} AS SELECT {names} FROM {source} file")
+            except duckdb.Error as error:
+                raise UsageError(f"the table {table} of {dataset} cannot be read: {_said(error)}") from error
 
 
 def _pattern(folder: Path) -> str:

@@ -19,10 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
+from cudatool.errors import UsageError
+from cudatool.limits import MISSING_RANKS
+from cudatool.text import quoted
 from cudatool.trace.lifetimes import Mask
 
 __all__ = ["Difference", "Finding", "RankMemory", "RunReport", "fleet_report"]
@@ -125,6 +129,8 @@ _SPREADS_OF_STARTS: Final = 20  # ranks that do not wait for each other begin at
 _LOOK_AHEAD: Final = 256  # allocations in which another order has the same ones
 _ORDER: Final = tuple(Difference)
 _COMPLETE: Final = ("closed", "growing")
+_SIZES: Final = ("peak_active", "end_active", "ooms", "steps", "events")
+_LARGEST: Final = 1 << 62  # of which two still add up
 
 _MEMBERS: Final = """
 CREATE TEMP TABLE member AS SELECT * FROM ranks WHERE rank IS NOT NULL AND device IS NOT NULL
@@ -150,7 +156,7 @@ class _Run:
 
     def __init__(self, database: Any, run: str) -> None:
         self.database, self.run = database, run
-        self.rows = self.ask("SELECT * FROM member WHERE run = $run ORDER BY rank")
+        self.rows = [_sound(row) for row in self.ask("SELECT * FROM member WHERE run = $run ORDER BY rank")]
         self.rank = np.array([row["rank"] for row in self.rows], np.int64)
         self.unseen: list[str] = []
 
@@ -161,6 +167,7 @@ class _Run:
 
     def report(self) -> RunReport:
         compared = len(self.rows) >= _FEWEST
+        missing = self._missing()
         found = list(self._ends())
         self._say_left_out()
         if compared:
@@ -168,17 +175,25 @@ class _Run:
                 found += rule()
         else:
             self.unseen.append(f"{len(self.rows)} ranks: differences are looked for among {_FEWEST} or more.")
-        world = max((row["world_size"] or 0 for row in self.rows), default=0)
         peaks = [row["peak_active"] for row in self.rows]
         return RunReport(
             run=self.run,
             ranks=tuple(RankMemory(**{f: row[f] for f in RankMemory.__dataclass_fields__}) for row in self.rows),
-            missing=tuple(sorted(set(range(world)) - set(self.rank.tolist()))),
+            missing=missing,
             median_peak=int(np.median(peaks)) if peaks else 0,
             compared=compared,
             findings=tuple(sorted(found, key=lambda one: (one.rank, _ORDER.index(one.difference)))),
             not_looked_at=tuple(self.unseen),
         )
+
+    def _missing(self) -> tuple[int, ...]:
+        """Return which ranks below the recorded number of ranks have no trace."""
+        world = max((row["world_size"] or 0 for row in self.rows), default=0)
+        known = set(self.rank.tolist())
+        missing = tuple(islice((rank for rank in range(world) if rank not in known), MISSING_RANKS + 1))
+        if len(missing) > MISSING_RANKS:
+            self.unseen.append(f"More than {MISSING_RANKS:,} ranks of {world:,} have no trace: the first are named.")
+        return missing[:MISSING_RANKS]
 
     def _say_left_out(self) -> None:
         question = "SELECT count(*) AS n FROM ranks ANTI JOIN member USING (run, trace, device) WHERE run = $run"
@@ -202,7 +217,7 @@ class _Run:
 
     def _leaks(self) -> Iterator[Finding]:
         rows = self.ask(
-            "SELECT site, rank, growth, count(*) OVER (PARTITION BY site) AS ranks FROM leaks "
+            "SELECT coalesce(site, '') AS site, rank, growth, count(*) OVER (PARTITION BY site) AS ranks FROM leaks "
             "JOIN member USING (run, rank, trace, device) WHERE run = $run AND is_certain ORDER BY growth DESC"
         )
         for row in rows:
@@ -250,7 +265,8 @@ class _Run:
     def _divergence(self, rank: int, at: int, reference: dict[str, Any]) -> Finding:
         def following(rank: int) -> list[dict[str, Any]]:
             return self.ask(
-                "SELECT site, requested, own_hash FROM allocations SEMI JOIN member USING (run, rank, trace, device) "
+                "SELECT coalesce(site, '') AS site, requested, coalesce(own_hash, 0) AS own_hash "
+                "FROM allocations SEMI JOIN member USING (run, rank, trace, device) "
                 "WHERE run = $run AND rank = $rank AND sequence BETWEEN $at AND $last ORDER BY sequence",
                 rank=rank,
                 at=at,
@@ -270,7 +286,7 @@ class _Run:
     def _not_freed(self, ranks: list[int]) -> Iterator[Finding]:
         """Yield call sites of which one rank keeps more blocks, among ranks that allocate exactly the same."""
         rows = self.ask(
-            "WITH own AS (SELECT rank, site, sum(never_freed) AS kept FROM sites "
+            "WITH own AS (SELECT rank, coalesce(site, '') AS site, sum(never_freed) AS kept FROM sites "
             "SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND rank IN (FROM unnest($ranks)) "
             "GROUP BY ALL) SELECT *, median(kept) OVER (PARTITION BY site) AS usual FROM own QUALIFY kept > usual "
             "ORDER BY kept - usual DESC",
@@ -309,7 +325,7 @@ class _Run:
     def _larger_site(self, place: int) -> str:
         """Return the call site whose share of the peak is most above the median of all ranks."""
         rows = self.ask(
-            "WITH own AS (SELECT rank, site, sum(peak_bytes) AS bytes FROM sites "
+            "WITH own AS (SELECT rank, coalesce(site, '') AS site, sum(peak_bytes) AS bytes FROM sites "
             "SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run GROUP BY ALL), "
             "usual AS (SELECT site, CASE WHEN count(*) * 2 > $ranks THEN median(bytes) ELSE 0 END AS bytes FROM own "
             "GROUP BY site) "
@@ -327,7 +343,7 @@ class _Run:
             return
         rows = self.ask(
             "WITH own AS (SELECT rank, step, end_time - start_time AS took, unix_start_ns + start_time AS began "
-            "FROM steps JOIN member USING (run, rank, trace, device) WHERE run = $run AND end_time IS NOT NULL), "
+            "FROM steps JOIN member USING (run, rank, trace, device) WHERE run = $run AND end_time - start_time >= 0), "
             "usual AS (SELECT step, median(took) AS took, median(began) AS began FROM own GROUP BY step "
             "HAVING count(*) = $ranks) "
             "SELECT rank, median(own.took / greatest(usual.took, 1)) AS ratio, median(own.took) AS took, "
@@ -354,6 +370,21 @@ class _Run:
             if abs(row["shift"]) > max(row["usual"], 1e8) and row["drift"] < abs(row["shift"]) / 4:
                 yield Finding(row["rank"], Difference.CLOCK, value=int(row["shift"]), usual=0)
         self.unseen.append("Which rank waits for which in a collective.")
+
+
+def _sound(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of ``ranks`` that has what is compared.
+
+    Raises
+    ------
+    UsageError
+        It has not, so no conversion wrote it.
+    """
+    known = [*_SIZES, *(name for name in ("peak_reserved",) if row[name] is not None)]
+    for name in known:
+        if row[name] is None or not 0 <= row[name] < _LARGEST:
+            raise UsageError(f"{quoted(row['trace'])} has the {name} {row[name]}: convert its trace again")
+    return row
 
 
 def _far(values: Any, share: float, scale: float | None = None, spreads: int = _SPREADS) -> Mask:

@@ -1,6 +1,7 @@
 """Whole commands on files that are sound by their layout and say impossible things. Everything is the same in every run.
 
     python tests/security/command_fuzz.py --seeds 0:2000      # prints each fault once, with a seed that shows it
+    python tests/security/command_fuzz.py --seeds 0:2000 --datasets
 
 A command may give a result or refuse the file with one line. An exception other than ours, output that a terminal, a
 browser or a CI system would take for more than text, and output that its own format does not allow are faults.
@@ -35,6 +36,7 @@ import click
 import jsonschema
 import numpy as np
 from click.testing import CliRunner
+from hostile_datasets import dataset_of, mutate
 from hostile_traces import ESCAPES, VALUES, mutated
 
 from cudatool.cli import group
@@ -80,6 +82,19 @@ BASELINE: tuple[tuple[str, ...], ...] = (
     ("sanitize", "--checks", "all", "--baseline", "{}", "--format", "sarif", "base"),
     ("sanitize", "--checks", "all", "--baseline", "{}", "--format", "json=out.json", "base"),
 )
+DATASETS: tuple[tuple[str, ...], ...] = (
+    ("fleet", "{}"),
+    ("fleet", "{}", "--json"),
+    ("fleet", "{}", "--against", "{}", "--fail-on", "peak +2%"),
+    ("fleet", "{}", "--json", "--against", "{}"),
+    ("query", "{}", "FROM ranks"),
+    ("query", "{}", "FROM ranks", "--json"),
+    ("query", "{}", "SELECT * FROM sites JOIN steps USING (run, rank)", "--format", "csv"),
+    ("query", "{}", "SELECT run, rank, site, sum(size) FROM allocations GROUP BY ALL", "--json"),
+    ("query", "{}", "SUMMARIZE kernels"),
+)
+"""Questions about a data set of traces."""
+
 SLOW = 5.0  # seconds of one command
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -150,6 +165,21 @@ class Fuzzer:
         path = self.folder / name
         path.write_bytes(content)
         return path
+
+    def dataset(self, seed: int) -> Path:
+        """Return the hostile data set of a seed: of hostile traces, or one of sound traces that was changed."""
+        chance = random.Random(seed)
+        for name in ("hostile", "hostile.set"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        if chance.random() < 0.3:
+            made = dataset_of([self.file(seed)] * 3, self.folder / "hostile")
+        else:
+            sound = self.folder / "sound"
+            if not sound.exists():
+                dataset_of([SNAPSHOTS / "streams_default.pickle.xz"] * 4, sound)
+            made = Path(shutil.copytree(sound / "set", self.folder / "hostile" / "set"))
+            mutate(made, chance)
+        return made.rename(self.folder / "hostile.set")
 
     def _trace(self, chance: random.Random) -> tuple[str, bytes]:
         return "hostile.ctrace", mutated(self.base, chance)
@@ -379,15 +409,32 @@ def fuzz(seeds: range, folder: Path, *, until: float = float("inf")) -> tuple[in
     return ran, found
 
 
+def fuzz_datasets(seeds: range, folder: Path) -> tuple[int, dict[str, tuple[int, Fault, str]]]:
+    """Return how many questions were asked of hostile data sets, and the faults, each with the first seed of it."""
+    fuzzer = Fuzzer(folder)
+    ran, found = 0, {}
+    for seed in seeds:
+        path = fuzzer.dataset(seed)
+        for command in random.Random(seed).sample(DATASETS, 3):
+            ran += 1
+            for fault in fuzzer.run(command, path):
+                found.setdefault(fault.what, (seed, fault, " ".join(command)))
+    return ran, found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:500", help="first:last, default 0:500")
+    parser.add_argument("--datasets", action="store_true", help="data sets, for query and fleet")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     arguments = parser.parse_args()
     first, last = map(int, arguments.seeds.split(":"))
     folder = Path(tempfile.mkdtemp(prefix="cudatool-fuzz-"))
     try:
-        ran, found = fuzz(range(first, last), folder, until=time.monotonic() + arguments.seconds)
+        if arguments.datasets:
+            ran, found = fuzz_datasets(range(first, last), folder)
+        else:
+            ran, found = fuzz(range(first, last), folder, until=time.monotonic() + arguments.seconds)
     finally:
         shutil.rmtree(folder)
     for seed, fault, command in found.values():

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from command_fuzz import fuzz
+import pytest
+from command_fuzz import fuzz, fuzz_datasets
+from hostile_datasets import HAS_DUCKDB
 
 FILES = 24  # three commands each
+DATASETS = 12
 
 
 def test_commands_on_impossible_files_give_a_result_or_one_line(tmp_path: Path) -> None:
     ran, found = fuzz(range(FILES), tmp_path)
     assert {} == {what: (seed, command, fault.detail) for what, (seed, fault, command) in found.items()}
     assert ran > 50
+
+
+@pytest.mark.skipif(not HAS_DUCKDB, reason="needs DuckDB (cudatool[fleet])")
+def test_questions_about_impossible_data_sets_give_a_result_or_one_line(tmp_path: Path) -> None:
+    ran, found = fuzz_datasets(range(DATASETS), tmp_path)
+    assert {} == {what: (seed, command, fault.detail) for what, (seed, fault, command) in found.items()}
+    assert ran == 3 * DATASETS

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from command_fuzz import COMMANDS, SANITIZE, control_characters, log_commands
+from command_fuzz import COMMANDS, DATASETS, SANITIZE, control_characters, log_commands
+from hostile_datasets import HAS_DUCKDB, dataset_of
 from hostile_traces import ESCAPES, records_of, trace_bytes
 
 from cudatool.cli import group, main
@@ -113,6 +114,22 @@ def test_no_command_prints_what_a_terminal_or_a_log_obeys(
         for text in said:
             assert [] == control_characters(text), words
             assert [] == log_commands(text, "github" in words), words
+
+
+@pytest.mark.skipif(not HAS_DUCKDB, reason="needs DuckDB (cudatool[fleet])")
+def test_no_question_about_a_data_set_prints_what_a_terminal_or_a_log_obeys(tmp_path: Path) -> None:
+    names = [name.replace("\ud800", "") for name in ESCAPES]
+    for number, name in enumerate(("\n".join(names), *names[:7])):
+        (tmp_path / "x.ctrace").write_bytes(hostile_trace(name))
+        dataset = dataset_of([tmp_path / "x.ctrace"] * 3, tmp_path / str(number))
+        for command in DATASETS:
+            words = [str(dataset) if word == "{}" else word for word in command]
+            done = CliRunner().invoke(group, words)
+            assert done.exception is None or isinstance(done.exception, SystemExit), (words, done.exception)
+            assert done.stdout, words
+            for text in (done.stdout, done.stderr):
+                assert [] == control_characters(text), words
+                assert [] == log_commands(text, False), words
 
 
 def test_error_messages_are_printable_and_short(tmp_path: Path, monkeypatch, capsys) -> None:
