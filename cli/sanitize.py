@@ -32,6 +32,8 @@ from cudatool.trace.model import Ending
 from cudatool.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from cudatool.sanitize import Report
     from cudatool.trace.model import Trace
 
@@ -154,42 +156,35 @@ def sanitize(
     outputs = Outputs.parse(formats, html, acceptance.written, inputs=inputs)
     html, root, here = html and os.path.abspath(html), project_root(), os.getcwd()
 
+    if html and proof.schedules is not None:
+        raise UsageError("--html shows one run: leave out --explore")
+    how, trace = "", None
+    traces: list[Trace] = []
+    reports: list[Report] = []
+    files: list[str] = []
     if proof.schedules is not None:
-        if html:
-            raise UsageError("--html shows one run: leave out --explore")
-        how = ""
-        traces: list[Trace] = []
-        reports: list[Report] = []
-        files: list[str] = []
-        trace = None
         report, status = explored(proof, device, checks, workload, children=not no_children)
     else:
         traces, status, was_there = trace_of(workload, device, wanted, proof, children=not no_children)
         trace = traces[0]
-        # Of someone else's trace, only the sources that findings point to.
-        files = [] if was_there else list(dict.fromkeys(file for one in traces for file in user_files(one)))
         reports = checked(traces, wanted, proof, bounded=was_there)
         report = joined_processes(traces, reports)
-        how = _how_it_failed(trace) if was_there else ""
+        if was_there:
+            how = _how_it_failed(trace)
+        else:  # of someone else's trace, only the sources that findings point to
+            files = list(dict.fromkeys(file for one in traces for file in user_files(one)))
     how = ended(status) if status else how
     if how:
         report = report.of_failed(how)
     complete = not how and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
     report = acceptance.applied(report, wanted, complete=complete, files=files)
-    text = partial(render_text, color=_in_colour(), width=_width())
+    run = Run(root, wanted, status, math.inf if trace is None else recorded_at(trace))
     written: list[str] = []
     try:
-        written += outputs.write(
-            report, Run(root, wanted, status, math.inf if trace is None else recorded_at(trace)), _echo, text
-        )
+        written += outputs.write(report, run, _echo, partial(render_text, color=_in_colour(), width=_width()))
     finally:  # the page is written even if the reader of stdout has closed it
         if html and trace is not None:
-            from cudatool import viz  # only a page needs it
-
-            for index, (one, own) in enumerate(zip(traces, reports, strict=True)):
-                page = beside(html, one) if index else html
-                viz.write_page(one, page, of_process(report, own) if len(traces) > 1 else report)
-                written.append(page)
+            written += _write_pages(html, traces, reports, report)
         for path in written:
             say(f"Wrote {path_from(here, path)}")
         if html and opens and trace is not None:
@@ -199,15 +194,27 @@ def sanitize(
     if status:
         say(f"cudatool: the workload itself {ended(status)}")
         sys.exit(_INTERRUPTED if status == _INTERRUPTED else 3)
-    sys.exit(
-        {
-            Outcome.FINDINGS: error_exitcode,
-            Outcome.CLEAN: 0,
-            Outcome.PARTLY_CHECKED: 2 if strict else 0,
-            Outcome.NOT_CHECKED: 0 if allow_empty and not strict else 2,
-            Outcome.INCOMPLETE: 2,
-        }[report.outcome]
-    )
+    sys.exit(_exit_status(report.outcome, error_exitcode, allow_empty=allow_empty, strict=strict))
+
+
+def _exit_status(outcome: Outcome, of_findings: int, *, allow_empty: bool, strict: bool) -> int:
+    return {
+        Outcome.FINDINGS: of_findings,
+        Outcome.CLEAN: 0,
+        Outcome.PARTLY_CHECKED: 2 if strict else 0,
+        Outcome.NOT_CHECKED: 0 if allow_empty and not strict else 2,
+        Outcome.INCOMPLETE: 2,
+    }[outcome]
+
+
+def _write_pages(html: str, traces: Sequence[Trace], reports: Sequence[Report], report: Report) -> Iterator[str]:
+    """Write a page for each process, and yield its path when it is there."""
+    from cudatool import viz  # only a page needs it
+
+    for index, (one, own) in enumerate(zip(traces, reports, strict=True)):
+        page = beside(html, one) if index else html
+        viz.write_page(one, page, of_process(report, own) if len(traces) > 1 else report)
+        yield page
 
 
 def _how_it_failed(trace: Trace) -> str:

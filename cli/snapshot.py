@@ -25,6 +25,8 @@ from cudatool.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console
+
     from cudatool.analyze import Report
     from cudatool.collect.nvml import NvmlDevice
 
@@ -112,14 +114,7 @@ def snapshot(
             of_processes = [{"process": process_name(other.trace), **other.as_dict()} for other in others]
             echo_json({**document, "processes": of_processes} if others else document)
         else:
-            console = results()
-            if others:
-                console.rule(process_name(report.trace), align="left")
-            print_report(console, report, gpus)
-            for other in others:
-                console.print()
-                console.rule(process_name(other.trace), align="left")
-                print_report(console, other, ())
+            _print_reports(reports, gpus)
     finally:  # the files are written even if the reader of stdout has closed it
         if page is not None:
             from cudatool import viz  # only a page needs it
@@ -141,12 +136,7 @@ def snapshot(
             said.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)
             said.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
     if page is None and torch is None and not as_json and any(one.summary.events for one in reports):
-        name = shlex.quote(str(source))
-        tried = [diagnosis.settings for diagnosis in report.diagnoses if diagnosis.settings is not None]
-        if tried:
-            which = "that setting and others" if any(one.best is not None for one in tried) else "allocator settings"
-            said.print(f"Next: cudatool replay {name}   (what {which} would save)", markup=False)
-        said.print(f"Next: cudatool snapshot {name} --html", markup=False)
+        _print_next_steps(said, source, report)
 
 
 def _page_path(source: Path, html: str | None) -> Path | None:
@@ -166,3 +156,23 @@ def _gpus(report: Report) -> Sequence[NvmlDevice]:
         return ()
 
     return nvml.devices()
+
+
+def _print_reports(reports: Sequence[Report], gpus: Sequence[NvmlDevice]) -> None:
+    """Print the program's report, and those of its children below their names."""
+    console = results()
+    for number, report in enumerate(reports):
+        if number:
+            console.print()
+        if len(reports) > 1:
+            console.rule(process_name(report.trace), align="left")
+        print_report(console, report, () if number else gpus)
+
+
+def _print_next_steps(said: Console, source: Path, report: Report) -> None:
+    name = shlex.quote(str(source))
+    tried = [diagnosis.settings for diagnosis in report.diagnoses if diagnosis.settings is not None]
+    if tried:
+        which = "that setting and others" if any(one.best is not None for one in tried) else "allocator settings"
+        said.print(f"Next: cudatool replay {name}   (what {which} would save)", markup=False)
+    said.print(f"Next: cudatool snapshot {name} --html", markup=False)

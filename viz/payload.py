@@ -109,36 +109,37 @@ def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], byt
     return how, stored.tobytes()
 
 
+def _devices(report: Report, start: int, columns: Columns) -> Iterator[dict[str, Any]]:
+    """Yield what the page has of each device; `start` is the time of the first event."""
+    of_devices = zip(report.summary.devices, report.timelines, report.diagnoses, report.ledgers, strict=True)
+    for device, curve, diagnosis, ledger in of_devices:
+        rows = _Rows(curve, len(report.trace.records))
+        yield {
+            "device": device.device,
+            "allocations": device.allocations,
+            "peak": {
+                "row": int(rows.of(device.peak.index)) if device.peak.index >= 0 else -1,
+                "fragmentation": device.peak.fragmentation,
+                "requested": device.peak.requested,
+            },
+            "peak_reserved": device.peak_reserved if device.reserved_known else None,
+            "still_live": sum(site.size for site in device.still_live),
+            "time": columns.add(curve.time, less=start),
+            "idle": idle_share(curve.time),
+            **_memory(report, diagnosis, rows, columns),
+            "ledger": None if ledger is None else _ledger(ledger, start),
+            "ranges": _ranges(report.trace, device.device, rows, start, columns),
+            "ooms": _ooms(report.trace, device.device, rows),
+            "diagnosis": _diagnosis(diagnosis, rows),
+        }
+
+
 def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
     """Return the page's payload, with what the sanitizer found. Times are ns since the first event, sizes bytes."""
     summary, columns = report.summary, Columns()
     # If the device was not timed, operations are drawn at the time of their calls.
     drawn = report.operations if len(report.operations) else calls(report.trace)
     start = int(report.trace.records["time"].min(initial=np.iinfo(np.int64).max)) if summary.events else 0
-    devices = []
-    of_devices = zip(summary.devices, report.timelines, report.diagnoses, report.ledgers, strict=True)
-    for device, curve, diagnosis, ledger in of_devices:
-        rows = _Rows(curve, len(report.trace.records))
-        devices.append(
-            {
-                "device": device.device,
-                "allocations": device.allocations,
-                "peak": {
-                    "row": int(rows.of(device.peak.index)) if device.peak.index >= 0 else -1,
-                    "fragmentation": device.peak.fragmentation,
-                    "requested": device.peak.requested,
-                },
-                "peak_reserved": device.peak_reserved if device.reserved_known else None,
-                "still_live": sum(site.size for site in device.still_live),
-                "time": columns.add(curve.time, less=start),
-                "idle": idle_share(curve.time),
-                **_memory(report, diagnosis, rows, columns),
-                "ledger": None if ledger is None else _ledger(ledger, start),
-                "ranges": _ranges(report.trace, device.device, rows, start, columns),
-                "ooms": _ooms(report.trace, device.device, rows),
-                "diagnosis": _diagnosis(diagnosis, rows),
-            }
-        )
     document = {
         "source": summary.source.rsplit("/", 1)[-1],
         "recorded_on": summary.recorded_on,
@@ -150,7 +151,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
             {"severity": f.severity, "confidence": f.confidence, "device": f.device, "message": f.message}
             for f in report.findings
         ],
-        "devices": devices,
+        "devices": list(_devices(report, start, columns)),
         "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
         "plans": [asdict(plan) for plan in summary.plans],
         "pinned": None if summary.pinned is None else asdict(summary.pinned),

@@ -337,17 +337,20 @@ class CuptiCollector:
         self.activity_error = ""
         """Why kernels and the times of copies are missing; empty if they are not."""
 
-        path = find_library()
+        self.version, numbers = _start()
+        self._choose_readers(numbers)
         try:
-            self.version = _cupti.open(path)
-            chosen = {
-                name + end: (*_layout(call), int(call.use), call.read is None)
-                for name, call in _CALLS.items()
-                for end in ("", *_PER_THREAD)
-            }
-            numbers = _cupti.start(chosen, _MOST_ROWS)
+            if level is not Level.MEMORY:
+                _cupti.watch_activity(level is Level.GRAPH_NODES)
         except OSError as error:
-            raise CuptiUnavailable(f"{path}: {error}") from error
+            self.activity_error = str(error)
+        _running.add(self)
+        hooks.subscribe(self._before_event, first=True)
+        self._thread = threading.Thread(target=self._run, name="cudatool reader of CUPTI's log", daemon=True)
+        self._thread.start()
+
+    def _choose_readers(self, numbers: dict[int, str]) -> None:
+        """Choose by the name of each call who makes its record: C, by a row of :data:`HOW`, or a method."""
         for number, name in numbers.items():
             self._names_of_calls[number] = name
             read = _CALLS[_plain(name)].read
@@ -363,15 +366,6 @@ class CuptiCollector:
         self._always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
         self._always_reported[[*of_memory, What.USE, What.BLOCK]] = 1
-        try:
-            if level is not Level.MEMORY:
-                _cupti.watch_activity(level is Level.GRAPH_NODES)
-        except OSError as error:
-            self.activity_error = str(error)
-        _running.add(self)
-        hooks.subscribe(self._before_event, first=True)
-        self._thread = threading.Thread(target=self._run, name="cudatool reader of CUPTI's log", daemon=True)
-        self._thread.start()
 
     def flush(self) -> None:
         """Pass on all that happened so far."""
@@ -827,6 +821,20 @@ class CuptiCollector:
 
 
 _running: weakref.WeakSet[CuptiCollector] = weakref.WeakSet()
+
+
+def _start() -> tuple[int, dict[int, str]]:
+    """Let CUPTI log the calls that are read here; return its version, and the name of each by its number."""
+    path = find_library()
+    chosen = {
+        name + end: (*_layout(call), int(call.use), call.read is None)
+        for name, call in _CALLS.items()
+        for end in ("", *_PER_THREAD)
+    }
+    try:
+        return _cupti.open(path), _cupti.start(chosen, _MOST_ROWS)
+    except OSError as error:
+        raise CuptiUnavailable(f"{path}: {error}") from error
 
 
 def _forget_all() -> None:

@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cudatool.collect.byte_sets import compress
 from cudatool.collect.callers import calling_api
@@ -33,6 +33,7 @@ from cudatool.trace.events import (
 
 if TYPE_CHECKING:
     from cudatool.sim import Entry, Machine, Operation, Result
+    from cudatool.sim.machine import Context
     from cudatool.sim.observe.checkers import CheckFinding
 
 __all__ = ["SimDriverCollector"]
@@ -108,75 +109,6 @@ class SimDriverCollector:
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
         self._failed: set[int] = set()  # contexts
         self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
-        # The calls that programs make most get their arguments as they are: a dictionary takes as long as an event.
-        self._report_often: dict[str, Callable[..., None]] = {
-            "cuLaunchKernel": self._launch,
-            "cuLaunchCooperativeKernel": self._launch,
-            "cuLaunchKernelEx": self._launch_ex,
-            "cuStreamSynchronize": self._stream_synchronize,
-        }
-        self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
-            "cuStreamCreateWithPriority": self._stream_create,
-            "cuStreamCreate": self._stream_create,
-            "cuGreenCtxStreamCreate": self._stream_create,
-            "cuStreamDestroy": self._stream_destroy,
-            "cuStreamWaitEvent": self._stream_wait_event,
-            "cuStreamWriteValue32": self._values,
-            "cuStreamWriteValue64": self._values,
-            "cuStreamWaitValue32": self._values,
-            "cuStreamWaitValue64": self._values,
-            "cuStreamBatchMemOp": self._values,
-            "cuCtxSynchronize": self._device_synchronize,
-            "cuEventCreate": self._event_create,
-            "cuIpcOpenEventHandle": self._event_open,
-            "cuIpcGetMemHandle": self._share,
-            "cuIpcOpenMemHandle": self._share,
-            "cuMemPoolExportPointer": self._share,
-            "cuMemPoolImportPointer": self._share,
-            "cuMemExportToShareableHandle": self._share_physical,
-            "cuMemImportFromShareableHandle": self._share_physical,
-            "cuEventDestroy": self._event_destroy,
-            "cuEventRecord": self._event_record,
-            "cuEventRecordWithFlags": self._event_record,
-            "cuGreenCtxRecordEvent": self._context_record_event,
-            "cuCtxRecordEvent": self._context_record_event,
-            "cuGreenCtxWaitEvent": self._context_wait_event,
-            "cuCtxWaitEvent": self._context_wait_event,
-            "cuEventSynchronize": self._event_synchronize,
-            "cuEventElapsedTime": self._event_elapsed_time,
-            "cuMemAlloc": self._mem_alloc,
-            "cuMemAllocPitch": self._mem_alloc,
-            "cuMemAllocManaged": self._mem_alloc,
-            "cuMemAllocAsync": self._mem_alloc,
-            "cuMemAllocFromPoolAsync": self._mem_alloc,
-            "cuMemFree": self._mem_free,
-            "cuMemFreeAsync": self._mem_free,
-            "cuMemCreate": self._physical_alloc,
-            "cuMemRelease": self._physical_free,
-            "cuMemMap": self._mem_map,
-            "cuMemUnmap": self._mem_unmap,
-            "cuArrayCreate": self._array_create,
-            "cuArray3DCreate": self._array_create,
-            "cuMipmappedArrayCreate": self._array_create,
-            "cuArrayDestroy": self._array_destroy,
-            "cuMipmappedArrayDestroy": self._array_destroy,
-            "cuMemAllocHost": self._host_alloc,
-            "cuMemHostAlloc": self._host_alloc,
-            "cuMemHostRegister": self._host_register,
-            "cuMemFreeHost": self._host_free,
-            "cuMemHostUnregister": self._host_free,
-            "cuLaunchHostFunc": self._host_function,
-            "cuStreamAddCallback": self._host_function,
-            "cuStreamBeginCapture": self._capture_begin,
-            "cuStreamBeginCaptureToGraph": self._capture_begin,
-            "cuGraphInstantiateWithFlags": self._graph_instantiate,
-            "cuGraphInstantiateWithParams": self._graph_instantiate,
-            "cuGraphExecUpdate": self._graph_update,
-            "cuGraphLaunch": self._graph_launch,
-            "cuLibraryLoadData": self._module_load,
-            "cuModuleLoadData": self._module_load,
-            "cuModuleLoadDataEx": self._module_load,
-        }
 
     # ---- what the driver calls (cudatool.sim.Subscriber) ----
 
@@ -256,13 +188,13 @@ class SimDriverCollector:
             return  # our runtime's own call
         if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
             self._capture_end(arguments)
-        if result == 0 and (often := self._report_often.get(name)) is not None:
-            often(*arguments)
+        if result == 0 and (often := _REPORT_OFTEN.get(name)) is not None:
+            often(self, *arguments)
         elif result == 0 or (name, result.name) in _TOLD or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
-            report = self._report.get(name)
+            report = _REPORT.get(name)
             if report is not None:
-                report(values, name)
+                report(self, values, name)
             elif name.startswith("cuMemcpy"):
                 self._copy(values, name)
             elif name.startswith("cuMemset"):
@@ -326,18 +258,7 @@ class SimDriverCollector:
                 aux1=aux1,
                 stack=0,
             )
-        for found in operation.findings:
-            if found.is_gap:
-                hooks.emit(
-                    Kind.WARNING,
-                    name=found.text,
-                    flags=WarningFlag.RACES,
-                    correlation=correlation,
-                    stack=0,
-                    aux0=WarningCode.RACECHECK_PARTIAL,
-                )
-            else:
-                self._finding(found, device=ordinal, stream=stream, correlation=correlation)
+        self._findings(operation, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
             Kind.EXECUTION,
             device=ordinal,
@@ -350,17 +271,35 @@ class SimDriverCollector:
             aux1=operation.end,
             stack=0,
         )
-        if context.error is not None and context.handle not in self._failed:  # nothing of it runs any more
-            self._failed.add(context.handle)
-            text = f"work after {context.error.result.c_name} ({context.error})"
-            hooks.emit(
-                Kind.WARNING,
-                device=ordinal,
-                name=text,
-                flags=WarningFlag.UNSEEN,
-                stack=0,
-                aux0=WarningCode.WORK_AFTER_ERROR,
-            )
+        self._report_error(context)
+
+    def _findings(self, operation: Operation, **who: int) -> None:
+        for found in operation.findings:
+            if found.is_gap:
+                hooks.emit(
+                    Kind.WARNING,
+                    name=found.text,
+                    flags=WarningFlag.RACES,
+                    correlation=who["correlation"],
+                    stack=0,
+                    aux0=WarningCode.RACECHECK_PARTIAL,
+                )
+            else:
+                self._finding(found, **who)
+
+    def _report_error(self, context: Context) -> None:
+        """Report once that a context has failed: nothing of it runs any more."""
+        if context.error is None or context.handle in self._failed:
+            return
+        self._failed.add(context.handle)
+        hooks.emit(
+            Kind.WARNING,
+            device=context.device.ordinal,
+            name=f"work after {context.error.result.c_name} ({context.error})",
+            flags=WarningFlag.UNSEEN,
+            stack=0,
+            aux0=WarningCode.WORK_AFTER_ERROR,
+        )
 
     @staticmethod
     def _finding(found: CheckFinding, **who: int) -> None:
@@ -729,6 +668,78 @@ class SimDriverCollector:
             name=name,
             stack=0,
         )
+
+
+# The method that reports a call. The calls that programs make most get their arguments as they are: a dictionary takes
+# as long as an event.
+_REPORT_OFTEN: Final[dict[str, Callable[..., None]]] = {
+    "cuLaunchKernel": SimDriverCollector._launch,
+    "cuLaunchCooperativeKernel": SimDriverCollector._launch,
+    "cuLaunchKernelEx": SimDriverCollector._launch_ex,
+    "cuStreamSynchronize": SimDriverCollector._stream_synchronize,
+}
+_REPORT: Final[dict[str, Callable[[SimDriverCollector, dict[str, Any], str], None]]] = {
+    "cuStreamCreateWithPriority": SimDriverCollector._stream_create,
+    "cuStreamCreate": SimDriverCollector._stream_create,
+    "cuGreenCtxStreamCreate": SimDriverCollector._stream_create,
+    "cuStreamDestroy": SimDriverCollector._stream_destroy,
+    "cuStreamWaitEvent": SimDriverCollector._stream_wait_event,
+    "cuStreamWriteValue32": SimDriverCollector._values,
+    "cuStreamWriteValue64": SimDriverCollector._values,
+    "cuStreamWaitValue32": SimDriverCollector._values,
+    "cuStreamWaitValue64": SimDriverCollector._values,
+    "cuStreamBatchMemOp": SimDriverCollector._values,
+    "cuCtxSynchronize": SimDriverCollector._device_synchronize,
+    "cuEventCreate": SimDriverCollector._event_create,
+    "cuIpcOpenEventHandle": SimDriverCollector._event_open,
+    "cuIpcGetMemHandle": SimDriverCollector._share,
+    "cuIpcOpenMemHandle": SimDriverCollector._share,
+    "cuMemPoolExportPointer": SimDriverCollector._share,
+    "cuMemPoolImportPointer": SimDriverCollector._share,
+    "cuMemExportToShareableHandle": SimDriverCollector._share_physical,
+    "cuMemImportFromShareableHandle": SimDriverCollector._share_physical,
+    "cuEventDestroy": SimDriverCollector._event_destroy,
+    "cuEventRecord": SimDriverCollector._event_record,
+    "cuEventRecordWithFlags": SimDriverCollector._event_record,
+    "cuGreenCtxRecordEvent": SimDriverCollector._context_record_event,
+    "cuCtxRecordEvent": SimDriverCollector._context_record_event,
+    "cuGreenCtxWaitEvent": SimDriverCollector._context_wait_event,
+    "cuCtxWaitEvent": SimDriverCollector._context_wait_event,
+    "cuEventSynchronize": SimDriverCollector._event_synchronize,
+    "cuEventElapsedTime": SimDriverCollector._event_elapsed_time,
+    "cuMemAlloc": SimDriverCollector._mem_alloc,
+    "cuMemAllocPitch": SimDriverCollector._mem_alloc,
+    "cuMemAllocManaged": SimDriverCollector._mem_alloc,
+    "cuMemAllocAsync": SimDriverCollector._mem_alloc,
+    "cuMemAllocFromPoolAsync": SimDriverCollector._mem_alloc,
+    "cuMemFree": SimDriverCollector._mem_free,
+    "cuMemFreeAsync": SimDriverCollector._mem_free,
+    "cuMemCreate": SimDriverCollector._physical_alloc,
+    "cuMemRelease": SimDriverCollector._physical_free,
+    "cuMemMap": SimDriverCollector._mem_map,
+    "cuMemUnmap": SimDriverCollector._mem_unmap,
+    "cuArrayCreate": SimDriverCollector._array_create,
+    "cuArray3DCreate": SimDriverCollector._array_create,
+    "cuMipmappedArrayCreate": SimDriverCollector._array_create,
+    "cuArrayDestroy": SimDriverCollector._array_destroy,
+    "cuMipmappedArrayDestroy": SimDriverCollector._array_destroy,
+    "cuMemAllocHost": SimDriverCollector._host_alloc,
+    "cuMemHostAlloc": SimDriverCollector._host_alloc,
+    "cuMemHostRegister": SimDriverCollector._host_register,
+    "cuMemFreeHost": SimDriverCollector._host_free,
+    "cuMemHostUnregister": SimDriverCollector._host_free,
+    "cuLaunchHostFunc": SimDriverCollector._host_function,
+    "cuStreamAddCallback": SimDriverCollector._host_function,
+    "cuStreamBeginCapture": SimDriverCollector._capture_begin,
+    "cuStreamBeginCaptureToGraph": SimDriverCollector._capture_begin,
+    "cuGraphInstantiateWithFlags": SimDriverCollector._graph_instantiate,
+    "cuGraphInstantiateWithParams": SimDriverCollector._graph_instantiate,
+    "cuGraphExecUpdate": SimDriverCollector._graph_update,
+    "cuGraphLaunch": SimDriverCollector._graph_launch,
+    "cuLibraryLoadData": SimDriverCollector._module_load,
+    "cuModuleLoadData": SimDriverCollector._module_load,
+    "cuModuleLoadDataEx": SimDriverCollector._module_load,
+}
 
 
 def _as_host_function(run: Callable[[Operation], None], correlation: int) -> Callable[[Operation], None]:

@@ -103,6 +103,17 @@ def read(path: str | Path) -> MemorySnapshot:
         raise SnapshotFormatError(path, f"not a valid PyTorch memory snapshot ({reason})") from error
 
 
+def _check_numbers(segments: list[Any], rings: list[Any], size: int) -> None:
+    """Refuse a file of `size` bytes that could not hold so many events, blocks and segments.
+
+    It has lists in it several times: a few bytes would be millions.
+    """
+    blocks = sum(len(one.get("blocks") or ()) for one in segments if isinstance(one, dict))
+    in_all = len(segments) + blocks + sum(len(ring) for ring in rings if isinstance(ring, list | range))
+    if in_all * _LEAST_BYTES > size + (1 << 16):
+        raise ValueError(f"{in_all} events, blocks and segments in {size} bytes")
+
+
 class _Reader:
     """The tables that records point into, while they grow."""
 
@@ -126,10 +137,7 @@ class _Reader:
     def snapshot(self, path: str, rows: Rows) -> MemorySnapshot:
         segments = _list(self.data, "segments")
         recorded_rings = _list(self.data, "device_traces")
-        blocks = sum(len(one.get("blocks") or ()) for one in segments if isinstance(one, dict))
-        in_all = len(segments) + blocks + sum(len(ring) for ring in recorded_rings if isinstance(ring, list | range))
-        if in_all * _LEAST_BYTES > rows.size + (1 << 16):  # lists in it several times: a few bytes would be millions
-            raise ValueError(f"{in_all} events, blocks and segments in {rows.size} bytes")
+        _check_numbers(segments, recorded_rings, rows.size)
         segments = [_with_addresses(segment) for segment in segments]
         traces = [EventColumns.of(trace, rows) for trace in _list(self.data, "device_traces")]
         ranges = {(ring.start, ring.stop) for ring in recorded_rings if isinstance(ring, range)}
@@ -139,38 +147,19 @@ class _Reader:
         rows.columns.clear()  # each ring's columns go when its records are there: together they would be twice as large
         timed = any(map(len, traces)) and all(trace.has("time_us") for trace in traces if len(trace))
         recorded = any(map(len, traces))
-        rings = len(traces)
-        devices = sorted({int(s.get("device", 0)) for s in segments} | set(range(rings)))
-        parts, prior, prior_records = [], 0, {}
-        facts: list[dict[str, npt.NDArray[np.uint32] | int]] = []
-        for device in devices:
-            own = [s for s in segments if int(s.get("device", 0)) == device]
-            part, said, before = self._of_device(
-                traces.pop(0) if device < rings else EventColumns.of([], rows), own, device
-            )
-            parts.append(part)
-            facts.append(said)
-            prior_records[device] = before
-            prior += int(np.count_nonzero(part["kind"][:before] == Kind.BLOCK_ALLOC))
-            del part
+        parts, facts, prior_records = self._of_devices(traces, segments, rows)
+        prior = sum(_blocks(part[:n]) for part, n in zip(parts, prior_records.values(), strict=True))
         annotations = self._annotations(_list(self.data, "external_annotations"))
         lengths = [len(part) for part in parts]
         records = np.concatenate([*parts, annotations]) if len(parts) != 1 or len(annotations) else parts[0]
         del parts
-        order: slice | _Ints = slice(len(records) - len(annotations))
-        if timed:
-            order = self._in_order_of_time(records, len(annotations))
+        order = self._in_order_of_time(records, len(annotations)) if timed else slice(len(records) - len(annotations))
         records = records[order]
         if not timed:
             records["time"] = np.arange(len(records))
         streams = self._stream_records(records)
         pinned = self._pinned(more)
-        if prior and recorded:
-            self.notes.append(
-                f"recording began with {prior} blocks already allocated: they are shown from its start on"
-            )
-        if not recorded:
-            self.notes.append("no history was recorded: only the final state is known")
+        self._note_history(prior, recorded)
         records = np.concatenate([streams, records])
         return MemorySnapshot(
             records,
@@ -194,6 +183,31 @@ class _Reader:
             more=more,
             pinned=pinned,
         )
+
+    def _note_history(self, prior: int, recorded: bool) -> None:
+        if not recorded:
+            self.notes.append("no history was recorded: only the final state is known")
+        elif prior:
+            text = f"recording began with {prior} blocks already allocated: they are shown from its start on"
+            self.notes.append(text)
+
+    def _of_devices(
+        self, traces: list[EventColumns], segments: list[dict[str, Any]], rows: Rows
+    ) -> tuple[list[npt.NDArray[np.void]], list[dict[str, npt.NDArray[np.uint32] | int]], dict[int, int]]:
+        """Return what :meth:`_of_device` returns of each device, ascending; the last by device.
+
+        Takes the rings out of `traces`: each one's columns go when its records are there.
+        """
+        rings = len(traces)
+        parts, facts, inferred = [], [], {}
+        for device in sorted({int(s.get("device", 0)) for s in segments} | set(range(rings))):
+            own = [s for s in segments if int(s.get("device", 0)) == device]
+            part, said, inferred[device] = self._of_device(
+                traces.pop(0) if device < rings else EventColumns.of([], rows), own, device
+            )
+            parts.append(part)
+            facts.append(said)
+        return parts, facts, inferred
 
     def _of_device(
         self, entries: EventColumns, segments: list[dict[str, Any]], device: int
@@ -608,6 +622,10 @@ def _pinned(more: dict[str, Any]) -> PinnedMemory | None:
 
 def _list(data: dict[str, Any], key: str) -> list[Any]:
     return list(require(data.get(key) or [], list, key))
+
+
+def _blocks(records: npt.NDArray[np.void]) -> int:
+    return int(np.count_nonzero(records["kind"] == Kind.BLOCK_ALLOC))
 
 
 def _is_live(block: Mapping[str, Any]) -> bool:

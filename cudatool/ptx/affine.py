@@ -362,13 +362,7 @@ class AffineAddresses:
             last + 1,
             *launch.extents[THREAD_INDICES + number + 1 :],
         )
-        for one in loop.carried:
-            begin = launch.value(Register(one.first))
-            grows = launch.step(one, self._bits.get(one.before, 32))
-            if begin is not None and grows is not None:
-                times = [0] * len(launch.extents)
-                times[THREAD_INDICES + number] = grows
-                launch.values[one.before] = launch.sum(begin, launch.form(0, times))
+        self._carry(launch, number)
         counter = launch.values.get(loop.counter.before)
         if counter is not None:
             # Of the first round it is what held before; of the others, what the condition said.
@@ -380,6 +374,16 @@ class AffineAddresses:
                 launch.sum(over, launch.form(0, times)),
                 max(passed, launch.narrowed(over, facts).high),
             )
+
+    def _carry(self, launch: _Launch, number: int) -> None:
+        """Find the values that the registers of a loop have in its rounds, where they grow by the same each round."""
+        for one in self._loops[number].carried:
+            begin = launch.value(Register(one.first))
+            grows = launch.step(one, self._bits.get(one.before, 32))
+            if begin is not None and grows is not None:
+                times = [0] * len(launch.extents)
+                times[THREAD_INDICES + number] = grows
+                launch.values[one.before] = launch.sum(begin, launch.form(0, times))
 
     def _inside_of(self, number: int) -> list[int]:
         """Return the loops around a loop."""

@@ -378,12 +378,7 @@ class _Words:
         if defect.wait >= 0:
             order += f" The wait at {line(defect.wait, here)} did nothing: its event had not been recorded."
         if defect.moved:
-            wait, replaced, latest = defect.moved
-            order += (
-                f" The wait at {line(wait, here)} is for the record on {self._stream(latest)} "
-                f"({line(latest, replaced)}), which replaced the one on {self._stream(replaced)} "
-                f"({line(replaced, latest)})."
-            )
+            order += f" {self._replaced_record(defect.moved, here)}"
         owner = defect.first.owner
         if defect.kind is FindingKind.REUSE and owner is not None:
             freed = f", was freed at {line(owner.freed, here)}" if owner.freed >= 0 else ""
@@ -393,22 +388,21 @@ class _Words:
             )
         return order
 
+    def _replaced_record(self, moved: tuple[int, ...], here: int) -> str:
+        """Return that a wait is for another record of its event than the one on the other stream."""
+        wait, replaced, latest = moved
+        line = self._callers.line
+        return (
+            f"The wait at {line(wait, here)} is for the record on {self._stream(latest)} "
+            f"({line(latest, replaced)}), which replaced the one on {self._stream(replaced)} "
+            f"({line(replaced, latest)})."
+        )
+
     def _repair(self, defect: Defect) -> str:
         first, second = defect.first, defect.second
         earlier, later = (self._engine.agents[side.operation.agent] for side in (first, second))
         if defect.inside:
-            there = f"{self._operation(first.record)} ({self._callers.line(first.record, second.record)})"
-            here = f"{self._operation(second.record)} at {self._callers.line(second.record, first.record)}"
-            streams = [int(self._trace.records["stream"][side.record]) for side in (first, second)]
-            others = len(defect.nodes) - 1
-            more = f" The same for {_count(others, 'more pair')} of nodes from these lines." if others else ""
-            if all(streams):
-                calls = self._calls(streams[1])
-                return (
-                    f"Before {here} is captured, make stream {streams[1]} wait for stream {streams[0]}: "
-                    f"{calls.after_event(there)}.{more}"
-                )
-            return f"Let {here} depend on {there}: `cuGraphAddDependencies`.{more}"
+            return self._repair_of_graph(defect)
         if self._engine.is_early(defect):
             return (
                 f"Call `cudaGridDependencySynchronize()` in {self._operation(second.record)} before it uses this "
@@ -444,4 +438,19 @@ class _Words:
             f"Before {here}, make {later.label} wait for {earlier.label}: "
             f"{self._calls(later.stream).after_all(self._after(defect))}."
             + (f" The same for {_count(others, 'more pair')} of streams at this line." if others else "")
+        )
+
+    def _repair_of_graph(self, defect: Defect) -> str:
+        """Return what orders two nodes of one graph."""
+        first, second = defect.first, defect.second
+        there = f"{self._operation(first.record)} ({self._callers.line(first.record, second.record)})"
+        here = f"{self._operation(second.record)} at {self._callers.line(second.record, first.record)}"
+        streams = [int(self._trace.records["stream"][side.record]) for side in (first, second)]
+        others = len(defect.nodes) - 1
+        more = f" The same for {_count(others, 'more pair')} of nodes from these lines." if others else ""
+        if not all(streams):
+            return f"Let {here} depend on {there}: `cuGraphAddDependencies`.{more}"
+        return (
+            f"Before {here} is captured, make stream {streams[1]} wait for stream {streams[0]}: "
+            f"{self._calls(streams[1]).after_event(there)}.{more}"
         )

@@ -21,6 +21,19 @@ from cudatool.units import format_bytes
 __all__ = ["device_findings", "leaks"]
 
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC)
+# By what memory is known until it is freed: its address, or, of cuMemCreate, which gives none, its handle.
+_OPENS = {
+    Kind.BLOCK_ALLOC: "block",
+    Kind.MEM_ALLOC: "address",
+    Kind.HOST_ALLOC: "address",
+    Kind.PHYSICAL_ALLOC: "handle",
+}
+_CLOSES = {
+    Kind.BLOCK_FREE_REQUESTED: "block",
+    Kind.MEM_FREE: "address",
+    Kind.HOST_FREE: "address",
+    Kind.PHYSICAL_FREE: "handle",
+}
 _NEAR = 1 << 20  # bytes between an address and the allocation that it is said to be near
 
 
@@ -114,11 +127,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     memory, names = _Memory(trace), stream_names(trace, in_sentences=True)
     found: dict[tuple[Any, ...], DeviceFinding] = {}
     for row in rows.tolist():
-        record = records[row]
-        try:
-            said = _Said.parse(trace.names[int(record["name"])])
-        except (TypeError, ValueError):
-            raise TraceFormatError(trace.source, f"what a checker found cannot be read (event {row:,})") from None
+        record, said = records[row], _said(trace, row)
         launch = launch_of.get(int(record["correlation"])) if record["correlation"] else None
         at = row if launch is None else launch
         stack = trace.stack(int(records["stack"][at]))
@@ -127,16 +136,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         if said.space in ("", "global") and record["address"]:
             address, size = int(record["address"]), int(record["size"])
             kind, text, buffer = memory.explain(kind, text, address, size, at, said)
-        # A race is the same whichever of the two threads happened to come first.
-        places = frozenset((said.source, said.other_source))
-        key = (
-            kind,
-            said.kernel,
-            places,
-            kind is not FindingKind.KERNEL_RACE and said.mode,
-            said.space,
-            int(records["stack"][at]),
-        )
+        key = (kind, *_place(kind, said), int(records["stack"][at]))
         known = found.get(key)
         if known is not None:
             found[key] = replace(known, count=known.count + int(record["aux0"]))
@@ -166,6 +166,21 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     return _with_fingerprints(list(found.values()))
 
 
+def _place(kind: FindingKind, said: _Said) -> tuple[Any, ...]:
+    """Return what two findings of one defect have in common."""
+    # A race is the same whichever of the two threads happened to come first.
+    mode = "" if kind is FindingKind.KERNEL_RACE else said.mode
+    return said.kernel, frozenset((said.source, said.other_source)), mode, said.space
+
+
+def _said(trace: Trace, row: int) -> _Said:
+    """Return what a ``FINDING`` record says, or raise ``TraceFormatError``."""
+    try:
+        return _Said.parse(trace.names[int(trace.records["name"][row])])
+    except (TypeError, ValueError):
+        raise TraceFormatError(trace.source, f"what a checker found cannot be read (event {row:,})") from None
+
+
 def _operation(trace: Trace, launch: int | None, kernel: str, *, in_kernel: bool) -> str:
     """Return what a report calls the kernel or call that did it, by the record of its launch, or that of its graph."""
     if launch is None:
@@ -186,36 +201,8 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
     began: who was to give them back is not in it.
     """
     records = trace.records
-    begins = {device: recorded_from(trace, device) for device in trace.header.get("prior_records", {})}
-    live: dict[tuple[str, int], int] = {}
-    kinds = records["kind"]
-    # What is freed by the same name. Memory without an address, of cuMemCreate, goes by its handle.
-    opens = {
-        Kind.BLOCK_ALLOC: "block",
-        Kind.MEM_ALLOC: "address",
-        Kind.HOST_ALLOC: "address",
-        Kind.PHYSICAL_ALLOC: "handle",
-    }
-    closes = {
-        Kind.BLOCK_FREE_REQUESTED: "block",
-        Kind.MEM_FREE: "address",
-        Kind.HOST_FREE: "address",
-        Kind.PHYSICAL_FREE: "handle",
-    }
-    for row in np.flatnonzero(np.isin(kinds, [*opens, *closes])).tolist():
-        kind = Kind(int(kinds[row]))
-        column = "aux0" if kind in (Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_FREE) else "address"
-        name = int(records[column][row])
-        if kind is Kind.BLOCK_ALLOC and row < begins.get(int(records["device"][row]), 0):
-            continue
-        if kind in (Kind.MEM_ALLOC, Kind.HOST_ALLOC) and records["flags"][row] & LIVED:
-            continue
-        if kind in opens:
-            live[opens[kind], name] = row
-        else:
-            live.pop((closes[kind], name), None)
     sites: dict[int, list[int]] = {}
-    for row in live.values():
+    for row in _never_freed(trace):
         sites.setdefault(int(records["stack"][row]), []).append(row)
     found = []
     for stack, rows in sites.items():
@@ -249,6 +236,27 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
             )
         )
     return _with_fingerprints(found)
+
+
+def _never_freed(trace: Trace) -> list[int]:
+    """Return the records of the allocations that no later record frees."""
+    records = trace.records
+    begins = {device: recorded_from(trace, device) for device in trace.header.get("prior_records", {})}
+    live: dict[tuple[str, int], int] = {}
+    kinds = records["kind"]
+    for row in np.flatnonzero(np.isin(kinds, [*_OPENS, *_CLOSES])).tolist():
+        kind = Kind(int(kinds[row]))
+        column = "aux0" if kind in (Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_FREE) else "address"
+        name = int(records[column][row])
+        if kind is Kind.BLOCK_ALLOC and row < begins.get(int(records["device"][row]), 0):
+            continue
+        if kind in (Kind.MEM_ALLOC, Kind.HOST_ALLOC) and records["flags"][row] & LIVED:
+            continue
+        if kind in _OPENS:
+            live[_OPENS[kind], name] = row
+        else:
+            live.pop((_CLOSES[kind], name), None)
+    return list(live.values())
 
 
 def _with_fingerprints(found: list[DeviceFinding]) -> tuple[DeviceFinding, ...]:

@@ -59,6 +59,14 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _first_records(trace: Trace) -> dict[int, int]:
+    """Return the stream that each event was first recorded on."""
+    recorded = np.flatnonzero(trace.records["kind"] == Kind.EVENT_RECORD)
+    events, firsts = np.unique(trace.records["aux0"][recorded], return_index=True)
+    streams = trace.records["stream"][recorded[firsts]]
+    return dict(zip(events.tolist(), streams.tolist(), strict=True))
+
+
 class Engine:
     """One pass over a trace.
 
@@ -104,9 +112,7 @@ class Engine:
         effort: Effort | None = None,
     ) -> None:
         self.effort = Effort(trace) if effort is None else effort
-        self.operations = 0
-        self.unchecked = 0
-        self.unknown_streams = 0
+        self.operations = self.unchecked = self.unknown_streams = 0
         self.by_flags: dict[tuple[int, int], tuple[int, int]] = {}
         self.records = trace.records
         self._kinds, self._stacks = trace.records["kind"].data, trace.records["stack"].data
@@ -125,17 +131,12 @@ class Engine:
         self._memory = Memory(self, trace.names)
         self._launches = Launches(self, trace)
         self._peer_copies = {index for index, name in enumerate(trace.names) if name in _SERIALIZED}
-        handed = trace.of_kind(Kind.HAND_OVER)
-        self._host_functions: dict[int, Moment | None] = dict.fromkeys(
-            handed["correlation"][handed["correlation"] != 0].tolist()
-        )  # those that hand over an object, by correlation: when they are done
+        handed = trace.of_kind(Kind.HAND_OVER)["correlation"]
+        # By correlation, those that hand over an object: when they are done.
+        self._host_functions: dict[int, Moment | None] = dict.fromkeys(handed[handed != 0].tolist())
         self._handed_over: dict[int, dict[int, Moment]] = {}  # by object: the latest moment of each agent
         self._grouped: dict[int, list[Access]] = {}  # by thread: of the collective operations of its latest group
-        recorded = np.flatnonzero(trace.records["kind"] == Kind.EVENT_RECORD)
-        events, firsts = np.unique(trace.records["aux0"][recorded], return_index=True)
-        streams = trace.records["stream"][recorded[firsts]]
-        self._first_records = dict(zip(events.tolist(), streams.tolist(), strict=True))
-        del recorded, events, firsts
+        self._first_records = _first_records(trace)
         self._handlers: dict[int, Callable[[Row], None]] = {
             **dict.fromkeys(WORK, self._work),
             Kind.COLLECTIVE: self._collect,

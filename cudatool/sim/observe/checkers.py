@@ -29,6 +29,23 @@ _QUARANTINE: Final = 64 << 20  # bytes of freed memory that are not given out ag
 _OWNED: Final = ("device", "pool")  # kinds of allocations whose memory can be held back
 _FRESH: Final = (*_OWNED, "array")  # kinds in which nothing has a value before the program writes it
 
+# By the name of a `sim.jit.Defect`: the check, the kind of finding, and what is wrong where that needs no more looking.
+_DEFECTS: Final = {
+    "INVALID": ("memcheck", "out-of-bounds", ""),
+    "MISALIGNED": ("memcheck", "misaligned", "the address is not a multiple of {size}"),
+    "UNINITIALIZED": ("initcheck", "uninitialized", "nothing was written there since the memory was allocated"),
+    "READ_AFTER_WRITE": ("racecheck", "kernel-race", ""),
+    "WRITE_AFTER_READ": ("racecheck", "kernel-race", ""),
+    "WRITE_AFTER_WRITE": ("racecheck", "kernel-race", ""),
+    "BARRIER_DIVERGED": ("synccheck", "barrier-divergence", "not all threads of the block come to this barrier"),
+    "MASK_WITHOUT_CALLER": ("synccheck", "bad-mask", "the member mask lacks a thread that executes the operation"),
+    "UNCHECKED": (
+        "racecheck",
+        "unchecked",
+        "racecheck looked at a part of {kernel} only: its accesses would take more than {history_limit} to remember",
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
@@ -206,25 +223,8 @@ class Checkers:
         """Return what a kernel did wrong that was launched with these packed arguments, in words."""
         from cudatool.sim.jit import Defect, Reason  # llvmlite takes a while to load
 
-        check, kind = {
-            Defect.INVALID: ("memcheck", "out-of-bounds"),
-            Defect.MISALIGNED: ("memcheck", "misaligned"),
-            Defect.UNINITIALIZED: ("initcheck", "uninitialized"),
-            Defect.READ_AFTER_WRITE: ("racecheck", "kernel-race"),
-            Defect.WRITE_AFTER_READ: ("racecheck", "kernel-race"),
-            Defect.WRITE_AFTER_WRITE: ("racecheck", "kernel-race"),
-            Defect.BARRIER_DIVERGED: ("synccheck", "barrier-divergence"),
-            Defect.MASK_WITHOUT_CALLER: ("synccheck", "bad-mask"),
-            Defect.UNCHECKED: ("racecheck", "unchecked"),
-        }[found.defect]
-        text = {
-            Defect.MISALIGNED: f"the address is not a multiple of {found.size}",
-            Defect.UNINITIALIZED: "nothing was written there since the memory was allocated",
-            Defect.BARRIER_DIVERGED: "not all threads of the block come to this barrier",
-            Defect.MASK_WITHOUT_CALLER: "the member mask lacks a thread that executes the operation",
-            Defect.UNCHECKED: f"racecheck looked at a part of {kernel.name} only: its accesses would take more than "
-            f"{format_bytes(self.shadow.history_limit)} to remember",
-        }.get(found.defect, "")
+        check, kind, text = _DEFECTS[found.defect.name]
+        text = text.format(size=found.size, kernel=kernel.name, history_limit=format_bytes(self.shadow.history_limit))
         pointer = usable = 0
         if found.defect is Defect.INVALID:
             if found.space == "global":
