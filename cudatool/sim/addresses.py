@@ -16,7 +16,7 @@ _FAR: Final = 1 << 20  # an address farther than this from an allocation is near
 def pointer_behind(pointers: Iterable[int], allocations: Allocations) -> int:
     """Return the one of the `pointers` that an access must have been computed from; 0 if that is not certain.
 
-    The others of them are no addresses of memory: a number may be an argument of 64 bits, too.
+    The others of them are not addresses of memory: a number may be an argument of 64 bits, too.
     """
     owners = {found.address: pointer for pointer in pointers if (found := allocations.holding(pointer)) is not None}
     return next(iter(owners.values())) if len(owners) == 1 else 0

@@ -291,7 +291,7 @@ class AddressSpace:
         """Return the start of `size` addresses; `alignment` is a power of two of at least :data:`PAGE`."""
         room = self._free.take(size + alignment - PAGE)
         if room is None:
-            raise DriverError(Result.OUT_OF_MEMORY, f"no {size} addresses are left")
+            raise DriverError(Result.OUT_OF_MEMORY, f"no free address range of {size} bytes is left")
         start = -(-room // alignment) * alignment
         if room < start:
             self._free.give(room, start)
@@ -339,7 +339,7 @@ class SharedFile(KeptDescriptor):
             whole = False
         if not whole:
             self.close()
-            raise OSError(f"{descriptor} is no descriptor of shared memory")
+            raise OSError(f"{descriptor} is not a file descriptor of shared memory")
 
     @property
     def opened(self) -> int:
@@ -392,7 +392,9 @@ class Store:
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             return SharedFile(file)
         except OSError as error:
-            raise DriverError(Result.OPERATING_SYSTEM, f"no file for shared memory: {error.strerror}") from error
+            raise DriverError(
+                Result.OPERATING_SYSTEM, f"the file for shared memory cannot be created: {error.strerror}"
+            ) from error
 
     def take(self, size: int) -> tuple[SharedFile, int]:
         """Return the file and where in it `size` bytes are free."""
@@ -451,7 +453,7 @@ class DeviceMemory:
     def allocate_for_module(self, size: int) -> int:
         """Return the address of `size` accessible bytes that nothing else will ever get.
 
-        Loading a module is no allocation that a program makes, so it must not look like reuse of freed memory.
+        A program does not allocate by loading a module, so that must not look like reuse of freed memory.
         """
         rounded = -(-size // PAGE) * PAGE
         if self.used + rounded > self.size or self._next_module + rounded > self.base + 3 * self.size:
@@ -540,7 +542,7 @@ class HostMemory:
             mapping = mmap.mmap(-1, -(-size // _HOST_PAGE) * _HOST_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             mapping.madvise(_MADV_NOHUGEPAGE)  # a page is there when it was touched: cudatool.sim.observe.host_pages
         except (OSError, OverflowError):
-            raise DriverError(Result.OUT_OF_MEMORY, f"the host has not {size} bytes to pin") from None
+            raise DriverError(Result.OUT_OF_MEMORY, f"the host cannot pin {size} bytes") from None
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         self._maps[address] = mapping
         return address

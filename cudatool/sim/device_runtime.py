@@ -99,5 +99,5 @@ def set_limit(context: Context, limit: int, value: int) -> None:
         raise DriverError(Result.UNSUPPORTED_LIMIT)
     late = {PRINTF_FIFO_SIZE: {"vprintf"}, HEAP_SIZE: {"malloc", "free"}}.get(limit, set()) & context.called
     if late:
-        raise DriverError(Result.INVALID_VALUE, f"a kernel that calls {min(late)} was launched already")
+        raise DriverError(Result.INVALID_VALUE, f"a kernel that calls {min(late)} has been launched already")
     context.limits[limit] = value

@@ -112,7 +112,9 @@ class Resource(ctypes.Structure):
     def check(self, kind: ResourceType | None = None) -> None:
         """Fail with CUDA_ERROR_INVALID_RESOURCE_TYPE if it is not one that the driver made, of a kind."""
         if self.magic != _MAGIC or (kind is not None and self.type != kind):
-            raise DriverError(Result.INVALID_RESOURCE_TYPE, "this is no such resource of a device")
+            raise DriverError(
+                Result.INVALID_RESOURCE_TYPE, "the descriptor is not one that the driver made, or is of another type"
+            )
 
 
 class Group(ctypes.Structure):
@@ -193,7 +195,7 @@ def split_by_count(
     if flags & ~(_IGNORE_COSCHEDULING | _MAX_CLUSTERS) or minimum > whole.sm.smCount:
         raise DriverError(Result.INVALID_VALUE, f"{minimum} of {whole.sm.smCount} multiprocessors, flags {flags:#x}")
     if whole.split:
-        raise _impossible("what a split resulted in cannot be split again without a green context")
+        raise _impossible("the result of a split cannot be split again without a green context")
     together = _SMALLEST if flags & _IGNORE_COSCHEDULING else _LARGE_CLUSTER if flags & _MAX_CLUSTERS else _ALIGNMENT
     size = -(-max(minimum, 1) // together) * together
     free, results = list(whole.taken), list[Resource]()
@@ -224,13 +226,13 @@ class Descriptor:
         Raises
         ------
         DriverError
-            CUDA_ERROR_INVALID_RESOURCE_TYPE for what is no resource; CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION if they
-            are of several devices, or multiprocessors of several splits or alignments.
+            CUDA_ERROR_INVALID_RESOURCE_TYPE for what is not a resource; CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION if
+            they are of several devices, or multiprocessors of several splits or alignments.
         """
         for one in resources:
             one.check()
         if len({one.ordinal for one in resources}) > 1:
-            raise _impossible("the resources are of several devices")
+            raise _impossible("the resources belong to several devices")
         parts = [one for one in resources if one.type == ResourceType.SM]
         if len(parts) > 1 and (len({(p.split, p.sm.smCoscheduledAlignment) for p in parts}) > 1 or not parts[0].split):
             raise _impossible("the multiprocessors do not come from one split, or are aligned differently")

@@ -61,7 +61,7 @@ class Imports:
     def open(self, handle: Handle, context: Context) -> Allocation:
         """Return the memory, mapped in the same place as before if it is open already."""
         if handle.process == os.getpid():
-            raise DriverError(Result.INVALID_CONTEXT, "a handle cannot be opened in the process that it comes from")
+            raise DriverError(Result.INVALID_CONTEXT, "a handle cannot be opened in the process that created it")
         key = handle.inode, handle.serial
         found = self._by_key.get(key)
         if found is None:
@@ -95,12 +95,14 @@ class Imports:
         try:
             file = _open_shared(handle.process, handle.file, handle.inode)
         except OSError as error:
-            raise DriverError(Result.INVALID_HANDLE, "the handle's owner freed the memory, or has ended") from error
+            raise DriverError(
+                Result.INVALID_HANDLE, "the process that exported the handle freed the memory, or has ended"
+            ) from error
         space = machine.arena.ranges
         try:
             length = os.fstat(file.opened).st_size
             if handle.offset + handle.size > length:
-                raise DriverError(Result.INVALID_HANDLE, "the handle says more than its owner's memory has")
+                raise DriverError(Result.INVALID_HANDLE, "the handle describes more memory than its process exported")
             start = space.reserve(length, PAGE)
             space.map(start, length, file, 0)
             space.protect(start, length, READ_WRITE)
@@ -159,7 +161,9 @@ class SharedEvent:
         try:
             return cls(_open_shared(handle.process, handle.file, handle.inode))
         except OSError as error:
-            raise DriverError(Result.INVALID_HANDLE, "the event's owner destroyed it, or has ended") from error
+            raise DriverError(
+                Result.INVALID_HANDLE, "the process that exported the event destroyed it, or has ended"
+            ) from error
 
     def handle(self) -> EventHandle:
         """Return what other processes open it by."""

@@ -148,7 +148,7 @@ class Pool:
         except (OSError, ValueError):
             about.magic = 0
         if about.magic != _MAGIC or (about.location_type == DEVICE and about.location_id >= len(machine.devices)):
-            raise DriverError(Result.INVALID_VALUE, f"{file} is no file descriptor of a memory pool")
+            raise DriverError(Result.INVALID_VALUE, f"{file} is not a file descriptor of a memory pool")
         pool = cls(machine, (about.location_type, about.location_id))
         pool.handle_types, pool.is_imported = FILE_DESCRIPTOR, True
         pool._shared = _SharedMemory(machine, own, size)
@@ -173,7 +173,7 @@ class Pool:
         """
         machine = self._machine
         if self.is_imported:
-            raise DriverError(Result.INVALID_VALUE, "the pool of another process cannot be allocated from")
+            raise DriverError(Result.INVALID_VALUE, "a pool of another process cannot allocate; import its pointers")
         if self.max_size and self.used + size > self.max_size:
             raise DriverError(Result.OUT_OF_MEMORY, f"the pool holds at most {self.max_size} bytes")
         kind = "managed" if self.allocation_type == MANAGED else "pool" if self.device >= 0 else "host"
@@ -238,7 +238,7 @@ class Pool:
             or data.offset % _HOST_PAGE
             or not 0 < data.size <= data.offset + data.size <= shared.size
         ):
-            raise DriverError(Result.INVALID_VALUE, "the data do not name memory of this pool")
+            raise DriverError(Result.INVALID_VALUE, "the data do not describe memory of this pool")
         address = shared.start + data.offset
         found = self._machine.allocations.at(address)
         if found is None:
@@ -288,7 +288,7 @@ class Pools:
         """Make `pool` the current one; it must be of that place and kind."""
         key = self._key(location, allocation_type)
         if pool.is_imported or key != self._key(pool.location, pool.allocation_type):
-            raise DriverError(Result.INVALID_VALUE, "the pool is of another process, or of another place")
+            raise DriverError(Result.INVALID_VALUE, "the pool belongs to another process or another location")
         self._current[key] = pool
 
     def is_default(self, pool: Pool) -> bool:
@@ -305,7 +305,7 @@ def check_location(machine: Machine, location: tuple[int, int], allocation_type:
     """Fail with CUDA_ERROR_INVALID_VALUE where a pool cannot be, CUDA_ERROR_INVALID_DEVICE for an unknown device."""
     kinds = {PINNED: (DEVICE, HOST, HOST_NUMA), MANAGED: (NOWHERE, DEVICE, HOST, HOST_NUMA)}
     if location[0] not in kinds.get(allocation_type, ()):
-        raise DriverError(Result.INVALID_VALUE, "memory of that type cannot be at that place")
+        raise DriverError(Result.INVALID_VALUE, "this type of allocation is not possible at this location")
     if location[0] == DEVICE:
         machine.device(location[1])
     if location[0] == HOST_NUMA and location[1]:

@@ -2,7 +2,7 @@
 
 A device of compute capability 9.0 with the shape of an H100: code that asks for limits gets ones that kernels for that
 generation fit in. Costs are a simple model (latency plus bytes over bandwidth) so that timelines have a GPU's
-proportions; they are no prediction of any GPU's speed.
+proportions; they do not predict any GPU's speed.
 """
 
 from __future__ import annotations

@@ -381,7 +381,9 @@ class Scheduler(_queue.Queue):
         for operation in [o for number, o in self._until.items() if number in self._ready]:
             operation.until = None
             del self._until[operation.sequence]
-            error = DriverError(Result.LAUNCH_TIMEOUT, f"{operation.name}: nothing writes the value that it waits for")
+            error = DriverError(
+                Result.LAUNCH_TIMEOUT, f"{operation.name}: no pending operation writes the value that it waits for"
+            )
             if operation.stream.context.error is None:
                 operation.stream.context.error = error
 

@@ -3,7 +3,7 @@
 Python runs a program's signal handlers between any two bytecodes of the main thread, those of the driver too. A handler
 that raises there would leave the driver's state half changed, and its exception would end in C; one that calls the
 driver would find that state. So a handler runs when the call returns to its caller, as it does with NVIDIA's driver,
-which is no Python::
+which is not Python::
 
     the handler is called:      inside of the driver? note the signal, and return
     the outermost call returns: raise what was noted again; Python calls the handler in the program's own code

@@ -240,7 +240,9 @@ class _Move:
         machine, lines = state.machine, self._lines
         for allocation in (self._target, self._origin):
             if allocation is not None and machine.allocations.at(allocation.address) is not allocation:
-                raise DriverError(Result.ILLEGAL_ADDRESS, f"{self._operation.name} touches memory freed before it ran")
+                raise DriverError(
+                    Result.ILLEGAL_ADDRESS, f"{self._operation.name} accesses memory that was freed before it ran"
+                )
         if machine.tape is not None:
             rows = self._to.rows(lines), self._source.rows(lines)
             machine.tape.copying(self._operation, *rows, lines.width, self._staged)
@@ -281,7 +283,7 @@ def fill(
 
     def run(_: Operation) -> None:
         if target is not None and machine.allocations.at(target.address) is not target:
-            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} accesses memory that was freed before it ran")
         if machine.tape is not None:
             machine.tape.filling(operation, box.rows(lines), value.to_bytes(width, "little"), lines.width)
         for row in box.rows(lines):

@@ -98,7 +98,7 @@ class Value:
 
     def _run(self, operation: Operation) -> None:
         if not self._is_alive:
-            raise DriverError(Result.ILLEGAL_ADDRESS, f"{operation.name} touches memory freed before it ran")
+            raise DriverError(Result.ILLEGAL_ADDRESS, f"{operation.name} accesses memory that was freed before it ran")
         if self.waits:
             return
         _TYPES[self.size].from_address(self.address).value = self.value
@@ -147,5 +147,5 @@ def _checked(one: BatchMemOp, size: int, *, waits: bool) -> Value:
         raise DriverError(Result.INVALID_VALUE)
     found = state.machine.locate(one.address, size, to_write=True)
     if one.address % size or found is None or found.kind == "managed":
-        raise DriverError(Result.INVALID_VALUE, f"{one.address:#x} is no place for a value of {size} bytes")
+        raise DriverError(Result.INVALID_VALUE, f"{one.address:#x} cannot hold a value of {size} bytes")
     return Value(waits, one.address, size, one.value & ((1 << 8 * size) - 1), one.flags, found)

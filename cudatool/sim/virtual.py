@@ -102,7 +102,7 @@ class VirtualMemory:
                 raise OSError(f"it has {size} bytes")
             own = SharedFile(os.dup(file))
         except OSError as error:
-            raise DriverError(Result.INVALID_VALUE, f"{file} is no file descriptor of shared memory") from error
+            raise DriverError(Result.INVALID_VALUE, f"{file} is not a file descriptor of shared memory") from error
         return self._register(Physical(self._machine.new_handle(), device, size, own, 0, 1, is_imported=True))
 
     def _register(self, physical: Physical) -> Physical:

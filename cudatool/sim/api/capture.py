@@ -545,7 +545,7 @@ def _cuMemAllocFromPoolAsync(
 
 def _allocate(capture: Capture, stream: StreamState, dptr: int, bytesize: int, ordinal: int) -> None:
     if not bytesize:
-        write(dptr, c_uint64, 0)  # nothing to allocate is no node, unlike for cuGraphAddMemAllocNode
+        write(dptr, c_uint64, 0)  # zero bytes make no node, unlike for cuGraphAddMemAllocNode
         return
     if not dptr:
         raise DriverError(Result.INVALID_VALUE)

@@ -43,7 +43,7 @@ def reads_now(address: int) -> bool:
 
 def _is_now(order: int) -> bool:
     if order not in (_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY):
-        raise DriverError(Result.INVALID_VALUE, f"{order} is no order of accesses to a source")
+        raise DriverError(Result.INVALID_VALUE, f"{order} is not a CUmemcpySrcAccessOrder")
     return order == _ORDER_DURING_API_CALL
 
 
@@ -143,7 +143,9 @@ def cuMemcpyBatchAsync(
 def _check_batch_stream(hStream: int) -> None:
     stream = stream_of(hStream)
     if stream is stream.context.legacy_stream:
-        raise DriverError(Result.INVALID_VALUE, "a batch cannot be in the legacy default stream")
+        raise DriverError(
+            Result.INVALID_VALUE, "batched copies cannot run in the legacy default stream; pass another stream"
+        )
 
 
 def batch_of(
@@ -162,12 +164,12 @@ def batch_of(
         raise DriverError(Result.INVALID_VALUE)
     starts = list((c_size_t * numAttrs).from_address(attrsIdxs))
     if starts[0] or starts != sorted(set(starts)) or starts[-1] >= count:
-        raise DriverError(Result.INVALID_VALUE, "the first index is 0, and the others ascend")
+        raise DriverError(Result.INVALID_VALUE, "attrsIdxs must begin with 0, ascend, and stay below count")
     orders = [reads_now(attrs + index * ctypes.sizeof(_CopyAttributes)) for index in range(numAttrs)]
     targets, sources = (c_uint64 * count).from_address(dsts), (c_uint64 * count).from_address(srcs)
     lengths = (c_size_t * count).from_address(sizes)
     if not all((*targets, *sources, *lengths)):
-        raise DriverError(Result.INVALID_VALUE, "a batch has no copies of nothing")
+        raise DriverError(Result.INVALID_VALUE, "every copy of a batch must have at least one byte")
     now = [orders[bisect.bisect_right(starts, index) - 1] for index in range(count)]
     return list(zip(targets, sources, lengths, now, strict=True))
 

@@ -241,7 +241,9 @@ def cuOccupancyAvailableDynamicSMemPerBlock(dynamicSmemSize: int, func: int, num
     function = state.machine.get(func, Function)
     kernel = prepared(function, current_context().device)
     if numBlocks <= 0 or numBlocks > active_blocks(function, kernel, blockSize, 0):
-        raise DriverError(Result.INVALID_VALUE, f"{numBlocks} blocks of {blockSize} threads do not run together")
+        raise DriverError(
+            Result.INVALID_VALUE, f"{numBlocks} blocks of {blockSize} threads do not fit on the device at the same time"
+        )
     each = profile.ATTRIBUTES[81] // numBlocks // _SHARED_UNIT * _SHARED_UNIT
     room = each - _SHARED_RESERVED - kernel.static_shared
     write(dynamicSmemSize, c_size_t, min(room, max_dynamic_shared(function, kernel)))

@@ -90,7 +90,7 @@ def _nodes_of(graph: Graph, handles: int, count: int) -> list[Node]:
         raise DriverError(Result.INVALID_VALUE)
     nodes = [graph_object(handle, Node) for handle in (c_size_t * count).from_address(handles)] if count else []
     if any(node.graph is not graph for node in nodes):
-        raise DriverError(Result.INVALID_VALUE, "a node is of another graph")
+        raise DriverError(Result.INVALID_VALUE, "a node belongs to another graph")
     return nodes
 
 
@@ -107,7 +107,10 @@ def _edge_data(data: int, sources: list[Node]) -> list[bytes]:
     for (from_port, to_port, kind, *reserved), source in zip(found, sources, strict=True):
         # Ports other than 0, and the programmatic type, are of kernel nodes (CUgraphEdgeData).
         if to_port or kind > _PROGRAMMATIC or any(reserved) or from_port > 2:
-            raise DriverError(Result.INVALID_VALUE, "these edge data mean nothing")
+            raise DriverError(
+                Result.INVALID_VALUE,
+                "edge data need to_port 0, from_port 0 to 2, a known type, and reserved bytes of 0",
+            )
         if (from_port or kind) and source.kind is not NodeType.KERNEL:
             raise DriverError(Result.INVALID_VALUE, f"a {source.kind.name} node has no such port")
     return found
@@ -142,7 +145,7 @@ def _list(address: int, number: int, nodes: Sequence[Node], data: Sequence[bytes
         write(number, c_size_t, len(nodes))
         return
     if not edge_data and any(one != PLAIN_EDGE for one in data):
-        raise DriverError(Result.LOSSY_QUERY, "there are edges with data, and no room for data was given")
+        raise DriverError(Result.LOSSY_QUERY, "the graph has edges with data; pass an array for the edge data")
     room = c_size_t.from_address(number).value
     write(number, c_size_t, _fill(address, room, [node.handle for node in nodes], data, edge_data))
 
@@ -235,7 +238,7 @@ def cuGraphAddDependencies(hGraph: int, sources: int, to: int, edgeData: int, nu
     graph = graph_object(hGraph, Graph)
     edges = _edges(graph, sources, to, edgeData, numDependencies)
     if any(source is node or source in node.dependencies for source, node, _ in edges):
-        raise DriverError(Result.INVALID_VALUE, "a dependency exists already, or is one of a node on itself")
+        raise DriverError(Result.INVALID_VALUE, "a dependency exists already, or makes a node depend on itself")
     if len({(source, node) for source, node, _ in edges}) < len(edges):
         raise DriverError(Result.INVALID_VALUE, "a dependency is given twice")
     for edge in edges:
@@ -252,7 +255,7 @@ def cuGraphRemoveDependencies(hGraph: int, sources: int, to: int, edgeData: int,
     if edges and graph.has_memory_nodes:
         raise DriverError(Result.INVALID_VALUE, "edges of a graph with memory nodes cannot be removed")
     if any(node.dependencies.get(source) != data for source, node, data in edges):
-        raise DriverError(Result.INVALID_VALUE, "there is no such dependency")
+        raise DriverError(Result.INVALID_VALUE, "the dependency does not exist")
     for source, node, _ in edges:
         graph.disconnect(source, node)
 
@@ -263,7 +266,7 @@ def cuGraphDestroyNode(hNode: int) -> None:
     if node.graph.has_memory_nodes:
         raise DriverError(Result.INVALID_VALUE, "nodes of a graph with memory nodes cannot be removed")
     if node.graph.is_capturing:
-        raise DriverError(Result.INVALID_VALUE, "a stream captures into the graph")
+        raise DriverError(Result.INVALID_VALUE, "a stream is being captured into the graph; end the capture first")
     node.graph.remove(node)
 
 
@@ -335,7 +338,7 @@ def cuGraphReleaseUserObject(graph: int, object: int, count: int) -> None:
     _check_count(count)
     owner, found = graph_object(graph, Graph), graph_object(object, UserObject)
     if owner.user_objects[found] < count:
-        raise DriverError(Result.INVALID_VALUE, "the graph does not have so many references")
+        raise DriverError(Result.INVALID_VALUE, "the graph holds fewer references to the object")
     owner.user_objects[found] -= count
     if not owner.user_objects[found]:
         del owner.user_objects[found]

@@ -379,5 +379,5 @@ def cuGraphKernelNodeSetAttribute(hNode: int, attr: int, value: int) -> None:
 def cuGraphKernelNodeCopyAttributes(dst: int, src: int) -> None:
     (target, work), (_, source) = _kernel(dst), _kernel(src)
     if work.context is not source.context:
-        raise DriverError(Result.INVALID_VALUE, "the nodes are of two contexts")
+        raise DriverError(Result.INVALID_VALUE, "the nodes belong to different contexts")
     target.work = work.with_attributes(dict(source.attributes))

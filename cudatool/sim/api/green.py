@@ -75,7 +75,7 @@ def cuDevSmResourceSplit(result: int, nbGroups: int, input: int, remainder: int,
     wanted = [Group.from_buffer_copy(group) for group in groups]
     parts, rest = split_in_groups(Resource.from_address(input), wanted, next(_splits))
     if result and not all(group.smCount for group in wanted):
-        raise DriverError(Result.INVALID_RESOURCE_CONFIGURATION, "a group would have no multiprocessors")
+        raise DriverError(Result.INVALID_RESOURCE_CONFIGURATION, "each group needs at least one multiprocessor")
     groups[:] = wanted
     _store_split(result, remainder, parts, rest)
 
@@ -126,7 +126,7 @@ def cuGreenCtxCreate(phCtx: int, desc: int, dev: int, flags: int) -> None:
     device = machine.device(dev)
     descriptor = machine.objects.get(desc)
     if not phCtx or not isinstance(descriptor, Descriptor) or flags & ~_DEFAULT_STREAM or descriptor.ordinal != dev:
-        raise DriverError(Result.INVALID_VALUE, "a green context needs a descriptor of its own device's resources")
+        raise DriverError(Result.INVALID_VALUE, "a green context needs a resource descriptor of its own device")
     green = GreenContext(
         machine.new_handle(),
         machine.new_handle(),
@@ -206,10 +206,10 @@ def cuStreamGetCtx_v2(hStream: int, pCtx: int, pGreenCtx: int) -> None:
 def _record(context: Context | GreenContext, hEvent: int, name: str) -> None:
     event = state.machine.get(hEvent, EventState)
     if event.context is not context.primary:
-        raise DriverError(Result.INVALID_HANDLE, "event and context are of different primary contexts")
+        raise DriverError(Result.INVALID_HANDLE, "the event and the context belong to different primary contexts")
     streams = state.machine.streams_of(context)
     if state.machine.captures.invalidate(streams):
-        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED, "a stream of the context captures")
+        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED, "a stream of the context is being captured")
     record = Operation(context.primary.legacy_stream, "record", name, abi.call.correlation)
     state.machine.scheduler.add(record, cost=0, after=[stream.last for stream in streams])
     event.recorded, event.captured = record, None
@@ -221,7 +221,9 @@ def _wait(context: Context | GreenContext, hEvent: int, name: str) -> None:
     if event.captured is not None:
         event.captured.capture.invalidate()
     if state.machine.captures.invalidate(streams) or event.captured is not None:
-        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED, "the event, or a stream of the context, is of a capture")
+        raise DriverError(
+            Result.STREAM_CAPTURE_UNSUPPORTED, "the event, or a stream of the context, is part of a capture"
+        )
     if event.recorded is None:
         return
     for stream in streams:

@@ -69,7 +69,7 @@ def cuIpcOpenEventHandle(phEvent: int, handle: IpcHandle) -> None:
     if not phEvent:
         raise DriverError(Result.INVALID_VALUE)
     if wanted.process == os.getpid():
-        raise DriverError(Result.INVALID_CONTEXT, "an event cannot be opened in the process that it comes from")
+        raise DriverError(Result.INVALID_CONTEXT, "an event cannot be opened in the process that created it")
     event = EventState(context, state.machine.new_handle(), INTERPROCESS | DISABLE_TIMING)
     event.shared = SharedEvent.open(wanted)
     state.machine.objects[event.handle] = event

@@ -65,7 +65,7 @@ def _check_place(location: Location) -> None:
     elif kind == HOST_NUMA and ordinal:
         raise DriverError(Result.INVALID_VALUE, f"there is no NUMA node {ordinal}; the host counts as one")
     elif kind not in (HOST, HOST_NUMA, _HOST_NUMA_CURRENT):
-        raise DriverError(Result.INVALID_VALUE, "memory can be on a device, the host or a NUMA node")
+        raise DriverError(Result.INVALID_VALUE, "the location must be a device, the host or a NUMA node")
 
 
 def _managed(address: int, size: int) -> tuple[Advised, int, int]:
@@ -100,7 +100,7 @@ def cuMemAdvise(devPtr: int, count: int, advice: int, location: int) -> None:
         _check_place(place)
         # "the host is specified by CU_MEM_LOCATION_TYPE_HOST" for access; NUMA nodes are for preferences only.
         if kind is not Advice.SET_PREFERRED_LOCATION and place[0] not in (DEVICE, HOST):
-            raise DriverError(Result.INVALID_VALUE, "NUMA nodes cannot be given here")
+            raise DriverError(Result.INVALID_VALUE, "this call takes no NUMA node")
     advised, start, end = _managed(devPtr, count)
     advised.advise(start, end, kind, (HOST, 0) if place[0] == HOST else place)
 
@@ -140,7 +140,9 @@ def _places(locations: int, indices: int, number: int, count: int) -> list[Locat
         raise DriverError(Result.INVALID_VALUE)
     starts = list((c_size_t * number).from_address(indices))
     if starts[0] or starts != sorted(set(starts)) or starts[-1] >= count:
-        raise DriverError(Result.INVALID_VALUE, "the first index is 0, and the others ascend")
+        raise DriverError(
+            Result.INVALID_VALUE, "the indices of locations must begin with 0, ascend, and stay below count"
+        )
     values = (c_int * (2 * number)).from_address(locations)
     ends = [*starts[1:], count]
     return [(values[2 * k], values[2 * k + 1]) for k in range(number) for _ in range(starts[k], ends[k])]
@@ -229,7 +231,7 @@ def _range_attribute(attribute: int, states: list[ManagedState], room: int) -> l
             return [where[attribute - 5]]
         case 7 | 8:  # LAST_PREFETCH_LOCATION_TYPE, _ID
             return [last[attribute - 7]]
-    raise DriverError(Result.INVALID_VALUE, f"{attribute} is no CUmem_range_attribute")
+    raise DriverError(Result.INVALID_VALUE, f"{attribute} is not a CUmem_range_attribute")
 
 
 @entry(

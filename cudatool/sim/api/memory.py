@@ -71,7 +71,7 @@ def cuMemGetAddressRange(pbase: int, psize: int, dptr: int) -> None:
     current_context()
     allocation = state.machine.virtual.mapping_at(dptr) or state.machine.allocations.holding(dptr)
     if allocation is None:
-        raise DriverError(Result.NOT_FOUND, f"{dptr:#x} is in no allocation")
+        raise DriverError(Result.NOT_FOUND, f"{dptr:#x} is not inside an allocation")
     if pbase:
         write(pbase, c_uint64, allocation.address)
     if psize:
@@ -107,12 +107,12 @@ def cuMemHostRegister(p: int, bytesize: int, Flags: int) -> None:
     if not p or not bytesize or Flags > 15:
         raise DriverError(Result.INVALID_VALUE)
     if Flags & _IO_MEMORY:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device reaches no memory of other devices")
+        raise DriverError(Result.NOT_SUPPORTED, "the software device cannot access memory of other devices")
     machine = state.machine
     overlapping = machine.allocations.overlapping(p, bytesize)
     in_arena = p < machine.arena.base + machine.arena.limit and machine.arena.base < p + bytesize
     if in_arena or not is_mapped(p, bytesize):
-        raise DriverError(Result.INVALID_VALUE, f"{bytesize} bytes at {p:#x} are not all memory of the host")
+        raise DriverError(Result.INVALID_VALUE, f"{bytesize} bytes at {p:#x} are not all host memory")
     if overlapping:
         raise DriverError(Result.HOST_MEMORY_ALREADY_REGISTERED)
     machine.allocations.add(
@@ -160,7 +160,7 @@ def _allocate_async(dptr: int, bytesize: int, pool: Pool, stream: StreamState) -
     if not dptr:
         raise DriverError(Result.INVALID_VALUE)
     if not bytesize:
-        write(dptr, c_uint64, 0)  # nothing to allocate is no error here, unlike for cuMemAlloc
+        write(dptr, c_uint64, 0)  # zero bytes are not an error here, unlike for cuMemAlloc
         return
     machine = state.machine
     try:

@@ -83,7 +83,7 @@ def cuPointerGetAttribute(data: int, attribute: int, ptr: int) -> None:
     "cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)"
 )
 def cuPointerGetAttributes(numAttributes: int, attributes: int, data: int, ptr: int) -> None:
-    # A pointer that CUDA does not know is no error here: values are zero, the ordinal is -2 (cuPointerGetAttributes).
+    # A pointer that CUDA does not know is not an error here: zeros, and ordinal -2 (cuPointerGetAttributes).
     state.machine.device(0)  # needs no context
     kinds = (c_int * numAttributes).from_address(attributes)
     targets = (c_size_t * numAttributes).from_address(data)

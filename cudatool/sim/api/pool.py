@@ -54,7 +54,7 @@ def cuMemPoolCreate(pool: int, poolProps: int) -> None:
     location = (props.location[0], props.location[1])
     check_location(state.machine, location, props.allocType)
     if props.handleTypes & ~FILE_DESCRIPTOR:
-        raise DriverError(Result.NOT_SUPPORTED, "pools are shared by file descriptor only")
+        raise DriverError(Result.NOT_SUPPORTED, "a pool can only be shared by file descriptor")
     if props.handleTypes and props.allocType == MANAGED:
         raise DriverError(Result.NOT_SUPPORTED, "managed pools cannot be shared between processes")
     new = Pool(state.machine, location, props.allocType, handle_types=props.handleTypes, max_size=props.maxSize)
@@ -186,7 +186,10 @@ def cuMemPoolGetAccess(flags: int, memPool: int, location: int) -> None:
 def cuMemPoolExportToShareableHandle(handle_out: int, pool: int, handleType: int, flags: int) -> None:
     found = state.machine.get(pool, Pool)
     if handleType != FILE_DESCRIPTOR or not found.handle_types & handleType or flags or found.is_imported:
-        raise DriverError(Result.INVALID_VALUE, "a pool is shared by file descriptor, if it was created for that")
+        raise DriverError(
+            Result.INVALID_VALUE,
+            "a pool can only be exported as a file descriptor, with flags 0, by the process that created it for that",
+        )
     write(handle_out, c_int, found.new_descriptor())
 
 
@@ -197,7 +200,7 @@ def cuMemPoolExportToShareableHandle(handle_out: int, pool: int, handleType: int
 def cuMemPoolImportFromShareableHandle(pool_out: int, handle: int, handleType: int, flags: int) -> None:
     state.machine.device(0)
     if not pool_out or handleType != FILE_DESCRIPTOR or flags:
-        raise DriverError(Result.INVALID_VALUE, "a pool is shared by file descriptor")
+        raise DriverError(Result.INVALID_VALUE, "a pool can only be imported from a file descriptor, with flags 0")
     write(pool_out, c_size_t, Pool.from_file(state.machine, handle).handle)
 
 

@@ -137,7 +137,7 @@ def cuStreamSetAttribute(hStream: int, attr: int, value: int) -> None:
 def cuStreamCopyAttributes(dst: int, src: int) -> None:
     to, origin = stream_of(dst), stream_of(src)
     if to.context is not origin.context:
-        raise DriverError(Result.INVALID_VALUE, "the streams are of two contexts")
+        raise DriverError(Result.INVALID_VALUE, "the streams belong to different contexts")
     to.attributes, to.priority = dict(origin.attributes), origin.priority
 
 

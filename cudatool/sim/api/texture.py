@@ -96,9 +96,11 @@ def _check(pHandle: int, wanted: _Array3DDescriptor) -> None:
     if wanted.Flags & ~(_LAYERED | _SURFACE_LDST | _CUBEMAP | _GATHER):
         raise DriverError(Result.NOT_SUPPORTED, f"array flags {wanted.Flags:#x}")
     if wanted.Flags & _CUBEMAP and (wanted.Width != wanted.Height or wanted.Depth % 6 or not wanted.Depth):
-        raise DriverError(Result.INVALID_VALUE, "a cubemap has square faces, six of them")
+        raise DriverError(
+            Result.INVALID_VALUE, "a cubemap needs a width equal to its height, and a depth that is a multiple of 6"
+        )
     if wanted.Depth and not wanted.Height and not wanted.Flags & _LAYERED:
-        raise DriverError(Result.INVALID_VALUE, "an array with depth and no height is layered")
+        raise DriverError(Result.INVALID_VALUE, "an array with depth and no height must be layered")
 
 
 def _create(wanted: _Array3DDescriptor, levels: int) -> list[Array]:
@@ -147,7 +149,9 @@ def cuArrayDestroy(hArray: int) -> None:
     context = current_context()
     array = array_of(hArray)
     if array.is_level:
-        raise DriverError(Result.INVALID_HANDLE, "a level ends with its mipmapped array")
+        raise DriverError(
+            Result.INVALID_HANDLE, "a level of a mipmapped array cannot be destroyed alone; destroy the mipmapped array"
+        )
     state.machine.scheduler.wait_device(context.device)
     del state.machine.objects[hArray]
     state.machine.release(array.allocation)
@@ -283,7 +287,7 @@ def _add_sampler(record: Record, kind: int, texture: _TextureDescriptor) -> None
     record.blends, record.bias = texture.mipmapFilterMode, texture.mipmapLevelBias
     record.least, record.most = texture.minMipmapLevelClamp, texture.maxMipmapLevelClamp
     if record.as_integer and (record.linear or (record.levels and record.blends)):
-        raise DriverError(Result.INVALID_VALUE, "integers are not filtered")
+        raise DriverError(Result.INVALID_VALUE, "elements that are read as integers cannot be filtered")
 
 
 @entry(
@@ -298,7 +302,7 @@ def cuTexObjectCreate(pTexObject: int, pResDesc: int, pTexDesc: int, pResViewDes
     if resource.resType == _MIPMAPPED_ARRAY:
         records = list(state.machine.get(resource.pointer, MipmappedArray).records())
         if not texture.flags & _NORMALIZED:
-            raise DriverError(Result.INVALID_VALUE, "mipmapped arrays have normalized coordinates")
+            raise DriverError(Result.INVALID_VALUE, "a mipmapped array needs CU_TRSF_NORMALIZED_COORDINATES")
     else:
         records = [_resource_record(resource)]
     for record in records:

@@ -91,7 +91,7 @@ def cuMemMap(ptr: int, size: int, offset: int, handle: int, flags: int) -> None:
     # "offset ... must be zero", and the memory can be mapped as a whole only (cuMemMap).
     if offset or flags or ptr % PAGE or size != physical.size:
         raise DriverError(
-            Result.INVALID_VALUE, f"a handle of {physical.size} bytes is mapped as a whole, at 2 MiB steps"
+            Result.INVALID_VALUE, f"a handle of {physical.size} bytes must be mapped as a whole, at a multiple of 2 MiB"
         )
     state.machine.virtual.map(ptr, physical)
 
@@ -166,7 +166,10 @@ def cuMemExportToShareableHandle(shareableHandle: int, handle: int, handleType: 
     state.machine.device(0)
     physical = _physical(handle)
     if handleType != _FILE_DESCRIPTOR or not physical.handle_types & handleType or flags:
-        raise DriverError(Result.INVALID_VALUE, "memory is shared by file descriptor, if it was created for that")
+        raise DriverError(
+            Result.INVALID_VALUE,
+            "memory can only be exported as a file descriptor, with flags 0, if it was created for that",
+        )
     write(shareableHandle, c_int, physical.file.copied())
     state.machine.scheduler.share()
 
@@ -178,7 +181,7 @@ def cuMemExportToShareableHandle(shareableHandle: int, handle: int, handleType: 
 def cuMemImportFromShareableHandle(handle: int, osHandle: int, shHandleType: int) -> None:
     context = current_context()
     if not handle or shHandleType != _FILE_DESCRIPTOR:
-        raise DriverError(Result.INVALID_VALUE, "memory is shared by file descriptor")
+        raise DriverError(Result.INVALID_VALUE, "memory can only be imported from a file descriptor")
     write(handle, c_uint64, state.machine.virtual.adopt(context.device, osHandle).handle)
     state.machine.scheduler.share()
 
@@ -186,7 +189,7 @@ def cuMemImportFromShareableHandle(handle: int, osHandle: int, shHandleType: int
 def _physical(handle: int) -> Physical:
     found = state.machine.objects.get(handle)
     if not isinstance(found, Physical) or not found.references:
-        raise DriverError(Result.INVALID_VALUE, f"{handle:#x} is no handle of physical memory")
+        raise DriverError(Result.INVALID_VALUE, f"{handle:#x} is not a handle of physical memory")
     return found
 
 
@@ -195,13 +198,13 @@ def _properties(address: int) -> _Properties:
         raise DriverError(Result.INVALID_VALUE)
     properties = _Properties.from_address(address)
     if properties.type != _PINNED:
-        raise DriverError(Result.INVALID_VALUE, "physical memory is of CU_MEM_ALLOCATION_TYPE_PINNED")
+        raise DriverError(Result.INVALID_VALUE, "the type of physical memory must be CU_MEM_ALLOCATION_TYPE_PINNED")
     if properties.requestedHandleTypes & ~_FILE_DESCRIPTOR:
-        raise DriverError(Result.NOT_SUPPORTED, "memory is shared by file descriptor only")
+        raise DriverError(Result.NOT_SUPPORTED, "physical memory can only be shared by file descriptor")
     return properties
 
 
 def _device(location: _Location) -> Device:
     if location.type != _ON_DEVICE:
-        raise DriverError(Result.NOT_SUPPORTED, "only memory on a device can be mapped")
+        raise DriverError(Result.NOT_SUPPORTED, "only memory of a device can be mapped")
     return state.machine.device(location.id)

@@ -537,4 +537,4 @@ def _check_live(address: int, size: int, what: str) -> None:
     except DriverError as error:
         raise DriverError(Result.ILLEGAL_ADDRESS, f"{what} node: {error}") from error
     if found is None:
-        raise DriverError(Result.ILLEGAL_ADDRESS, f"{what} node touches freed memory at {address:#x}")
+        raise DriverError(Result.ILLEGAL_ADDRESS, f"{what} node accesses freed memory at {address:#x}")

@@ -277,7 +277,7 @@ def child_of(params: ChildParams, parent: Graph) -> Callable[[Node], Work]:
         raise DriverError(Result.NOT_SUPPORTED, "a child graph cannot have conditional nodes")
     if params.ownership == _MOVE:
         if graph.owner is not None or graph.executables:
-            raise DriverError(Result.INVALID_VALUE, "the graph is in another one, or has executable graphs")
+            raise DriverError(Result.INVALID_VALUE, "the graph is a child of another one, or has executable graphs")
         return lambda node: ChildGraph(graph.moved_to(node))
     if graph.has_memory_nodes:
         raise DriverError(Result.NOT_SUPPORTED, "a child graph with memory nodes must be moved to its parent")
@@ -288,9 +288,11 @@ def allocation_of(params: MemAllocParams) -> Allocate:
     """Return what a memory allocation node does; its address is stored in `params`."""
     props = params.poolProps
     if not params.bytesize or props.handleTypes:
-        raise DriverError(Result.INVALID_VALUE, "a memory allocation node allocates bytes that are not shared")
+        raise DriverError(
+            Result.INVALID_VALUE, "a memory allocation node needs a size, and handleTypes CU_MEM_HANDLE_TYPE_NONE"
+        )
     if props.allocType not in (_PINNED, _MANAGED) or props.location_type != _LOCATION_DEVICE:
-        raise DriverError(Result.NOT_SUPPORTED, "memory allocation nodes allocate a device's memory here")
+        raise DriverError(Result.NOT_SUPPORTED, "the software device allocates only device memory in graphs")
     machine = state.machine
     if params.accessDescCount > len(machine.devices) or (params.accessDescCount and not params.accessDescs):
         raise DriverError(Result.INVALID_VALUE, "more access descriptors than devices")
@@ -316,7 +318,7 @@ def free_of(address: int, graph: Graph) -> Free:
         raise DriverError(Result.INVALID_VALUE, f"no node allocates memory at {address:#x}")
     own = {node.graph for node in graph.outermost.walk() if slot in node.work.slots and node.kind is NodeType.MEM_ALLOC}
     if graph in slot.freed_in or (own and slot.freed_in) or slot.is_freed_by_owner:
-        raise DriverError(Result.INVALID_VALUE, f"the memory at {address:#x} is freed by a graph already")
+        raise DriverError(Result.INVALID_VALUE, f"another node already frees the memory at {address:#x}")
     slot.freed_in.add(graph)
     slot.is_freed_by_owner = bool(own)
     return Free(slot)
@@ -339,7 +341,7 @@ def _conditional_of(params: _ConditionalParams, graph: Graph) -> Callable[[Node]
     while outer is not None and outer is not condition.graph:
         outer = outer.owner.graph if outer.owner else None
     if outer is None:
-        raise DriverError(Result.INVALID_VALUE, "the conditional handle is of another graph")
+        raise DriverError(Result.INVALID_VALUE, "the conditional handle belongs to another graph")
     context = context_of(params.ctx)
 
     def make(node: Node) -> Work:
@@ -394,7 +396,7 @@ def read_work(params: NodeParams) -> Work:
 def check_place(graph: Graph, kind: int) -> None:
     """Fail if a node of type `kind` cannot be added to `graph`, because of what that is inside of."""
     if graph.owner is not None and kind in (NodeType.MEM_ALLOC, NodeType.MEM_FREE):
-        raise DriverError(Result.NOT_SUPPORTED, "memory nodes cannot be added to a graph inside of a node")
+        raise DriverError(Result.NOT_SUPPORTED, "memory nodes cannot be added to a child graph")
 
 
 # ---- writing ----

@@ -340,7 +340,7 @@ class GraphExec:
         if twin.kind is not work.kind:
             raise DriverError(Result.INVALID_VALUE, f"{work.kind.name} parameters for a {twin.kind.name} node")
         if isinstance(work, Copy) and isinstance(twin.work, Copy) and not (work.is_flat and twin.work.is_flat):
-            raise DriverError(Result.INVALID_VALUE, "only one-dimensional copies of an executable graph can change")
+            raise DriverError(Result.INVALID_VALUE, "only one-dimensional copies of an executable graph can be updated")
         if twin.work.update_to(work) is not Update.SUCCESS:
             raise DriverError(Result.INVALID_VALUE, "the node of an executable graph cannot change to that")
         twin.work = work
@@ -418,7 +418,7 @@ class GraphExec:
 def _check_instantiable(graph: Graph, flags: int) -> None:
     """Fail with :class:`InstantiateError` if no executable graph can be made of `graph`."""
     if flags & ~15 or (flags & DEVICE_LAUNCH and flags & AUTO_FREE):
-        raise InstantiateError(Instantiation.ERROR, f"{flags} are no flags for an executable graph")
+        raise InstantiateError(Instantiation.ERROR, f"{flags} are not flags of cuGraphInstantiate")
     if graph.executables and graph.has_memory_nodes:
         raise InstantiateError(Instantiation.ERROR, "a graph with memory nodes has an executable graph already")
     for inner in graph.graphs():
@@ -428,7 +428,7 @@ def _check_instantiable(graph: Graph, flags: int) -> None:
         if cycle is not None:
             raise InstantiateError(Instantiation.INVALID_STRUCTURE, "the graph has a cycle", cycle)
         if any(condition.node is None for condition in inner.conditions):
-            raise InstantiateError(Instantiation.CONDITION_UNUSED, "a conditional handle is used by no node")
+            raise InstantiateError(Instantiation.CONDITION_UNUSED, "no node uses a conditional handle of the graph")
     for node in graph.walk():
         if isinstance(node.work, Conditional):
             _check_bodies(node.work)
@@ -457,7 +457,7 @@ def _check_device_launch(graph: Graph) -> None:
             message = "a graph for device launch is in one context"
             raise InstantiateError(Instantiation.MULTIPLE_CONTEXTS, message, node)
     if not contexts:
-        raise InstantiateError(Instantiation.ERROR, "a graph for device launch needs a node that does work")
+        raise InstantiateError(Instantiation.ERROR, "a graph for device launch needs a kernel, memcpy or memset node")
 
 
 @dataclass(slots=True)

@@ -721,7 +721,7 @@ class JitKernel:
                 f"{who}: calls need more than the {context.stack_bytes} bytes of CU_LIMIT_STACK_SIZE, at {source}"
             )
         if reason == Stop.BAD_FREE:
-            return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {source}")
+            return KernelTrap(f"{who}: free of an address that is not a live block of the device's heap, at {source}")
         return KernelTrap(f"{who}: trap at {source}")
 
     def _who_waits(self, block: tuple[int, int, int], waits: list[Wait], code: Function) -> str:

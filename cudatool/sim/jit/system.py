@@ -21,7 +21,7 @@ __all__ = ["SYSTEM"]
 def _argument(e: Emitter, operand: Operand, kind: str) -> str:
     """Return the value of type `kind` in the ``.param`` variable that a call names."""
     if not isinstance(operand, Symbol):
-        raise e.unsupported("an argument that is no .param variable")
+        raise e.unsupported("an argument that is not a .param variable")
     _, pointer = e.pointer("param", Address(operand))
     return e.op(f"load {kind}, ptr {pointer}, align 1")
 
