@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["fleet"]
 
+_ENDS = {Difference.OOM: "ran out of memory", Difference.ENDED_EARLY: "its recording ended early"}
 _MOST = 20  # rows of a table
+_APART = 5  # steps, and ranks that come late
 _UNCLEAR = 4  # exit status
 
 
@@ -51,7 +53,7 @@ def fleet(dataset: Path, against: Path | None, limits: tuple[str, ...], as_json:
     """Find the ranks of a run that differ from the others, and in what.
 
     DIR is what `cudatool export --to parquet` wrote. The ranks of a run are compared with each other: memory, sequence
-    of allocations, leaks, blocks that are not freed, fragmentation, time of steps, clocks.
+    of allocations, leaks, blocks that are not freed, fragmentation, time of steps, clocks, waits in collectives.
 
     Exit status: 0 compared, and no rank differs; 1 one does, or a limit of --fail-on is exceeded; 2 it could not be
     read or compared; 4 no run has ranks that could be compared.
@@ -107,17 +109,43 @@ def _print_run(console: Console, run: RunReport) -> None:
         console.print("\nNo rank differs from the others in what was compared.")
     else:
         console.print("\nCould not tell: the ranks were not compared.")
+    _print_order(console, run)
+    _print_pace(console, run)
     for sentence in run.not_looked_at:
         console.print(f"Not looked at: {sentence}", markup=False)
     console.print()
+
+
+def _print_order(console: Console, run: RunReport) -> None:
+    table = new_table("Rank", "", numbers=("After the first",))
+    known = [end.unix_ns for end in run.ends if end.unix_ns is not None]
+    for end in run.ends[:_MOST]:
+        after = "unknown" if end.unix_ns is None else format_time(end.unix_ns - known[0])
+        table.add_row(str(end.rank), _ENDS[end.difference], after)
+    if len(run.ends) > 1:
+        print_table(console, "Order in which ranks ended", table)
+        print_rest(console, len(run.ends), _MOST, "ranks")
+
+
+def _print_pace(console: Console, run: RunReport) -> None:
+    table = new_table("Step", numbers=("Median", "Longest", "Rank"))
+    for one in sorted(run.steps, key=lambda one: one.median - one.longest)[:_APART]:
+        table.add_row(str(one.step), format_time(one.median), format_time(one.longest), str(one.longest_rank))
+    print_table(console, "Steps in which the ranks are furthest apart", table)
+    if (found := run.collectives) is None:
+        return
+    table = new_table("Rank", numbers=("Others wait for it", "It waits", "Came last"))
+    for rank in sorted(found.ranks, key=lambda rank: -rank.awaited)[:_APART]:
+        last = f"{rank.last:,} of {found.compared:,}"
+        table.add_row(str(rank.rank), format_time(max(rank.awaited, 0)), format_time(rank.waited), last)
+    print_table(console, f"Collectives, within {format_time(found.span)}", table)
 
 
 def _described(finding: Finding) -> str:
     value, usual = finding.value or 0, finding.usual or 0
     at = f"from allocation {finding.sequence or 0:,} on"
     return {
-        Difference.OOM: "ran out of memory",
-        Difference.ENDED_EARLY: "its recording ended early",
+        **_ENDS,
         Difference.LEAK: f"{finding.site} leaks {format_bytes(value)}",
         Difference.LIBRARY: f"{at}, {finding.site} reaches the allocator through other library code",
         Difference.SIZE: f"{at}, {finding.site} requests {format_bytes(value)}, the others {format_bytes(usual)}",
@@ -126,6 +154,7 @@ def _described(finding: Finding) -> str:
         Difference.NOT_FREED: f"{finding.site} keeps {counted(value, 'block')}, on the others {usual:,}",
         Difference.FRAGMENTED: f"{format_bytes(value)} reserved but unused, on the others {format_bytes(usual)}",
         Difference.STRAGGLER: f"steps take {format_time(value)}, on the others {format_time(usual)}",
+        Difference.AWAITED: f"the other ranks wait {format_time(value)} for it in collectives",
         Difference.CLOCK: f"its clock is {format_time(abs(value))} {'behind' if value < 0 else 'ahead'}",
         Difference.PEAK: f"peak of {format_bytes(value)}, median {format_bytes(usual)}; most of it by {finding.site}",
     }[finding.difference]

@@ -10,7 +10,8 @@ one row for each rank. The rules, for runs of at least three ranks::
                                      its first allocation that differs: the same call site with another size, other
                                      frames of libraries, the same allocations in another order, or another call site
     not freed                        more blocks of a call site than any rank with exactly the same allocations
-    peak, fragmentation, step time   far outside of the spread of the others (_far)
+    peak, fragmentation, step time   far outside of the spread of the others (far_above)
+    awaited                          the others wait for it in collectives (pace)
     clock                            steps begin at another time of the world than on the others, always by as much
 """
 
@@ -25,11 +26,11 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.errors import UsageError
+from cudatool.fleet.pace import Collectives, StepTime, collectives, far_above, step_times
 from cudatool.limits import MISSING_RANKS
 from cudatool.text import quoted
-from cudatool.trace.lifetimes import Mask
 
-__all__ = ["Difference", "Finding", "RankMemory", "RunReport", "fleet_report"]
+__all__ = ["Difference", "Finding", "RankEnd", "RankMemory", "RunReport", "fleet_report"]
 
 
 class Difference(StrEnum):
@@ -44,6 +45,7 @@ class Difference(StrEnum):
     NOT_FREED = "not-freed"
     FRAGMENTED = "fragmented"
     STRAGGLER = "straggler"
+    AWAITED = "awaited"
     CLOCK = "clock"
     PEAK = "peak"
     ENDED_EARLY = "ended-early"
@@ -62,8 +64,8 @@ class Finding:
     usual_site
         Call site of the other ranks at this place of the sequence.
     value, usual
-        Of the rank and of the others: bytes; ns for a straggler's step, a clock, and the time since 1970 at
-        which memory ran out; blocks where they are not freed.
+        Of the rank and of the others: bytes; ns for a straggler's step, a clock, the time for which the others
+        wait, and the time since 1970 at which memory ran out; blocks where they are not freed.
     sequence
         Number of the first allocation that differs, None if the sequence does not.
     """
@@ -91,6 +93,23 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank ended that did not end as it should.
+
+    Attributes
+    ----------
+    rank, difference
+        Which rank, and whether it ran out of memory or ended early.
+    unix_ns
+        When, since 1970: the first time that memory ran out, or the last event; None if the recording does not say.
+    """
+
+    rank: int
+    difference: Difference
+    unix_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport:
     """One run.
 
@@ -108,6 +127,12 @@ class RunReport:
         By rank, the likely cause first.
     not_looked_at
         What could not be compared, and why; one sentence each.
+    ends
+        The ranks that ran out of memory or ended early, in this order; those whose time is not known come last.
+    steps
+        How long the named steps took on the ranks.
+    collectives
+        Who waits for whom in collectives of all ranks; None if there are none with times.
     """
 
     run: str
@@ -117,6 +142,9 @@ class RunReport:
     compared: bool
     findings: tuple[Finding, ...]
     not_looked_at: tuple[str, ...]
+    ends: tuple[RankEnd, ...]
+    steps: tuple[StepTime, ...]
+    collectives: Collectives | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -124,12 +152,12 @@ class RunReport:
 
 
 _FEWEST: Final = 3  # ranks: of two that differ, neither is the one that does
-_SPREADS: Final = 6  # of the others' spread (median of the distances to the median)
 _SPREADS_OF_STARTS: Final = 20  # ranks that do not wait for each other begin at times that are not spread evenly
 _LOOK_AHEAD: Final = 256  # allocations in which another order has the same ones
 _ORDER: Final = tuple(Difference)
 _COMPLETE: Final = ("closed", "growing")
 _SIZES: Final = ("peak_active", "end_active", "ooms", "steps", "events")
+_NAMED: Final = 8  # ranks in a sentence
 _LARGEST: Final = 1 << 62  # of which two still add up
 
 _MEMBERS: Final = """
@@ -159,6 +187,8 @@ class _Run:
         self.rows = [_sound(row) for row in self.ask("SELECT * FROM member WHERE run = $run ORDER BY rank")]
         self.rank = np.array([row["rank"] for row in self.rows], np.int64)
         self.unseen: list[str] = []
+        self.steps: tuple[StepTime, ...] = ()
+        self.collectives: Collectives | None = None
 
     def ask(self, question: str, **values: Any) -> list[dict[str, Any]]:
         result = self.database.execute(question, {"run": self.run, **values})
@@ -168,10 +198,11 @@ class _Run:
     def report(self) -> RunReport:
         compared = len(self.rows) >= _FEWEST
         missing = self._missing()
-        found = list(self._ends())
+        ends = self._ends()
+        found = [Finding(end.rank, end.difference, value=end.unix_ns) for end in ends]
         self._say_left_out()
         if compared:
-            for rule in (self._leaks, self._sequences, self._memory, self._steps):
+            for rule in (self._leaks, self._sequences, self._memory, self._steps, self._awaited):
                 found += rule()
         else:
             self.unseen.append(f"{len(self.rows)} ranks: differences are looked for among {_FEWEST} or more.")
@@ -184,6 +215,9 @@ class _Run:
             compared=compared,
             findings=tuple(sorted(found, key=lambda one: (one.rank, _ORDER.index(one.difference)))),
             not_looked_at=tuple(self.unseen),
+            ends=ends,
+            steps=self.steps,
+            collectives=self.collectives,
         )
 
     def _missing(self) -> tuple[int, ...]:
@@ -206,14 +240,21 @@ class _Run:
         if any(row["ending"] not in _COMPLETE or row["notes"] for row in self.rows):
             self.unseen.append("Some recordings are not complete: `notes` and `ending` in the table ranks say how.")
 
-    def _ends(self) -> Iterator[Finding]:
-        """Yield who ran out of memory and who ended early, in the order in which they did where clocks are known."""
+    def _ends(self) -> tuple[RankEnd, ...]:
+        """Return who ran out of memory and who ended early, in order."""
+        ends = []
         for row in self.rows:
+            start = row["unix_start_ns"]
             if row["ooms"]:
-                at = None if row["first_oom_time"] is None else (row["unix_start_ns"] or 0) + row["first_oom_time"]
-                yield Finding(row["rank"], Difference.OOM, value=at)
+                after = row["first_oom_time"]
+                kind = Difference.OOM
             elif row["ending"] not in _COMPLETE:
-                yield Finding(row["rank"], Difference.ENDED_EARLY)
+                after, kind = row["duration"], Difference.ENDED_EARLY
+            else:
+                continue
+            ends.append(RankEnd(row["rank"], kind, None if start is None or after is None else start + after))
+        known = sorted((end for end in ends if end.unix_ns is not None), key=lambda end: (end.unix_ns, end.rank))
+        return (*known, *(end for end in ends if end.unix_ns is None))
 
     def _leaks(self) -> Iterator[Finding]:
         rows = self.ask(
@@ -303,7 +344,7 @@ class _Run:
 
     def _memory(self) -> Iterator[Finding]:
         peak = np.array([row["peak_active"] for row in self.rows], np.int64)
-        for i in np.flatnonzero(_far(peak, 0.05)).tolist():
+        for i in np.flatnonzero(far_above(peak, 0.05)).tolist():
             yield Finding(
                 self.rows[i]["rank"],
                 Difference.PEAK,
@@ -317,7 +358,7 @@ class _Run:
             return
         unused = np.array(reserved, np.int64) - peak
         scale = float(np.median(np.array(reserved, np.int64)))
-        for i in np.flatnonzero(_far(unused, 0.1, scale)).tolist():
+        for i in np.flatnonzero(far_above(unused, 0.1, scale)).tolist():
             yield Finding(
                 self.rows[i]["rank"], Difference.FRAGMENTED, value=int(unused[i]), usual=int(np.median(unused))
             )
@@ -341,6 +382,7 @@ class _Run:
         if not all(row["steps_marked"] and row["steps"] for row in self.rows):
             self.unseen.append("Stragglers and clocks: not every rank has named steps; wrap them in cudatool.range.")
             return
+        self.steps = step_times(self.ask, _FEWEST)
         rows = self.ask(
             "WITH own AS (SELECT rank, step, end_time - start_time AS took, unix_start_ns + start_time AS began "
             "FROM steps JOIN member USING (run, rank, trace, device) WHERE run = $run AND end_time - start_time >= 0), "
@@ -356,7 +398,7 @@ class _Run:
             self.unseen.append("Stragglers and clocks: the ranks have no step in common that ended.")
             return
         ratio = np.array([row["ratio"] for row in rows])
-        for i in np.flatnonzero(_far(ratio, 0.1)).tolist():
+        for i in np.flatnonzero(far_above(ratio, 0.1)).tolist():
             yield Finding(
                 rows[i]["rank"], Difference.STRAGGLER, value=int(rows[i]["took"]), usual=int(rows[i]["usual"])
             )
@@ -364,12 +406,24 @@ class _Run:
             self.unseen.append("Clocks: not every recording has the time of the world.")
             return
         shift = np.array([row["shift"] for row in rows], np.float64)
-        far = _far(shift, 0.0, spreads=_SPREADS_OF_STARTS) | _far(-shift, 0.0, spreads=_SPREADS_OF_STARTS)
+        far = far_above(shift, 0.0, spreads=_SPREADS_OF_STARTS) | far_above(-shift, 0.0, spreads=_SPREADS_OF_STARTS)
         for i in np.flatnonzero(far).tolist():
             row = rows[i]  # ranks may begin at different times, but not by more than a step where they wait for others
             if abs(row["shift"]) > max(row["usual"], 1e8) and row["drift"] < abs(row["shift"]) / 4:
                 yield Finding(row["rank"], Difference.CLOCK, value=int(row["shift"]), usual=0)
-        self.unseen.append("Which rank waits for which in a collective.")
+
+    def _awaited(self) -> Iterator[Finding]:
+        """Yield the rank for which the others wait in collectives."""
+        found = self.collectives = collectives(self.ask, len(self.rank))
+        if found is None:
+            self.unseen.append("Who waits for whom: no collectives of all ranks were recorded with their times.")
+            return
+        late = found.late()
+        if len(late) == 1:
+            yield Finding(late[0].rank, Difference.AWAITED, value=late[0].awaited, usual=0)
+        elif late:
+            ranks = ", ".join(str(rank.rank) for rank in late[:_NAMED]) + (" ..." if len(late) > _NAMED else "")
+            self.unseen.append(f"Who waits for whom: for ranks {ranks}, or they have faster collectives of their own.")
 
 
 def _sound(row: dict[str, Any]) -> dict[str, Any]:
@@ -385,12 +439,3 @@ def _sound(row: dict[str, Any]) -> dict[str, Any]:
         if row[name] is None or not 0 <= row[name] < _LARGEST:
             raise UsageError(f"{quoted(row['trace'])} has the {name} {row[name]}: convert its trace again")
     return row
-
-
-def _far(values: Any, share: float, scale: float | None = None, spreads: int = _SPREADS) -> Mask:
-    """Return which values are above the others: by `share` of the median (or `scale`), and six of their spreads."""
-    middle = float(np.median(values))
-    distance = values - middle
-    spread = float(np.median(np.abs(distance)))
-    result: Mask = distance > max(share * (abs(middle) if scale is None else scale), spreads * spread)
-    return result

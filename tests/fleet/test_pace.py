@@ -1,0 +1,113 @@
+"""Who waits for whom in collectives, and how far the ranks are apart in steps: against a model that knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from collective_fleets import KERNEL, met, write_fleet
+from fleets import Fault, make
+from recordings import HERE
+
+from cudatool.fleet.query import opened
+from cudatool.fleet.report import Difference, RunReport, fleet_report
+
+COUNT = 60  # collectives
+TRANSFER = np.full(COUNT, 400_000)
+
+
+def report(dataset: Path) -> RunReport:
+    with opened(dataset) as database:
+        [run] = fleet_report(database)
+    return run
+
+
+def compute(ranks: int, seed: int, slow: dict[int, float] | None = None) -> np.ndarray:
+    """Return 2 ms of work before each collective, which varies by 5 %; `slow` ranks take longer by a factor."""
+    result = 2e6 * np.random.default_rng(seed).uniform(0.95, 1.05, (ranks, COUNT))
+    for rank, factor in (slow or {}).items():
+        result[rank] *= factor
+    return result.astype(np.int64)
+
+
+def accused(run: RunReport) -> list[int]:
+    return [finding.rank for finding in run.findings if finding.difference is Difference.AWAITED]
+
+
+@pytest.mark.parametrize(("ranks", "slow", "factor"), [(3, 0, 1.5), (8, 5, 1.3), (12, 11, 3.0), (24, 7, 1.2)])
+def test_the_rank_that_all_wait_for_is_named(ranks: int, slow: int, factor: float, tmp_path: Path) -> None:
+    begins, ends = met(compute(ranks, ranks, {slow: factor}), TRANSFER)
+    run = report(write_fleet(tmp_path, begins, ends, seed=ranks))
+    assert [slow] == accused(run)
+    # What the model knows: how long each waited for the last one.
+    waited = (begins.max(axis=0) - begins).sum(axis=1)
+    assert run.collectives is not None and COUNT == run.collectives.compared
+    assert waited.tolist() == [rank.waited for rank in run.collectives.ranks]
+    last = np.bincount(begins.argmax(axis=0), minlength=ranks)
+    assert last.tolist() == [rank.last for rank in run.collectives.ranks]
+
+
+@pytest.mark.parametrize("ranks", [3, 8, 33])
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_keep_pace_are_not_accused(ranks: int, seed: int, tmp_path: Path) -> None:
+    run = report(write_fleet(tmp_path, *met(compute(ranks, seed), TRANSFER), seed=seed))
+    assert [] == accused(run) and run.collectives is not None
+    assert not any("Who waits" in sentence for sentence in run.not_looked_at)
+
+
+def test_one_stall_that_all_wait_for_is_named_if_it_is_long(tmp_path: Path) -> None:
+    for number, (stall, expected) in enumerate(((30_000_000, [2]), (3_000_000, []))):
+        work = compute(6, 1)
+        work[2, 20] += stall  # of some 150 ms in all
+        assert expected == accused(report(write_fleet(tmp_path / str(number), *met(work, TRANSFER))))
+
+
+def test_ranks_with_faster_collectives_of_their_own_are_not_accused(tmp_path: Path) -> None:
+    """Two of eight ranks share a fast link: nobody waits for them, and durations alone cannot tell."""
+    work = compute(8, 3)
+    begins, ends = met(work, np.full(COUNT, 2_000_000))
+    ends[:2] -= 1_500_000
+    run = report(write_fleet(tmp_path, begins, ends))
+    assert [] == accused(run)
+    assert any("for ranks 0, 1, or they have faster collectives" in sentence for sentence in run.not_looked_at)
+
+
+def test_broadcasts_and_pairs_are_not_compared(tmp_path: Path) -> None:
+    kernels = [KERNEL.replace("AllReduce_Sum_f32", "SendRecv")] * 4
+    run = report(write_fleet(tmp_path, *met(compute(4, 4, {1: 2.0}), TRANSFER), names=kernels))
+    assert run.collectives is None and [] == accused(run)
+    assert any(sentence.startswith("Who waits for whom: no collectives") for sentence in run.not_looked_at)
+
+
+def test_ranks_that_run_different_collectives_are_not_compared(tmp_path: Path) -> None:
+    kernels = [KERNEL] * 3 + [KERNEL.replace("AllReduce_Sum_f32", "AllGather")]
+    run = report(write_fleet(tmp_path, *met(compute(4, 5, {1: 2.0}), TRANSFER), names=kernels))
+    assert run.collectives is None and [] == accused(run)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(5, [4]), (2, [])])
+def test_our_calls_are_compared_where_all_ranks_take_part(size: int, expected: list[int], tmp_path: Path) -> None:
+    times = met(compute(5, 6, {4: 1.6}), TRANSFER)
+    run = report(write_fleet(tmp_path, *times, names=["all_reduce"] * 5, size=size))
+    assert expected == accused(run) and (run.collectives is None) == (not expected)
+
+
+def test_a_rank_without_collectives_leaves_the_others_uncompared(tmp_path: Path) -> None:
+    kernels = [KERNEL] * 4 + ["gemm"]
+    run = report(write_fleet(tmp_path, *met(compute(5, 7, {1: 2.0}), TRANSFER), names=kernels))
+    assert run.collectives is None and any("Who waits" in sentence for sentence in run.not_looked_at)
+
+
+def test_each_step_says_who_took_longest(tmp_path: Path) -> None:
+    run = report(make(tmp_path, HERE / "prefetch__default.pickle.xz", 5, [Fault("straggler", 3)], seed=1))
+    assert len(run.steps) > 3 and {5} == {step.ranks for step in run.steps}
+    assert {3} == {step.longest_rank for step in run.steps}
+    assert all(1.3 < step.longest / step.median < 1.5 for step in run.steps)
+
+
+def test_ranks_that_die_are_in_the_order_in_which_they_do(tmp_path: Path) -> None:
+    faults = [Fault("oom", 1), Fault("oom", 3), Fault("clock", 1)]  # the clock of rank 1 is an hour ahead
+    run = report(make(tmp_path, HERE / "prefetch__default.pickle.xz", 5, faults, seed=1))
+    assert [(3, Difference.OOM), (1, Difference.OOM)] == [(end.rank, end.difference) for end in run.ends]
+    assert 3.5e12 < run.ends[1].unix_ns - run.ends[0].unix_ns < 3.7e12
