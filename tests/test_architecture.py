@@ -60,7 +60,7 @@ ARROWS = {
     "optim": {"runtime"},
     "amp": {"ops", "optim", "runtime"},
     "graphs": {"_driver", "memory", "random", "runtime", "trace"},
-    "compiler": {"amp", "backends", "graphs", "runtime", "trace"},
+    "compiler": {"amp", "backends", "graphs", "ops", "runtime", "trace"},
     "jiterator": {"ops", "runtime", "trace"},
     "tunable": {"_driver", "blas", "runtime"},
     "comm": {"ops", "runtime"},

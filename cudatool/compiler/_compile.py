@@ -6,22 +6,26 @@ import functools
 import gc
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, overload
 
 import numpy as np
 
-from cudatool.compiler._plan import Arena, Plan, plan
+from cudatool.compiler._fusion import Player, planned_fusion
+from cudatool.compiler._plan import Arena, Plan
 from cudatool.compiler._state import Facts, State, arguments, environment, is_constant
 from cudatool.compiler._trace import Graph, Trace, captured, plan_events, traced_nodes
 from cudatool.errors import GraphBreakError, UsageError
 from cudatool.graphs import CUDAGraph
+from cudatool.ops._pointwise import taken_over
 from cudatool.runtime.allocator import note_plan, planned
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.capture import is_capturing
 from cudatool.runtime.device import current_device
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.event import Event
+from cudatool.runtime.kernel import watched
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.runtime.traced_calls import traced
 from cudatool.units import format_bytes
@@ -32,6 +36,7 @@ _Function = Callable[..., Any]
 _RUNS: Final = 3  # of a function that first allocates what it keeps for the next time, before its trace is given up
 _MOST: Final = 8  # graphs of one function
 _REMEMBERED: Final = 64
+_FUSED: Final = 64  # operations of one kernel
 _streams: dict[int, Stream] = {}  # where functions are traced, by device
 
 
@@ -61,11 +66,12 @@ class CompiledFunction:
         How many calls were replays, and how many ran or traced the function.
     """
 
-    def __init__(self, function: _Function, *, fullgraph: bool) -> None:
+    def __init__(self, function: _Function, *, fullgraph: bool, max_fusion_size: int) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._name = str(getattr(function, "__qualname__", type(function).__qualname__))
         self._fullgraph = fullgraph
+        self._most = max_fusion_size
         self._entries: list[_Compiled] = []
         self._ready: deque[Facts] = deque(maxlen=_REMEMBERED)  # that the function ran with once already
         self._broken: deque[Facts] = deque(maxlen=_REMEMBERED)  # that it cannot be a graph with
@@ -156,8 +162,8 @@ class CompiledFunction:
         return entry
 
     def _unplanned(self, device: int, stream: Stream, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-        trace, cuda_graph = Trace(device), CUDAGraph(keep_graph=True)
-        with captured(cuda_graph, stream, trace):
+        trace, cuda_graph = Trace(device, stream), CUDAGraph(keep_graph=True)
+        with captured(cuda_graph, stream, trace), taken_over(trace.take), watched(trace.launched):
             results = self._function(*args, **kwargs)
         del results  # not before the trace has ended: it must see that they live on
         cuda_graph.reset()
@@ -166,15 +172,16 @@ class CompiledFunction:
     def _planned(
         self, facts: Facts, trace: Trace, device: int, stream: Stream, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Compiled:
-        graph, memory = trace.graph(), plan(*trace.finished())
-        entry = _Compiled(facts, graph, memory, CUDAGraph())
-        entry.arena = Arena(memory, current_stream(device))
-        again = Trace(device)
-        with captured(entry.cuda_graph, stream, again), planned(entry.arena, device):
+        fusion, memory = planned_fusion(trace, self._most)
+        entry = _Compiled(facts, fusion.graph, memory, CUDAGraph())
+        entry.arena = Arena(memory, fusion.absent, current_stream(device))
+        again = Trace(device, stream)
+        player = Player(trace, fusion.groups, entry.arena.place, again)
+        with captured(entry.cuda_graph, stream, again), planned(entry.arena, device), taken_over(player.take):
             entry.outputs = self._function(*args, **kwargs)
-        if traced_nodes(again.graph()) != traced_nodes(graph) or entry.arena.served != len(memory.buffers):
+        if traced_nodes(again.graph()) != traced_nodes(fusion.graph) or not entry.arena.is_complete:
             raise GraphBreakError("the function does something else each time it runs")
-        note_plan(entry.arena, plan_events(self._name, device, graph, entry.arena, trace.stacks))
+        note_plan(entry.arena, plan_events(self._name, device, fusion.graph, entry.arena, fusion.stacks))
         return entry
 
     def _replay(self, entry: _Compiled, arrays: dict[str, DeviceArray], state: State) -> Any:
@@ -220,6 +227,7 @@ class CompiledFunction:
                 lines.append(
                     f"  {index:4} {node.op or node.kind} [{node.name}] stream {node.stream}{autocast} {node.line}"
                 )
+                lines += [f"         {part.op or part.kind} [{part.name}] {part.line}" for part in node.parts]
             if entry.graph.folded:
                 lines.append(f"  folded to constants: {', '.join(entry.graph.folded)}")
             found = entry.plan
@@ -242,15 +250,21 @@ class CompiledFunction:
 
 
 @overload
-def compile(model: _Function, *, fullgraph: bool = False) -> CompiledFunction: ...
+def compile(
+    model: _Function, *, fullgraph: bool = False, options: Mapping[str, Any] | None = None
+) -> CompiledFunction: ...
 
 
 @overload
-def compile(model: None = None, *, fullgraph: bool = False) -> Callable[[_Function], CompiledFunction]: ...
+def compile(
+    model: None = None, *, fullgraph: bool = False, options: Mapping[str, Any] | None = None
+) -> Callable[[_Function], CompiledFunction]: ...
 
 
 @traced
-def compile(model: _Function | None = None, *, fullgraph: bool = False) -> Any:
+def compile(
+    model: _Function | None = None, *, fullgraph: bool = False, options: Mapping[str, Any] | None = None
+) -> Any:
     """Return a version of a function that traces it once and replays it as one CUDA graph; also a decorator.
 
     A call whose facts are new runs the function eagerly. The next one like it traces the function: it runs while
@@ -266,17 +280,29 @@ def compile(model: _Function | None = None, *, fullgraph: bool = False) -> Any:
     fullgraph
         Raise an error if the function cannot be one graph; else such calls run eagerly, and
         :meth:`CompiledFunction.explain` says why.
+    options
+        ``max_fusion_size``: how many elementwise operations one kernel computes at most, 64 by default; 1 fuses none.
 
     Raises
     ------
     UsageError
-        `model` cannot be called.
+        `model` cannot be called, or there is no such option.
     """
     if model is None:
-        return functools.partial(compile, fullgraph=fullgraph)
+        return functools.partial(compile, fullgraph=fullgraph, options=options)
+    most = _max_fusion_size(options or {})
     if not callable(model):
         raise UsageError(f"compile takes a function, not {type(model).__name__}")
-    return CompiledFunction(model, fullgraph=fullgraph)
+    return CompiledFunction(model, fullgraph=fullgraph, max_fusion_size=most)
+
+
+def _max_fusion_size(options: Mapping[str, Any]) -> int:
+    if unknown := options.keys() - {"max_fusion_size"}:
+        raise UsageError(f"compile has no option {sorted(map(str, unknown))[0]}; it has max_fusion_size")
+    most = require_int("max_fusion_size", options.get("max_fusion_size", _FUSED))
+    if most < 1:
+        raise UsageError(f"max_fusion_size must be at least 1, which fuses nothing, not {most}")
+    return most
 
 
 class _Replaced:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,9 @@ __all__ = ["ALIGNMENT", "Arena", "Buffer", "Plan", "plan", "rounded"]
 
 ALIGNMENT: Final = 512
 """Bytes: what the caching allocator rounds blocks to, so operations find the alignment that they know."""
+
+_NOWHERE: Final = 1 << 62
+"""Address above all that a device has: what is not in memory must not be accessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +115,22 @@ class Arena:
     ----------
     peak
         Bytes up to the end of the highest buffer that was handed out: what ran, beside what was planned.
+
+    Parameters
+    ----------
+    absent
+        Number and bytes of the allocations that are not in memory. They are given addresses where no memory is.
     """
 
-    def __init__(self, plan: Plan, stream: Stream) -> None:
+    def __init__(self, plan: Plan, absent: Mapping[int, int], stream: Stream) -> None:
         self.plan = plan
+        self._absent = absent
         self._memory = Memory(plan.peak, stream)
         self.address = self._memory.address
         self.peak = 0
-        self.served = 0
+        self._asked = self._served = 0  # how often, and for how much that is in memory
         self._live: dict[int, int] = {}  # start -> end, in bytes from the address
+        self._numbers: dict[int, tuple[int, int]] = {}  # address -> number and bytes of what was last there
 
     def use(self, stream: Stream) -> None:
         """Let the memory rest, once it is given back, until what is on `stream` by then has completed."""
@@ -136,17 +146,43 @@ class Arena:
         """
         if not size:
             return 0
-        index = self.served
-        if index >= len(self.plan.buffers) or rounded(size) != self.plan.buffers[index].size:
+        number, index = self._asked, self._served
+        planned = self._absent.get(number)
+        if planned is None and index < len(self.plan.buffers):
+            planned = self.plan.buffers[index].size
+        if rounded(size) != planned:
             raise GraphBreakError("the function allocates other memory each time it runs")
+        self._asked += 1
+        if number in self._absent:
+            address = _NOWHERE + sum(bytes for other, bytes in self._absent.items() if other < number)
+            self._numbers[address] = number, planned
+            return address
         start = self.plan.offsets[index]
         end = start + self.plan.buffers[index].size
         if any(start < used_end and used < end for used, used_end in list(self._live.items())):
             raise GraphBreakError("the function keeps memory longer than when it was traced")
-        self.served += 1
+        self._served += 1
         self._live[start] = end
+        self._numbers = {
+            address: entry
+            for address, entry in self._numbers.items()
+            if address >= self.address + end or address + entry[1] <= self.address + start
+        }
+        self._numbers[self.address + start] = number, planned
         self.peak = max(self.peak, end)
         return self.address + start
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was planned was asked for."""
+        return self._asked == len(self.plan.buffers) + len(self._absent)
+
+    def place(self, address: int) -> tuple[int, int]:
+        """Return the number of the allocation that an address is in, and how far; -1 and the address if in none."""
+        for start, (number, size) in self._numbers.items():
+            if start <= address < start + size:
+                return number, address - start
+        return -1, address
 
     def free(self, address: int) -> None:
         """Take a buffer back."""

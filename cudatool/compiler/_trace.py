@@ -11,15 +11,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
-from typing import Final
+from typing import Any, Final
 
 from cudatool.amp import get_autocast_dtype, is_autocast_enabled
+from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, Work, described
 from cudatool.compiler._plan import Arena, Buffer, rounded
 from cudatool.errors import CudaError, GraphBreakError, OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
+from cudatool.ops._pointwise import Call
+from cudatool.runtime.capture import captured_nodes
+from cudatool.runtime.kernel import Kernel, memory_of_launch, watched
 from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import Event, Kind, PlanFlag
+from cudatool.trace.events import AccessFlag, Event, Kind, PlanFlag
 
 __all__ = ["Graph", "Node", "Trace", "captured", "line_of_error", "plan_events", "traced_nodes"]
 
@@ -32,6 +36,7 @@ _NODES: Final = {
     Kind.EVENT_RECORD: "record_event",
     Kind.STREAM_WAIT_EVENT: "wait_event",
 }
+_NOT_CAPTURED: Final = (Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT)  # edges of the CUDA graph, not nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Node:
         The dtype of the autocast region around it; empty outside of one.
     line
         The program's line, as ``file.py:12``.
+    parts
+        The nodes that are one kernel here, which is the name's and is enqueued at the line of the last of them.
     """
 
     kind: str
@@ -60,6 +67,7 @@ class Node:
     stream: int
     autocast: str
     line: str
+    parts: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +95,19 @@ class Trace:
         Allocations in their order, and when each was made and freed, on a clock of allocations and frees.
     stacks
         Where each was made.
+    work
+        What is known of each node's accesses.
+    calls
+        The launches of elementwise functions, in their order.
+    ends_unseen
+        Work that no event told of was enqueued after the last node.
     """
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, stream: Stream) -> None:
         self._device = device
+        self._origin = stream  # of the capture
+        self._captured = 0  # nodes of the CUDA graph
+        self._of_operation: dict[int, int] = {}  # correlation -> node
         self._thread = hooks.thread_id()
         self._nodes: list[tuple[int, Node]] = []  # with their time
         self._streams: dict[int, int] = {}
@@ -101,6 +118,10 @@ class Trace:
         self.buffers: list[Buffer] = []
         self.lifetimes: list[tuple[int, int]] = []
         self.stacks: list[int] = []
+        self.work: list[Work] = []
+        self.calls: list[PointwiseCall] = []
+        self.ends_unseen = False
+        self._launch = -1  # the node whose kernel's accesses are asked for
 
     def __call__(self, event: Event) -> None:
         if event.thread != self._thread:
@@ -119,6 +140,47 @@ class Trace:
             elif event.kind is Kind.BLOCK_RECORD_STREAM and event.address in self._live:
                 index = self._live[event.address]
                 self.buffers[index] = replace(self.buffers[index], shares=False)
+            elif event.kind is Kind.ACCESS and event.correlation in self._of_operation:
+                self._access(event)
+        elif event.kind in _NODES:
+            self._captured = -1  # work on another device, of which no node tells
+
+    def launched(self, kernel: Kernel, arguments: tuple[Any, ...]) -> None:
+        """Note what a kernel that was just launched may access."""
+        node, self._launch = self._launch, -1
+        if node >= 0 and (found := memory_of_launch(kernel, arguments)) is not None:
+            self.work[node].spans = [self._span(area.address, area.size, area.mode) for area in found]
+
+    def take(self, call: Call) -> Any:
+        """Do the launch of an elementwise function, and note what it is."""
+        found, before = described(call, self.place), len(self.work)
+        with watched(_ignore):  # its accesses are known
+            done = call.run()
+        self.calls.append(found)
+        if len(self.work) == before + 1:
+            work = self.work[-1]
+            work.call = found
+            work.spans = [view.span(writes=True) for view in found.writes]
+            work.spans += [view.span(writes=False) for view in found.reads if not isinstance(view, type)]
+        return done
+
+    def place(self, address: int) -> tuple[int, int]:
+        """Return which allocation an address is in, and how far."""
+        for start, index in self._live.items():
+            if start <= address < start + self.buffers[index].size:
+                return index, address - start
+        return BEFORE, address
+
+    def _span(self, address: int, size: int, flags: int) -> Span:
+        buffer, low = self.place(address)
+        atomic = bool(flags & AccessFlag.ATOMIC)
+        reads, writes = bool(flags & AccessFlag.READ) or atomic, bool(flags & AccessFlag.WRITE) or atomic
+        return Span(buffer, low, low + size, reads, writes)
+
+    def _access(self, event: Event) -> None:
+        work = self.work[self._of_operation[event.correlation]]
+        size = event.size + event.aux0 * max(event.aux1 - 1, 0)  # of rows, from the first to the last
+        work.spans = [*(work.spans or ()), self._span(event.address, size, event.flags)]
 
     def _tick(self) -> int:
         self._clock += 1
@@ -130,7 +192,17 @@ class Trace:
     def _node(self, event: Event) -> None:
         autocast = str(get_autocast_dtype()) if is_autocast_enabled() else ""
         node = Node(_NODES[event.kind], event.name, "", self._stream(event), autocast, _line())
+        if event.correlation:
+            self._of_operation[event.correlation] = len(self._nodes)
         self._nodes.append((event.time, node))
+        edge = event.kind in _NOT_CAPTURED
+        self._launch = len(self.work) if event.kind is Kind.KERNEL_LAUNCH else -1
+        self.work.append(Work(self._clock, [] if edge else None, after_unseen=self._unseen(0 if edge else 1)))
+
+    def _unseen(self, expected: int) -> bool:
+        """Return whether more was captured since the last node than `expected`: by others than cudatool."""
+        before, self._captured = self._captured, captured_nodes(self._origin)
+        return before < 0 or self._captured - before > expected
 
     def _allocate(self, event: Event) -> None:
         self._live[event.address] = len(self.buffers)
@@ -151,6 +223,15 @@ class Trace:
         if index == len(self._nodes) and not event.aux1 and not (self._allocated and self._allocated[-1] >= start):
             self._calls.append(event.name)
 
+    def replace_last(self, node: Node) -> None:
+        """Say what the last node is, of which the event did not tell all."""
+        time, last = self._nodes[-1]
+        self._nodes[-1] = time, replace(node, stream=last.stream)
+
+    def end(self) -> None:
+        """Note that nothing more will be enqueued."""
+        self.ends_unseen = self._unseen(0)
+
     def graph(self) -> Graph:
         """Return what was traced."""
         return Graph(tuple(node for _, node in self._nodes), tuple(dict.fromkeys(self._calls)))
@@ -159,6 +240,10 @@ class Trace:
         """Return buffers and lifetimes; what still exists lasts to the end."""
         last = len(self._nodes) - 1
         return [replace(b, last=last) if b.kept else b for b in self.buffers], list(self.lifetimes)
+
+
+def _ignore(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
+    pass
 
 
 @contextmanager
@@ -175,6 +260,7 @@ def captured(cuda_graph: CUDAGraph, stream: Stream, trace: Trace) -> Iterator[No
             hooks.subscribe(trace)
             try:
                 yield
+                trace.end()
                 if not trace.graph().nodes:
                     raise GraphBreakError("the function enqueues nothing")
             finally:

@@ -73,6 +73,7 @@ class JitFunction:
             functions=_TEMPLATE.sub(r"\1 __device__", source),
             outputs=outputs,
             statement=multiple,
+            fusible=False,  # C++ of the program may include, print and keep what it likes
         )
 
     def __call__(self, *tensors: DeviceArray, **numbers: Any) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -37,7 +39,17 @@ from cudatool.runtime.plans import LaunchPlans
 from cudatool.runtime.stream import Stream, current_stream, stream_on
 from cudatool.trace import hooks
 
-__all__ = ["Pointwise", "Result", "Types", "check_out", "common_device", "writable_out"]
+__all__ = [
+    "Call",
+    "Pointwise",
+    "Result",
+    "Types",
+    "check_out",
+    "common_device",
+    "lines",
+    "taken_over",
+    "writable_out",
+]
 
 _EXACT: Final = 2**53  # integers below are the same as float64
 
@@ -64,6 +76,41 @@ class Types(NamedTuple):
 
     common: np.dtype[Any]  # what the operands are cast to
     result: np.dtype[Any]
+
+
+class Call(NamedTuple):
+    """A launch that is about to be done: operands have dtypes and shapes that fit, and do not overlap `outs` partly."""
+
+    pointwise: Pointwise
+    outs: Sequence[DeviceArray]
+    operands: Sequence[Any]
+    numbers: dict[str, Any]
+    types: Types
+    stream: Stream
+
+    def run(self) -> tuple[Kernel, Walk]:
+        """Launch the kernel."""
+        return self.pointwise.enqueue(self)
+
+
+class _TakenOver(threading.local):
+    by: Callable[[Call], tuple[Kernel, Walk] | None] | None = None
+
+
+_taken_over = _TakenOver()
+
+
+@contextmanager
+def taken_over(by: Callable[[Call], tuple[Kernel, Walk] | None]) -> Iterator[None]:
+    """Let `by` do the launches of the calling thread inside, in the place of each one's ``run()``.
+
+    It applies while there is a subscriber of events, so that it costs nothing where there is none.
+    """
+    before, _taken_over.by = _taken_over.by, by
+    try:
+        yield
+    finally:
+        _taken_over.by = before
 
 
 class _Plan(NamedTuple):
@@ -106,6 +153,8 @@ class Pointwise:
         Number of results, all of one dtype.
     statement
         `expression` is a statement that sets the results ``out0``, ``out1``, ... instead.
+    fusible
+        Whether it may be computed in one kernel with others: the C++ is ours, and does nothing but return the result.
     """
 
     def __init__(
@@ -118,6 +167,7 @@ class Pointwise:
         functions: str = "",
         outputs: int = 1,
         statement: bool = False,
+        fusible: bool = True,
     ) -> None:
         definition = ast.parse(f"def {signature}: ...").body[0]
         assert isinstance(definition, ast.FunctionDef)
@@ -138,6 +188,7 @@ class Pointwise:
         self.expression = expression
         self.outputs = outputs
         self.statement = statement
+        self.fusible = fusible and outputs == 1 and not statement
         self.result = result
         self.accepts = tuple(accepts)
         self.functions = functions
@@ -356,10 +407,18 @@ class Pointwise:
         out = outs[0]
         if not out.size:
             return None
+        call = Call(self, outs, operands, numbers, types, stream or current_stream(out.device))
+        if hooks.active and _taken_over.by is not None:
+            return _taken_over.by(call)
+        return self.enqueue(call)
+
+    def enqueue(self, call: Call) -> tuple[Kernel, Walk]:
+        """Launch the kernel of a call."""
+        outs, types, out = call.outs, call.types, call.outs[0]
         compute = compute_dtype(types.common)
         arrays, arguments = list(outs), []
         sources: list[np.dtype[Any] | None] = []
-        for name, operand in zip(self.operands, operands, strict=True):
+        for name, operand in zip(self.operands, call.operands, strict=True):
             if isinstance(operand, DeviceArray):
                 array = operand if operand.shape == out.shape else operand.broadcast_to(out.shape)
                 arrays.append(array)
@@ -368,11 +427,26 @@ class Pointwise:
             else:
                 arguments.append(_number(operand, _BOOL if name in self.masks else compute))
                 sources.append(None)
-        arguments += self._values(numbers, compute) if numbers else self._defaults(compute)
-        way = walk(arrays, reorder="index" not in self.expression)
+        arguments += self._values(call.numbers, compute) if call.numbers else self._defaults(compute)
+        way = walk(arrays, reorder=not self.asks_for_index)
         kernel = self._kernel(types, out.dtype, tuple(sources), way.width, out.device)
-        launch(stream or current_stream(out.device), way.config, kernel, *outs, *arguments, way.parameters)
+        launch(call.stream, way.config, kernel, *outs, *arguments, way.parameters)
         return kernel, way
+
+    @property
+    def asks_for_index(self) -> bool:
+        """Whether the result depends on where the element is."""
+        return "index" in self.expression
+
+    def scalars(self, call: Call) -> list[Any]:
+        """Return the arguments of a call's kernel that are no arrays: operands first, then the numbers by keyword."""
+        compute = compute_dtype(call.types.common)
+        found = [
+            _number(operand, _BOOL if name in self.masks else compute)
+            for name, operand in zip(self.operands, call.operands, strict=True)
+            if not isinstance(operand, DeviceArray)
+        ]
+        return [*found, *self._values(call.numbers, compute)]
 
     def _compile(
         self, types: Types, out: np.dtype[Any], sources: tuple[np.dtype[Any] | None, ...], width: int, device: int
@@ -408,22 +482,23 @@ class Pointwise:
             templates="".join(f"typename T_{name}, " for name in arrays),
             name=self.name,
             parameters=", ".join(parameters),
-            starts=_lines(f"const char *{name}_at = (const char *){name}_array;" for name in place),
-            steps=_lines((f"{name}_at += at * plan.strides[{k}][d];" for name, k in place.items()), "        "),
-            loads=_lines(
+            starts=lines(f"const char *{name}_at = (const char *){name}_array;" for name in place),
+            steps=lines((f"{name}_at += at * plan.strides[{k}][d];" for name, k in place.items()), "        "),
+            loads=lines(
                 f"Pack<T_{name}, N> {name}_pack; load({name}_pack, {name}_at, plan.strides[{k}][plan.ndim - 1], count);"
                 for name, k in place.items()
                 if name in arrays
             ),
             packs=", ".join(f"{out}_pack" for out in outs),
-            values=_lines(values, "        "),
+            values=lines(values, "        "),
             statement=f"{declared} {self.expression};",
-            results=_lines((f"{out}_pack.at[j] = convert<Out>(convert<Result>({out}));" for out in outs), "        "),
-            stores=_lines(f"store({out}_pack, (char *){out}_at, count);" for out in outs),
+            results=lines((f"{out}_pack.at[j] = convert<Out>(convert<Result>({out}));" for out in outs), "        "),
+            stores=lines(f"store({out}_pack, (char *){out}_at, count);" for out in outs),
         )
 
 
-def _lines(statements: Iterable[str], indent: str = "    ") -> str:
+def lines(statements: Iterable[str], indent: str = "    ") -> str:
+    """Return statements of C++ on lines of their own."""
     return f"\n{indent}".join(statements)
 
 

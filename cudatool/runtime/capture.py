@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cudatool import _driver
 from cudatool.runtime import calls
 from cudatool.runtime._native import call
-from cudatool.runtime.calls import check, entry, raise_status
+from cudatool.runtime.calls import check, entry, operation, raise_status
 from cudatool.runtime.traced_calls import traced
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "beside_captures",
     "capture_id",
     "capture_of",
+    "captured_nodes",
     "captures",
     "capturing_graph",
     "is_capturing",
@@ -99,6 +100,19 @@ def capturing_graph(stream: Stream) -> CUDAGraph | None:
     """Return the graph that what is enqueued on a stream is captured into, None if that is executed."""
     capture = capture_of(stream)
     return None if capture is None else capture.graph
+
+
+def captured_nodes(stream: Stream) -> int:
+    """Return how many nodes the graph has by now that what is enqueued on a stream is captured into.
+
+    Raises
+    ------
+    CudaError
+        The capture has failed.
+    """
+    with operation():
+        graph = check(calls.driver.cuStreamGetCaptureInfo(stream.cuda_stream))[2]
+        return int(check(calls.driver.cuGraphGetNodes(graph))[1])
 
 
 _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE

@@ -9,7 +9,9 @@ import hashlib
 import importlib.metadata
 import re
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,7 +20,7 @@ from cudatool import _driver, source_text
 from cudatool.code_cache import CodeCache
 from cudatool.errors import UsageError
 from cudatool.runtime import calls
-from cudatool.runtime._native import Launcher
+from cudatool.runtime._native import Launcher, Region
 from cudatool.runtime.annotate import annotating
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.calls import check, entry, operation, raise_status
@@ -30,9 +32,9 @@ from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, WarningCode, WarningFlag, launch_flags, pack_dims
 
 if TYPE_CHECKING:
-    from cudatool.ptx import KernelAccesses
+    from cudatool.ptx import AccessRange, KernelAccesses
 
-__all__ = ["Kernel", "compile", "launch"]
+__all__ = ["Kernel", "compile", "is_watched", "launch", "memory_of_launch", "watched"]
 
 
 class Kernel:
@@ -233,6 +235,57 @@ def _emit_launch(stream: Stream, config: Any, kernel: Kernel, arguments: tuple[A
     inferring = hooks.wants_accesses and not hooks.measures_accesses and not annotating()
     if inferring and kernel.accesses is not None:
         _emit_accesses(kernel.accesses, arguments, kernel.pack(arguments), stream, correlation)
+    if _watched.by is not None:
+        _watched.by(kernel, arguments)
+
+
+class _Watched(threading.local):
+    by: Callable[[Kernel, tuple[Any, ...]], None] | None = None
+
+
+_watched = _Watched()
+
+
+@contextmanager
+def watched(by: Callable[[Kernel, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call `by` with kernel and arguments of each launch of the calling thread inside, after its event.
+
+    It applies while there is a subscriber of events, so that it costs nothing where there is none.
+    """
+    before, _watched.by = _watched.by, by
+    try:
+        yield
+    finally:
+        _watched.by = before
+
+
+def is_watched() -> bool:
+    """Return whether somebody asks for the memory of the calling thread's launches."""
+    return _watched.by is not None
+
+
+def memory_of_launch(kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[AccessRange, ...] | None:
+    """Return what a launch may access, inferred from PTX; None if that is not known.
+
+    Of an array that is passed to a parameter it is all of the memory that the array is a part of: unlike a trace, what
+    asks this must not miss anything.
+    """
+    from cudatool.ptx import accesses_of_launch  # only a function that is traced asks
+
+    if kernel.accesses is None:
+        return None
+    ranges = [extent for extent in map(_whole_extent, arguments) if extent is not None]
+
+    def find(address: int) -> tuple[int, int] | None:
+        return next(((start, size) for start, size in ranges if start <= address < start + size), None)
+
+    found = accesses_of_launch(kernel.accesses, kernel.pack(arguments), find)
+    return None if found.unknown else found.ranges
+
+
+def _whole_extent(argument: Any) -> tuple[int, int] | None:
+    memory: object = argument._memory if isinstance(argument, DeviceArray) else None
+    return (memory.address, memory.size) if isinstance(memory, Region) else _extent(argument)
 
 
 def _emit_accesses(

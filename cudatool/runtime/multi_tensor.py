@@ -26,7 +26,7 @@ from cudatool.runtime.annotate import annotate
 from cudatool.runtime.array import DeviceArray, asarray, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS, bfloat16
-from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.kernel import Kernel, compile, is_watched, launch
 from cudatool.runtime.stream import current_stream
 from cudatool.trace import hooks
 
@@ -251,7 +251,7 @@ class MultiTensorKernel:
             for row, each in zip(table["pointers"], arrays, strict=True):
                 row[: last - first] = each.addresses[first:last]
             config = calls.core.LaunchConfig(grid=blocks, block=_THREADS)
-            if hooks.measures_accesses or not hooks.wants_accesses:
+            if hooks.measures_accesses or not (hooks.wants_accesses or is_watched()):
                 launch(stream, config, kernel, table[()], parameters)
                 continue
             # Addresses inside of a struct are not seen as arguments are.

@@ -203,7 +203,7 @@ def test_planned_memory_is_told_with_its_buffers_and_what_a_plan_saves(run_comma
 import cudatool as ct
 from cudatool.compiler import compile
 
-@compile(fullgraph=True)
+@compile(fullgraph=True, options={"max_fusion_size": 1})
 def double(x):
     for _ in range(4):
         x = x * 2.0

@@ -139,6 +139,16 @@ CHANGES: dict[str, tuple[Callable[[Case], Any], str]] = {
     "None in place of a list": (put("extra", lambda case: None), "retrace"),
     "one more keyword": (put("other", lambda case: 1), "retrace"),
     "one more argument": (lambda case: setattr(case, "args", (*case.args, numbers(8))), "retrace"),
+    # what decides which elements meet in a fused kernel, and in which dtype
+    "an operand of the broadcast shape": (put("extra", lambda case: [numbers(4, 8), 1]), "retrace"),
+    "an operand with a dimension of one": (put("extra", lambda case: [numbers(1, 8), 1]), "retrace"),
+    "an operand that widens the result": (put("extra", lambda case: [numbers(3, 4, 8), 1]), "retrace"),
+    "an operand of no dimensions": (put("extra", lambda case: [numbers(), 1]), "retrace"),
+    "an operand of a shorter dtype": (put("extra", lambda case: [numbers(8).to(np.float16), 1]), "retrace"),
+    "an operand that promotes to float64": (put("extra", lambda case: [numbers(8, dtype=np.float64), 1]), "retrace"),
+    "an operand of integers": (put("extra", lambda case: [numbers(8, dtype=np.int32), 1]), "retrace"),
+    "a number that promotes to complex": (put("scale", lambda case: 2.0j), "retrace"),
+    "a bool in place of an int": (put("extra", lambda case: [case.kwargs["extra"][0], True]), "retrace"),
     # state
     "another weight": (state("weight", lambda case: numbers(16, 8, seed=7)), "retrace"),
     "the weight changed in place": (lambda case: case.model.weight.fill_(0.5), "hit"),
@@ -250,6 +260,9 @@ def test_a_perceptron_with_kernels_of_its_own_trains_as_without() -> None:
     assert train(lambda step: step) == train(lambda step: compile(step, fullgraph=True))
 
 
+UNFUSED = {"max_fusion_size": 1}
+
+
 def chain(x: DeviceArray) -> DeviceArray:
     for _ in range(6):
         x = x * 2.0
@@ -258,7 +271,7 @@ def chain(x: DeviceArray) -> DeviceArray:
 
 def test_the_planned_peak_is_what_the_allocator_gave_to_the_byte(events: list[Event]) -> None:
     x = numbers(1000)
-    compiled = compile(chain, fullgraph=True)
+    compiled = compile(chain, fullgraph=True, options=UNFUSED)
     compiled(x)
     events.clear()
     compiled(x)
@@ -458,7 +471,7 @@ def recorded(tmp_path: Path, during: Callable[[], object]) -> Trace:
 
 
 def test_a_recording_has_the_plan_as_the_function_has_it(tmp_path: Path) -> None:
-    x, compiled = numbers(1000), compile(chain, fullgraph=True)
+    x, compiled = numbers(1000), compile(chain, fullgraph=True, options=UNFUSED)
     trace = recorded(tmp_path, lambda: [compiled(x) for _ in range(3)])
     (memory,), (found,) = compiled.plans, analyze.plans(trace)
     assert (memory.peak, memory.peak, memory.unshared) == (found.planned, found.ran, found.unshared)
@@ -471,7 +484,7 @@ def test_a_recording_has_the_plan_as_the_function_has_it(tmp_path: Path) -> None
 
 
 def test_the_result_of_a_plan_is_kept_and_lasts_to_the_end(tmp_path: Path) -> None:
-    x, compiled = numbers(1000), compile(chain, fullgraph=True)
+    x, compiled = numbers(1000), compile(chain, fullgraph=True, options=UNFUSED)
     (found,) = analyze.plans(recorded(tmp_path, lambda: [compiled(x), compiled(x)]))
     assert [False] * 5 + [True] == [buffer.kept for buffer in found.buffers]
     assert found.nodes == found.buffers[-1].end

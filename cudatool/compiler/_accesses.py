@@ -1,0 +1,125 @@
+"""Which memory each node of a traced function accesses: what decides which nodes may be moved or put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cudatool.ops._pointwise import Call, Pointwise, Types
+from cudatool.runtime.annotate import annotating
+from cudatool.runtime.array import DeviceArray
+
+__all__ = ["BEFORE", "Places", "PointwiseCall", "Span", "View", "Work", "described"]
+
+BEFORE: Final = -1
+"""Stands for all memory that existed before the function ran: arguments and state."""
+
+Places = Callable[[int], tuple[int, int]]
+"""Given an address, returns the allocation that it is in, and how far; else `BEFORE`, and the address itself."""
+
+
+class Span(NamedTuple):
+    """Bytes that a node may access: of an allocation from `low` to `high`; addresses if it is `BEFORE`."""
+
+    buffer: int
+    low: int
+    high: int
+    reads: bool
+    writes: bool
+
+    def meets(self, other: Span) -> bool:
+        """Return whether the order of the two matters: they have bytes in common, and one is written."""
+        return (
+            (self.writes or other.writes)
+            and self.buffer == other.buffer
+            and self.low < other.high
+            and other.low < self.high
+        )
+
+
+class View(NamedTuple):
+    """An array as an elementwise function goes through it: equal for two if each element is at the same bytes."""
+
+    buffer: int
+    start: int  # of the first element
+    strides: tuple[int, ...]  # 0 where there is one element
+    dtype: np.dtype[Any]
+    low: int
+    high: int
+
+    def span(self, *, writes: bool) -> Span:
+        """Return the bytes from its first to its last element."""
+        return Span(self.buffer, self.low, self.high, not writes, writes)
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseCall:
+    """A launch of an elementwise function: equal for two runs if they do the same.
+
+    Attributes
+    ----------
+    reads
+        For each operand its view, or the type of a number.
+    fusible
+        Whether it may become a part of a kernel with others.
+    """
+
+    pointwise: Pointwise
+    types: Types
+    device: int
+    shape: tuple[int, ...]
+    writes: tuple[View, ...]
+    reads: tuple[View | type, ...]
+    fusible: bool
+
+
+@dataclass(slots=True)
+class Work:
+    """What is known of a node beside what it is called.
+
+    Attributes
+    ----------
+    clock
+        Time on the clock of allocations and frees.
+    spans
+        What it may access; None if that is not known, so that it may be anything.
+    call
+        If it is an elementwise function.
+    after_unseen
+        Work that no event told of was enqueued before it.
+    """
+
+    clock: int
+    spans: list[Span] | None
+    call: PointwiseCall | None = None
+    after_unseen: bool = False
+
+
+def described(call: Call, places: Places) -> PointwiseCall:
+    """Return what a launch does, in terms of allocations rather than addresses."""
+    shape = call.outs[0].shape
+    return PointwiseCall(
+        call.pointwise,
+        call.types,
+        call.outs[0].device,
+        shape,
+        tuple(_view(out, shape, places) for out in call.outs),
+        tuple(
+            _view(operand, shape, places) if isinstance(operand, DeviceArray) else type(operand)
+            for operand in call.operands
+        ),
+        call.pointwise.fusible and not annotating(),  # the program says what one launch accesses
+    )
+
+
+def _view(array: DeviceArray, shape: tuple[int, ...], places: Places) -> View:
+    if array.shape != shape:
+        array = array.broadcast_to(shape)
+    address = array.data_ptr()
+    low, high = np.lib.array_utils.byte_bounds(array.layout)
+    buffer, start = places(address)
+    strides = tuple(stride if extent > 1 else 0 for extent, stride in zip(shape, array.strides, strict=True))
+    return View(buffer, start, strides, array.dtype, start + low - address, start + high - address)

@@ -1,0 +1,333 @@
+"""Elementwise functions of a traced graph that become one kernel: which, where, and what need not be in memory then.
+
+::
+
+    for each node, in order:
+        for each open group:
+            if the node is elementwise and takes the group's results, or arrays that it reads, element by element:
+                the two become one group
+            else if the order of the node and the group matters, or is not known:
+                close the group
+
+A group runs where its last member was. The others are thereby moved past nodes that they do not conflict with: a node
+that reads what a member writes, or writes what one reads or writes, has closed the group before. An array that members
+alone use, and that does not outlive the function, is never in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.compiler._accesses import BEFORE, Places, PointwiseCall, Span, View, Work, described
+from cudatool.compiler._plan import Buffer, Plan, plan
+from cudatool.compiler._trace import Graph, Node, Trace
+from cudatool.errors import GraphBreakError
+from cudatool.ops._fused import Fused, Load, Number, Operand, Part, Value
+from cudatool.ops._pointwise import Call
+from cudatool.runtime._native import Region
+from cudatool.runtime.array import DeviceArray
+
+__all__ = ["Fusion", "Group", "Player", "fuse", "planned_fusion"]
+
+_MOST_LOADS: Final = 16
+_MOST_ARRAYS: Final = 32  # of one kernel, whose parameters have 4 KiB
+
+_ORDERS: Final = ("record_event", "wait_event", "host function")  # nodes that other streams or the host wait for
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that become one kernel.
+
+    Attributes
+    ----------
+    members
+        Their numbers in the graph without fusion.
+    fused
+        What the kernel computes.
+    loads
+        For each array that it reads, the member and the operand that it is first.
+    node
+        How it appears in the graph.
+    """
+
+    members: tuple[int, ...]
+    fused: Fused
+    loads: tuple[tuple[int, int], ...]
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A graph with groups in place of their members.
+
+    Attributes
+    ----------
+    buffers, lifetimes, stacks
+        Of the allocations that are in memory.
+    absent
+        Number and bytes of the allocations that are not.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    buffers: tuple[Buffer, ...]
+    lifetimes: tuple[tuple[int, int], ...]
+    stacks: tuple[int, ...]
+    absent: dict[int, int]
+
+
+def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
+    """Return a traced graph with its groups, and its memory.
+
+    A group needs what it reads until its last member. Where that would raise the peak, members are not moved past
+    other work; and if it still would, nothing is fused.
+
+    Parameters
+    ----------
+    most
+        Members of a group.
+    """
+    unfused = fuse(trace, 1)
+    memory = plan(unfused.buffers, unfused.lifetimes)
+    for adjacent in (False, True) if most > 1 else ():
+        found = fuse(trace, most, adjacent=adjacent)
+        in_less = plan(found.buffers, found.lifetimes)
+        if in_less.peak <= memory.peak:
+            return found, in_less
+    return unfused, memory
+
+
+def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
+    """Return a traced graph with groups of up to `most` members; with `adjacent`, none is moved past other work."""
+    nodes, work = trace.graph().nodes, trace.work
+    buffers, lifetimes = trace.finished()
+    waiting = sorted(_groups(nodes, work, most, adjacent)) if most > 1 else []
+    while True:
+        absent = _absent(buffers, work, waiting, trace.ends_unseen)
+        groups = [_group(nodes, work, members, absent) for members in waiting]
+        large = [g for g in groups if len(g.loads) + len(g.fused.stores) > _MOST_ARRAYS]
+        if not large:
+            break
+        waiting = [part for g in groups for part in (_halves(g.members) if g in large else [g.members])]
+    for group in groups:  # one whose results nothing needs writes its last one all the same
+        absent -= {work[group.members[part]].call.writes[0].buffer for part in group.fused.stores}  # type: ignore[union-attr] # members are calls
+    place = _places(len(nodes), groups)
+    for group in groups:
+        anchor = group.members[-1]
+        for buffer in {span.buffer for member in group.members for span in work[member].spans or ()} - {BEFORE}:
+            begin, end = lifetimes[buffer]
+            lifetimes[buffer] = begin, max(end, work[anchor].clock + 1)
+            buffers[buffer] = replace(buffers[buffer], last=max(buffers[buffer].last, anchor))
+    anchors = {group.members[-1]: group.node for group in groups}
+    gone = {member for group in groups for member in group.members[:-1]}
+    kept = [index for index in range(len(buffers)) if index not in absent]
+    return Fusion(
+        Graph(
+            tuple(anchors.get(index, node) for index, node in enumerate(nodes) if index not in gone),
+            trace.graph().folded,
+        ),
+        tuple(groups),
+        tuple(
+            replace(buffers[index], first=place[buffers[index].first], last=place[buffers[index].last + 1] - 1)
+            for index in kept
+        ),
+        tuple(lifetimes[index] for index in kept),
+        tuple(trace.stacks[index] for index in kept),
+        {index: buffers[index].size for index in absent},
+    )
+
+
+def _places(count: int, groups: Sequence[Group]) -> list[int]:
+    """Return for each node, and for the end, how many nodes of the graph with groups come before."""
+    gone = {member for group in groups for member in group.members[:-1]}
+    found = [0]
+    for index in range(count):
+        found.append(found[-1] + (index not in gone))
+    return found
+
+
+def _halves(members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    middle = len(members) // 2
+    yield members[:middle]
+    yield members[middle:]
+
+
+class _Open:
+    """A group that more members may join."""
+
+    def __init__(self, index: int, stream: int, call: PointwiseCall) -> None:
+        self.members = [index]
+        self.stream = stream
+        self.shape, self.device = call.shape, call.device
+        self.read = {view for view in call.reads if isinstance(view, View)}
+        self.written = set(call.writes)
+        self.passed = False  # other work has been enqueued since
+
+    def spans(self) -> Iterator[Span]:
+        yield from (view.span(writes=False) for view in self.read)
+        yield from (view.span(writes=True) for view in self.written)
+
+    def conflicts(self, spans: list[Span] | None) -> bool:
+        return spans is None or any(own.meets(other) for own in self.spans() for other in spans)
+
+    def takes(self, call: PointwiseCall, stream: int) -> bool:
+        """Return whether a call can join: the same elements, and each meets what it depends on in its own thread."""
+        if (self.shape, self.device, self.stream) != (call.shape, call.device, stream) or not call.fusible:
+            return False
+        reads = [view for view in call.reads if isinstance(view, View)]
+        pairs = [(view, own) for view in reads for own in self.written]
+        pairs += [(view, own) for view in call.writes for own in (*self.read, *self.written)]
+        dependent = [(view, own) for view, own in pairs if own.span(writes=True).meets(view.span(writes=True))]
+        if any(view != own for view, own in dependent):
+            return False
+        return bool(dependent) or (not self.passed and not self.read.isdisjoint(reads))
+
+    def join(self, other: _Open) -> None:
+        self.members = sorted([*self.members, *other.members])
+        self.read |= other.read
+        self.written |= other.written
+
+    def loads(self) -> int:
+        return len(self.read - self.written)
+
+
+def _groups(nodes: Sequence[Node], work: Sequence[Work], most: int, adjacent: bool) -> Iterator[tuple[int, ...]]:
+    """Yield the members of each group of at least two."""
+    waiting: list[_Open] = []
+    done: list[_Open] = []
+
+    def close(groups: list[_Open]) -> None:
+        done.extend(groups)
+        waiting[:] = [group for group in waiting if group not in groups]
+
+    for index, (node, known) in enumerate(zip(nodes, work, strict=True)):
+        if known.after_unseen or node.kind in _ORDERS:
+            close(list(waiting))
+        call = known.call if known.call is not None and known.call.fusible else None
+        joined = [] if call is None else [group for group in waiting if group.takes(call, node.stream)]
+        close([group for group in waiting if group not in joined and (group.conflicts(known.spans))])
+        if call is None:
+            for group in waiting:
+                group.passed = True
+            if adjacent:
+                close(list(waiting))
+            continue
+        found = _Open(index, node.stream, call)
+        for group in joined:
+            if len(group.members) + len(found.members) > most or len(group.read | found.read) > _MOST_LOADS:
+                close([group])
+                continue
+            waiting.remove(group)
+            found.join(group)
+        waiting.append(found)
+    yield from (tuple(group.members) for group in (*done, *waiting) if len(group.members) > 1)
+
+
+def _absent(
+    buffers: Sequence[Buffer], work: Sequence[Work], groups: Sequence[tuple[int, ...]], ends_unseen: bool
+) -> set[int]:
+    """Return the allocations that one group alone uses, element by element, and that nothing needs afterwards."""
+    of_member = {member: number for number, members in enumerate(groups) for member in members}
+    users: dict[int, set[int]] = {}
+    written: set[View] = set()
+    found = {index for index, buffer in enumerate(buffers) if not buffer.kept}
+    for index, known in enumerate(work):
+        if known.after_unseen:  # while the buffer existed, between the node before and this one
+            found -= {number for number in found if buffers[number].first <= index <= buffers[number].last + 1}
+        if known.spans is None:
+            found -= {number for number in found if buffers[number].first <= index <= buffers[number].last}
+            continue
+        for span in known.spans:
+            users.setdefault(span.buffer, set()).add(of_member.get(index, -1 - index))
+        if index in of_member and known.call is not None:
+            loaded = {view.buffer for view in known.call.reads if isinstance(view, View) and view not in written}
+            found -= loaded  # what it holds was not computed by the group
+            written.update(known.call.writes)
+    if ends_unseen:
+        found -= {number for number in found if buffers[number].last >= len(work) - 1}
+    return {number for number in found if len(of := users.get(number, set())) == 1 and min(of) >= 0}
+
+
+def _group(nodes: Sequence[Node], work: Sequence[Work], members: tuple[int, ...], absent: set[int]) -> Group:
+    parts: list[Part] = []
+    loads: dict[View, tuple[int, int]] = {}
+    latest: dict[View, int] = {}
+    for number, member in enumerate(members):
+        call = work[member].call
+        assert call is not None  # members are calls
+        operands: list[Operand] = []
+        for place, view in enumerate(call.reads):
+            if not isinstance(view, View):
+                operands.append(Number())
+            elif view in latest:
+                operands.append(Value(latest[view]))
+            else:
+                loads.setdefault(view, (number, place))
+                operands.append(Load(list(loads).index(view)))
+        parts.append(Part(call.pointwise, call.types, call.writes[0].dtype, tuple(operands)))
+        latest[call.writes[0]] = number
+    stores = [number for view, number in latest.items() if view.buffer not in absent] or [len(parts) - 1]
+    fused = Fused(tuple(parts), tuple(view.dtype for view in loads), tuple(sorted(stores)))
+    inside = tuple(nodes[member] for member in members)
+    node = replace(inside[-1], name=fused.name, op="", parts=inside)
+    return Group(members, fused, tuple(loads.values()), node)
+
+
+class Player:
+    """Does the launches of elementwise functions of a run like one that was traced: groups as one kernel each."""
+
+    def __init__(self, expected: Trace, groups: Sequence[Group], places: Places, trace: Trace) -> None:
+        self._expected = expected.calls
+        self._places = places
+        self._trace = trace  # of this run
+        # Which launch belongs to which group, and as which of its members.
+        self._roles: dict[int, tuple[Group, int]] = {}
+        launches = {id(call): number for number, call in enumerate(expected.calls)}
+        for group in groups:
+            for number, member in enumerate(group.members):
+                self._roles[launches[id(expected.work[member].call)]] = group, number
+        self._seen: dict[int, list[Call]] = {}  # by the last member of a group
+        self._next = 0
+
+    def take(self, call: Call) -> Any:
+        """Do a launch, if it is not done together with a later one."""
+        number, self._next = self._next, self._next + 1
+        if number >= len(self._expected) or described(call, self._places) != self._expected[number]:
+            raise GraphBreakError("the function does something else each time it runs")
+        role = self._roles.get(number)
+        if role is None:
+            return call.run()
+        group, member = role
+        seen = self._seen.setdefault(group.members[-1], [])
+        seen.append(call._replace(outs=_borrowed(call.outs), operands=_borrowed(call.operands, call.outs[0].shape)))
+        if member < len(group.members) - 1:
+            return None
+        fused = group.fused
+        stores = [seen[part].outs[0] for part in fused.stores]
+        loads = [seen[part].operands[operand] for part, operand in group.loads]
+        scalars = [scalar for each in seen for scalar in each.pointwise.scalars(each)]
+        fused.launch(stores, loads, scalars, call.stream)
+        self._trace.replace_last(group.node)
+        return None
+
+
+def _borrowed(values: Sequence[Any], shape: tuple[int, ...] | None = None) -> tuple[Any, ...]:
+    """Return arrays at the same addresses that do not keep the memory, broadcast to a shape; numbers as they are.
+
+    The function may drop an array before the kernel that reads it is launched; the plan keeps the place for it.
+    """
+    return tuple(_borrow(value, shape) if isinstance(value, DeviceArray) else value for value in values)
+
+
+def _borrow(array: DeviceArray, shape: tuple[int, ...] | None) -> DeviceArray:
+    if shape is not None and array.shape != shape:
+        array = array.broadcast_to(shape)
+    low, high = np.lib.array_utils.byte_bounds(array.layout)
+    region: Any = Region(low, high - low)
+    layout = np.ndarray(array.shape, array.dtype, region, array.data_ptr() - low, array.strides)
+    return DeviceArray(layout, None, array.device)

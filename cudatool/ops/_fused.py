@@ -1,0 +1,268 @@
+"""Several elementwise functions as one kernel: C++ that passes values between them in registers.
+
+The numbers are those of one kernel after the other. Each result is rounded to the dtype that it would have in memory;
+and what enters a function passes :func:`kept`, an instruction that no compiler sees through, so that a product in one
+function and a sum in the next are not contracted to one fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.ops._complex import complex_functions
+from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, walk
+from cudatool.ops._pointwise import Pointwise, Types, lines
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import NUMBERS, c_type, compute_dtype
+from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.stream import Stream
+
+__all__ = ["Fused", "Load", "Number", "Operand", "Part", "Value"]
+
+_LONGEST_NAME: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An operand that is read from memory: which array of :attr:`Fused.loads`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An operand that an earlier part has computed."""
+
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An operand that is an argument of the kernel."""
+
+
+Operand = Load | Value | Number
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One function in a kernel of several.
+
+    Attributes
+    ----------
+    dtype
+        Of its result, as it is or would be in memory.
+    """
+
+    pointwise: Pointwise
+    types: Types
+    dtype: np.dtype[Any]
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A kernel that computes several functions for each element.
+
+    Attributes
+    ----------
+    parts
+        In the order in which they are computed.
+    loads
+        Dtypes of the arrays that are read.
+    stores
+        The parts whose results are written, each to an array of its own.
+    """
+
+    parts: tuple[Part, ...]
+    loads: tuple[np.dtype[Any], ...]
+    stores: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What the kernel is called: ``"fused_mul_add"``."""
+        names = [part.pointwise.name for part in self.parts]
+        found, left = "fused", len(names)
+        for name in names:
+            if len(found) + len(name) >= _LONGEST_NAME:
+                return f"{found}_and_{left}_more"
+            found, left = f"{found}_{name}", left - 1
+        return found
+
+    def launch(
+        self, stores: Sequence[DeviceArray], loads: Sequence[DeviceArray], scalars: Sequence[Any], stream: Stream
+    ) -> None:
+        """Compute into `stores` from `loads`, arrays of one shape.
+
+        Parameters
+        ----------
+        scalars
+            For one part after the other, what :meth:`~cudatool.ops._pointwise.Pointwise.scalars` returns.
+        """
+        way = walk([*stores, *loads], reorder=not any(part.pointwise.asks_for_index for part in self.parts))
+        kernel = _compiled(self, way.width, stores[0].device)
+        launch(stream, way.config, kernel, *stores, *loads, *scalars, 0, way.parameters)
+
+    def source(self) -> str:
+        """Return the kernel's C++, a template of how many elements a thread computes."""
+        places = [f"out{k}" for k in range(len(self.stores))] + [f"in{k}" for k in range(len(self.loads))]
+        types = [c_type(self.parts[part].dtype) for part in self.stores] + [c_type(dtype) for dtype in self.loads]
+        outs = len(self.stores)
+        parameters = [
+            f"{'const ' if k >= outs else ''}{kind} *{name}_array"
+            for k, (name, kind) in enumerate(zip(places, types, strict=True))
+        ]
+        for k, part in enumerate(self.parts):
+            parameters += [f"{kind} p{k}_{name}" for name, kind in _scalars(part, f"part{k}::").items()]
+        return _KERNEL.format(
+            numbers=NUMBERS + LOADS,
+            functions=self._functions(),
+            parts="\n".join(_part(k, part) for k, part in enumerate(self.parts)),
+            arrays=len(places),
+            dimensions=MOST_DIMENSIONS,
+            threads=THREADS,
+            name=self.name,
+            parameters=", ".join(parameters),
+            starts=lines(f"const char *{name}_at = (const char *){name}_array;" for name in places),
+            steps=lines((f"{name}_at += at * plan.strides[{k}][d];" for k, name in enumerate(places)), "        "),
+            loads=lines(
+                f"Pack<{kind}, N> {name}_pack; load({name}_pack, {name}_at, plan.strides[{k}][plan.ndim - 1], count);"
+                for k, (name, kind) in enumerate(zip(places, types, strict=True))
+                if k >= outs
+            ),
+            packs=lines(f"Pack<{kind}, N> {name}_pack;" for name, kind in zip(places[:outs], types, strict=False)),
+            values=lines((self._value(k, part) for k, part in enumerate(self.parts)), "        "),
+            results=lines((f"out{k}_pack.at[j] = v{part};" for k, part in enumerate(self.stores)), "        "),
+            stores=lines(f"store(out{k}_pack, (char *)out{k}_at, count);" for k in range(outs)),
+        )
+
+    def _functions(self) -> str:
+        """Return the C++ that stands in front of all parts, each text once: it says the same for all dtypes."""
+        texts = [complex_functions(part.types.common) for part in self.parts]
+        texts += [part.pointwise.functions for part in self.parts if not _has_types(part.pointwise.functions)]
+        return "".join(dict.fromkeys(texts))
+
+    def _value(self, k: int, part: Part) -> str:
+        arguments = []
+        for name, operand in zip(part.pointwise.operands, part.operands, strict=True):
+            match operand:
+                case Number():
+                    arguments.append(f"p{k}_{name}")
+                    continue
+                case Load(index):
+                    value = f"in{index}_pack.at[j]"
+                case Value(number):
+                    value = f"v{number}"
+            if name in part.pointwise.masks:
+                arguments.append(f"convert<bool>({value})")
+            else:
+                arguments.append(f"kept(convert<part{k}::Compute>(convert<part{k}::Common>({value})), zero)")
+        arguments += [f"p{k}_{name}" for name in part.pointwise.numbers]
+        return f"const {c_type(part.dtype)} v{k} = part{k}::value({', '.join([*arguments, 'index'])});"
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(fused: Fused, width: int, device: int) -> Kernel:
+    with on_device(device):
+        return compile(fused.source(), f"{fused.name}<{width}>")
+
+
+def _has_types(functions: str) -> bool:
+    """Return whether C++ speaks of the types that differ from part to part."""
+    return any(name in functions for name in ("Common", "Compute", "Result"))
+
+
+def _scalars(part: Part, scope: str) -> dict[str, str]:
+    """Return the C++ types of the arguments that are no arrays, by name."""
+    pointwise = part.pointwise
+    found = {
+        name: "bool" if name in pointwise.masks else f"{scope}Compute"
+        for name, operand in zip(pointwise.operands, part.operands, strict=True)
+        if isinstance(operand, Number)
+    }
+    return found | {
+        name: "long long" if name in pointwise.integers else f"{scope}Compute" for name in pointwise.numbers
+    }
+
+
+def _part(k: int, part: Part) -> str:
+    pointwise, types = part.pointwise, part.types
+    kinds = {name: "bool" if name in pointwise.masks else "Compute" for name in pointwise.operands}
+    kinds |= {name: "long long" if name in pointwise.integers else "Compute" for name in pointwise.numbers}
+    return _PART.format(
+        k=k,
+        common=c_type(types.common),
+        compute=c_type(compute_dtype(types.common)),
+        result=c_type(types.result),
+        functions=pointwise.functions if _has_types(pointwise.functions) else "",
+        out=c_type(part.dtype),
+        parameters=", ".join([*(f"{kind} {name}" for name, kind in kinds.items()), "long long index"]),
+        expression=pointwise.expression,
+    )
+
+
+_PART: Final = """
+namespace part{k} {{
+using Common = {common};  // what the operands are cast to
+using Compute = {compute};  // in which it is computed
+using Result = {result};
+{functions}
+__device__ __forceinline__ {out} value({parameters}) {{
+    auto out0 = {expression};
+    return convert<{out}>(convert<Result>(out0));
+}}
+}}"""
+
+_KERNEL: Final = """{numbers}
+// The same number. Compilers do not know that `zero` is 0, so they cannot combine what made it with what uses it.
+template <typename T> __device__ T kept(T x, unsigned) {{ return x; }}
+__device__ float kept(float x, unsigned zero) {{
+    unsigned bits;
+    asm volatile("xor.b32 %0, %1, %2;" : "=r"(bits) : "r"(__float_as_uint(x)), "r"(zero));
+    return __uint_as_float(bits);
+}}
+__device__ double kept(double x, unsigned zero) {{
+    long long bits;
+    asm volatile("xor.b64 %0, %1, %2;" : "=l"(bits) : "l"(__double_as_longlong(x)), "l"((long long)zero));
+    return __longlong_as_double(bits);
+}}
+template <typename T> __device__ complex<T> kept(complex<T> z, unsigned zero) {{
+    return {{kept(z.re, zero), kept(z.im, zero)}};
+}}
+
+struct Plan {{ long long size, packs, ndim, shape[{dimensions}], strides[{arrays}][{dimensions}]; }};
+{functions}
+{parts}
+template <int N>
+__global__ void __launch_bounds__({threads}) {name}({parameters}, unsigned zero, Plan plan) {{
+    long long rest = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (rest >= plan.packs) return;
+    long long first = rest * N;
+    int count = plan.size - first < N ? plan.size - first : N;
+    {starts}
+    #pragma unroll 1
+    for (int d = plan.ndim - 1; d >= 0; --d) {{
+        long long at = rest;
+        if (d) {{
+            rest /= plan.shape[d];
+            at -= rest * plan.shape[d];
+        }}
+        {steps}
+    }}
+    {loads}
+    {packs}
+    #pragma unroll
+    for (int j = 0; j < N; ++j) {{
+        [[maybe_unused]] long long index = first + j;
+        {values}
+        {results}
+    }}
+    {stores}
+}}
+"""

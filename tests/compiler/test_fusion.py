@@ -1,0 +1,493 @@
+"""Elementwise operations of a traced function that become one kernel: which do, which must not, and the same numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver  # as a program uses it that does not know cudatool
+
+import cudatool as ct
+from cudatool import blas, jiterator, ops
+from cudatool.compiler import CompiledFunction, compile
+from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray
+from cudatool.trace.events import Event, Kind
+
+pytestmark = pytest.mark.usefixtures("device")
+
+HALF = """extern "C" __global__ void half(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x] / 2; }"""
+DTYPES = [np.float32, np.float16, ct.bfloat16, np.float64, np.int32, np.complex64]
+
+
+def numbers(*shape: int, dtype: Any = np.float32, seed: int = 0) -> DeviceArray:
+    return ct.asarray(np.random.default_rng(seed).normal(size=shape).astype(dtype))
+
+
+def traced(function: Callable[..., Any], *args: Any, **options: Any) -> CompiledFunction:
+    """Return the function after two calls, with its results compared to the eager ones in every bit."""
+    compiled = compile(function, fullgraph=True, options=options)
+    for _ in range(3):
+        given, wanted = [[arg.clone() for arg in args] for _ in range(2)]
+        same(function(*wanted), compiled(*given))
+        same(wanted, given)
+    assert 1 == compiled.hits, compiled.explain()
+    return compiled
+
+
+def same(wanted: Any, found: Any) -> None:
+    if isinstance(wanted, DeviceArray):
+        assert (wanted.dtype, wanted.shape) == (found.dtype, found.shape)
+        a, b = wanted.get(), found.get()
+        # The sign of zero counts; the bits of a NaN say nothing.
+        np.testing.assert_array_equal(a, b)
+        if a.dtype.kind == "f" and a.dtype.itemsize > 2:
+            np.testing.assert_array_equal(np.signbit(a)[a == 0], np.signbit(b)[b == 0])
+    else:
+        for one, other in zip(wanted, found, strict=True):
+            same(one, other)
+
+
+def kernels(compiled: CompiledFunction) -> list[str]:
+    (graph,) = compiled.graphs
+    return [node.name.partition("<")[0] for node in graph.nodes]
+
+
+def test_a_chain_becomes_one_kernel_and_its_intermediates_have_no_memory(events: list[Event]) -> None:
+    def chain(x: DeviceArray) -> DeviceArray:
+        y = x * 2.0
+        z = ops.gelu(y)
+        return ops.tanh(z - 1.0) / 3.0
+
+    x = numbers(1000)
+    compiled = traced(chain, x)
+    assert ["fused_mul_gelu_sub_tanh_div"] == kernels(compiled)
+    (plan,) = compiled.plans
+    assert (4096, 4096, 1) == (plan.peak, plan.unshared, len(plan.buffers))
+    assert "4 KiB planned, 4 KiB used" in compiled.explain()
+    unfused = compile(chain, fullgraph=True, options={"max_fusion_size": 1})
+    unfused(x)
+    unfused(x)
+    assert (5, 4096 * 4) == (len(unfused.graphs[0].nodes), unfused.plans[0].peak)
+
+
+def test_the_planned_peak_is_the_measured_one_to_the_byte(events: list[Event]) -> None:
+    def mixed(x: DeviceArray) -> DeviceArray:
+        y = ops.relu(x * 2.0) + 1.0
+        s = ops.softmax(y, -1)
+        return (s * y).to(np.float16) - 1.0
+
+    compiled, x = compile(mixed, fullgraph=True), numbers(32, 100)
+    compiled(x)
+    events.clear()
+    compiled(x)
+    (plan,) = compiled.plans
+    given = [event.size for event in events if event.kind is Kind.BLOCK_ALLOC and not event.aux1]
+    assert 1 == given.count(plan.peak)
+    used = max(offset + buffer.size for offset, buffer in zip(plan.offsets, plan.buffers, strict=True))
+    assert plan.peak == used
+    assert f"{ct.units.format_bytes(used)} planned, {ct.units.format_bytes(used)} used" in compiled.explain()
+
+
+def test_the_graph_shows_the_parts_with_their_lines() -> None:
+    def lines(x: DeviceArray) -> DeviceArray:
+        y = x * 2.0
+        return y + 1.0
+
+    compiled = traced(lines, numbers(5))
+    (graph,), first = compiled.graphs, lines.__code__.co_firstlineno
+    (node,) = graph.nodes
+    assert ("kernel", f"test_fusion.py:{first + 2}") == (node.kind, node.line)
+    assert [
+        ("cudatool.ops.mul", f"test_fusion.py:{first + 1}"),
+        ("cudatool.ops.add", f"test_fusion.py:{first + 2}"),
+    ] == [(part.op, part.line) for part in node.parts]
+    (line,) = [line for line in compiled.explain().splitlines() if "cudatool.ops.mul [mul<" in line]
+    assert line.endswith(f" test_fusion.py:{first + 1}")
+
+
+def test_an_intermediate_is_rounded_as_in_memory() -> None:
+    def contracts(x: DeviceArray, y: DeviceArray, negative: DeviceArray) -> DeviceArray:
+        return x * y + negative
+
+    a, b = np.random.default_rng(0).normal(size=(2, 512)).astype(np.float32)
+    # With one rounding of x * y + negative in place of two, most elements would not be 0.
+    assert np.count_nonzero(np.float64(a) * np.float64(b) - np.float64(a * b)) > 400
+    given = ct.asarray(a), ct.asarray(b), ct.asarray(-(a * b))
+    compiled = traced(contracts, *given)
+    assert ["fused_mul_add"] == kernels(compiled)
+    assert not compiled(*given).get().any()
+
+
+def test_a_cast_rounds_inside_of_a_kernel() -> None:
+    def casts(x: DeviceArray) -> DeviceArray:
+        return (x.to(np.float16) * 3.0).to(ct.bfloat16).to(np.float64) + x
+
+    compiled = traced(casts, numbers(7, 9))
+    assert ["fused_copy_mul_copy_copy_add"] == kernels(compiled)
+
+
+def test_a_product_that_two_parts_compute_is_contracted_in_each_as_it_was() -> None:
+    def twice(x: DeviceArray, y: DeviceArray, z: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        return ops.addcmul(z, x, y), x * y
+
+    compiled = traced(twice, *(numbers(300, seed=k) for k in range(3)))
+    assert ["fused_addcmul_mul"] == kernels(compiled)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_broadcast_operands_of_any_strides_and_dtypes(dtype: Any) -> None:
+    def mixed(x: DeviceArray, row: DeviceArray, column: DeviceArray, scalar: DeviceArray) -> Any:
+        y = x * row + column
+        return ops.where(ops.ne(y, 0), y * scalar, 1) - x.T
+
+    given = numbers(8, 8, dtype=dtype), numbers(8), numbers(8, 1, dtype=np.float16), numbers(dtype=dtype)
+    compiled = traced(mixed, *given)
+    assert 1 == len(kernels(compiled)), compiled.explain()
+
+
+def test_several_results_are_written_by_one_kernel() -> None:
+    def several(x: DeviceArray) -> tuple[DeviceArray, ...]:
+        y = x + 1.0
+        z = y * 2.0
+        return y, ops.exp(z), ops.gt(z, 0)
+
+    compiled = traced(several, numbers(77))
+    assert ["fused_add_mul_exp_gt"] == kernels(compiled)
+    assert 3 == len(compiled.plans[0].buffers)
+
+
+def test_arrays_without_elements() -> None:
+    compiled = traced(lambda x, y: (x * 2.0 + 1.0, y * 2.0 - 1.0), numbers(0, 4), numbers(4))
+    assert ["fused_mul_sub"] == kernels(compiled)
+
+
+def test_another_shape_is_another_kernel() -> None:
+    def grows(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        return x * 2.0 + 1.0 + y
+
+    assert ["fused_mul_add", "add"] == kernels(traced(grows, numbers(5), numbers(3, 5)))
+
+
+def test_writes_in_place() -> None:
+    def updates(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        before = x * 1.0
+        x.add_(y)
+        x.mul_(2.0)
+        return before + x
+
+    compiled = traced(updates, numbers(40), numbers(40, seed=1))
+    assert ["fused_mul_add_mul_add"] == kernels(compiled)
+
+
+def test_elements_that_another_thread_has_written_are_read_by_another_kernel() -> None:
+    def turned(x: DeviceArray) -> DeviceArray:
+        x.mul_(2.0)
+        return x.T + 1.0
+
+    assert ["mul", "add"] == kernels(traced(turned, numbers(6, 6)))
+
+
+def test_elements_that_another_thread_reads_are_written_by_another_kernel() -> None:
+    def turned(x: DeviceArray) -> DeviceArray:
+        y = x.T + 1.0
+        x.mul_(2.0)
+        return y * 3.0
+
+    assert ["add", "mul", "mul"] == kernels(traced(turned, numbers(6, 6)))
+
+
+def test_shifted_elements_of_one_array() -> None:
+    def shifted(x: DeviceArray) -> DeviceArray:
+        x[1:].add_(x[:-1])
+        x[:-1].mul_(3.0)
+        return x * 2.0
+
+    traced(shifted, numbers(33))
+
+
+def test_bytes_that_are_read_as_another_type() -> None:
+    def other(x: DeviceArray) -> DeviceArray:
+        y = x * 2.0
+        return y.T.contiguous() + y
+
+    traced(other, numbers(6, 6))
+
+
+def test_no_read_is_moved_past_a_write_of_something_else() -> None:
+    def overwritten(x: DeviceArray) -> DeviceArray:
+        y = x * 2.0
+        x.fill_(0)
+        return y + 1.0
+
+    compiled = traced(overwritten, numbers(9))
+    assert 3 == len(kernels(compiled))
+
+
+def test_no_write_is_moved_past_a_read_of_something_else() -> None:
+    def read(x: DeviceArray) -> DeviceArray:
+        y = x * 2.0
+        s = ops.softmax(y, -1)
+        return y + 1.0 + ops.sum(s)
+
+    assert ["mul", "softmax", "sum", "fused_add_add"] == kernels(traced(read, numbers(4, 9)))
+
+
+def test_operations_are_moved_past_work_that_has_nothing_to_do_with_them() -> None:
+    def independent(x: DeviceArray, w: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        y = x * 2.0
+        product = blas.mm(w, w)
+        return y + 1.0, product
+
+    compiled = traced(independent, numbers(9), numbers(4, 4))
+    assert ["product", "kernel"] == [node.kind for node in compiled.graphs[0].nodes]
+
+
+def test_memory_that_work_unknown_to_cudatool_uses_is_left_as_it_is() -> None:
+    kernel = ct.compile(HALF, "half")
+
+    def foreign(x: DeviceArray) -> tuple[DeviceArray, ...]:
+        out = ct.zeros(32)
+        y = x * 2.0
+        values = np.array([y.data_ptr(), out.data_ptr()], np.uint64)
+        pointers = np.array([values.ctypes.data, values.ctypes.data + 8], np.uint64)
+        stream = ct.current_stream().cuda_stream
+        (status,) = driver.cuLaunchKernel(kernel.handle, 1, 1, 1, 32, 1, 1, 0, stream, pointers.ctypes.data, 0)
+        assert not status
+        z = y + 1.0
+        return y, z, z + out
+
+    compiled = traced(foreign, numbers(32))
+    assert ["mul", "fused_add_add"] == kernels(compiled)[1:]
+
+
+def test_memory_that_unknown_work_uses_is_not_left_out_of_the_plan() -> None:
+    kernel = ct.compile(HALF, "half")
+
+    def foreign(x: DeviceArray) -> DeviceArray:
+        out = ct.zeros(32)
+        y = x * 2.0
+        z = y + 1.0
+        values = np.array([y.data_ptr(), out.data_ptr()], np.uint64)
+        pointers = np.array([values.ctypes.data, values.ctypes.data + 8], np.uint64)
+        stream = ct.current_stream().cuda_stream
+        (status,) = driver.cuLaunchKernel(kernel.handle, 1, 1, 1, 32, 1, 1, 0, stream, pointers.ctypes.data, 0)
+        assert not status
+        return ops.softmax(z, -1) + out
+
+    assert "fused_mul_add" in kernels(traced(foreign, numbers(32)))
+
+
+def test_nothing_is_moved_past_an_event() -> None:
+    side = ct.Stream()
+
+    def forked(x: DeviceArray) -> DeviceArray:
+        main = ct.current_stream()
+        y = x * 2.0
+        side.wait_stream(main)
+        with ct.stream(side):
+            z = y * 3.0 - 1.0
+        w = y + 1.0
+        main.wait_stream(side)
+        z.record_stream(main)
+        return w + z
+
+    compiled = traced(forked, numbers(9))
+    (graph,) = compiled.graphs
+    assert ["mul", "fused_mul_sub", "add", "add"] == [
+        node.name.partition("<")[0] for node in graph.nodes if node.kind == "kernel"
+    ]
+
+
+def test_functions_of_the_program_are_not_fused() -> None:
+    doubled = jiterator.create_jit_fn("template <typename T> T doubled(T x) { return x * 2; }")
+    compiled = traced(lambda x: doubled(x * 3.0) + 1.0, numbers(5))
+    assert ["mul", "jit_doubled", "add"] == kernels(compiled)
+
+
+def test_a_launch_whose_accesses_the_program_declares_stays_one() -> None:
+    def declared(x: DeviceArray) -> DeviceArray:
+        with ct.annotate(reads=[x]):
+            y = x * 2.0
+        return y + 1.0
+
+    assert ["mul", "add"] == kernels(traced(declared, numbers(5)))
+
+
+def test_elements_know_their_place() -> None:
+    compiled = traced(lambda x: ops.tril(x * 2.0) + ops.triu(x.T, 1), numbers(5, 5))
+    assert 1 == len(kernels(compiled))
+
+
+def test_the_peak_does_not_rise() -> None:
+    def sums(x: DeviceArray, w: DeviceArray) -> DeviceArray:
+        total = blas.mm(x, w) + 0.0
+        for _ in range(5):
+            total = total + blas.mm(x, w)
+        return total
+
+    given = numbers(64, 64), numbers(64, 64, seed=1)
+    fused, unfused = traced(sums, *given), traced(sums, *given, max_fusion_size=1)
+    assert fused.plans[0].peak <= unfused.plans[0].peak
+
+
+def test_a_kernel_has_no_more_operations_than_the_option_says() -> None:
+    def long(x: DeviceArray) -> DeviceArray:
+        for _ in range(10):
+            x = x + 1.0
+        return x
+
+    assert 1 == len(kernels(traced(long, numbers(5))))
+    assert ["fused_add_add_add_add"] * 2 + ["fused_add_add"] == kernels(traced(long, numbers(5), max_fusion_size=4))
+    assert ["add"] * 10 == kernels(traced(long, numbers(5), max_fusion_size=1))
+
+
+def test_a_kernel_of_many_arrays_is_several() -> None:
+    def many(*arrays: DeviceArray) -> list[DeviceArray]:
+        found, total = [], arrays[0]
+        for array in arrays:
+            total = total + array
+            found.append(total)
+        return found
+
+    compiled = traced(many, *(numbers(6, seed=k) for k in range(40)))
+    assert 1 < len(kernels(compiled)) < 10
+
+
+def test_options_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(UsageError, match="compile has no option fuse; it has max_fusion_size"):
+        compile(numbers, options={"fuse": True})
+    with pytest.raises(UsageError, match="max_fusion_size must be at least 1"):
+        compile(numbers, options={"max_fusion_size": 0})
+
+
+UNARY: list[Callable[[Any], Any]] = [
+    ops.relu,
+    ops.neg,
+    ops.abs,
+    ops.square,
+    lambda x: x.to(np.float16),
+    lambda x: x.to(np.float32),
+    lambda x: x.to(np.float64),
+    lambda x: x.T,
+    lambda x: ops.tril(x, 1),
+    lambda x: x * 0.5,
+    lambda x: ops.clamp(x, -2, 2),
+    lambda x: ops.gt(x, 0),
+    lambda x: x.clone(),
+]
+BINARY: list[Callable[[Any, Any], Any]] = [
+    ops.add,
+    ops.mul,
+    ops.maximum,
+    lambda x, y: ops.sub(x.to(np.float32), y, alpha=2.0),
+    lambda x, y: ops.where(ops.gt(x, y), x, y),
+]
+OTHER: list[Callable[[Any], Any]] = [
+    lambda x: ops.softmax(x.to(np.float32), -1),
+    lambda x: blas.mm(x.to(np.float32), x.to(np.float32)),
+    lambda x: ops.sum(x.to(np.float32), -1),
+]
+
+
+def random_program(seed: int) -> Callable[..., list[DeviceArray]]:
+    """Return a function of three 6 x 6 arrays whose operations, aliases and writes in place depend on the seed."""
+
+    def program(*given: DeviceArray) -> list[DeviceArray]:
+        rng = np.random.default_rng(seed)
+        arrays = [*given, given[0].T, given[1][2], given[2][:, 1:2]]
+
+        def any_array() -> DeviceArray:
+            return arrays[int(rng.integers(len(arrays)))]
+
+        for _ in range(14):
+            draw = rng.random()
+            square = [array for array in arrays if array.shape == (6, 6)]
+            x = square[int(rng.integers(len(square)))]
+            if x.dtype == np.bool:
+                x = x.to(np.float16)
+            if draw < 0.4:
+                arrays.append(UNARY[int(rng.integers(len(UNARY)))](x))
+            elif draw < 0.7:
+                arrays.append(BINARY[int(rng.integers(len(BINARY)))](x, any_array()))
+            elif draw < 0.85:
+                other, part = any_array(), rng.random() < 0.5
+                if other.dtype == x.dtype:
+                    if part and other.ndim == 2 and other.shape == x.shape:
+                        x[1:].add_(other[:-1])
+                    else:
+                        x.add_(other)
+            elif draw < 0.93:
+                arrays.append(OTHER[int(rng.integers(len(OTHER)))](x))
+            elif len(arrays) > 6:
+                del arrays[6 + int(rng.integers(len(arrays) - 6))]
+        kept = [array for array in arrays[6:] if rng.random() < 0.5] or [x * 1.0]
+        return [array.clone() for array in kept]
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_programs_compute_the_same_bits_as_without(seed: int) -> None:
+    given = [numbers(6, 6, dtype=dtype, seed=k) for k, dtype in enumerate([np.float32, np.float16, np.float32])]
+    program = random_program(seed)
+    compiled = traced(program, *given)
+    unfused = traced(program, *given, max_fusion_size=1)
+    assert compiled.plans[0].peak <= unfused.plans[0].peak
+    assert len(kernels(compiled)) <= len(kernels(unfused))
+
+
+_RACY = """
+import sys
+import cudatool as ct
+from cudatool.compiler import compile
+
+side = ct.Stream()
+
+
+@compile(fullgraph=True)
+def step(x):
+    main = ct.current_stream()
+    y = ct.zeros(1024)
+    side.wait_stream(main)
+    with ct.stream(side):
+        y.add_(x)
+        y.mul_(2.0)  # writes
+    if sys.argv[1] == "wait":
+        main.wait_stream(side)
+    z = y * 3.0
+    w = z + 1.0  # reads
+    main.wait_stream(side)
+    y.record_stream(main)
+    return w
+
+
+x = ct.ones(1024)
+ct.synchronize()
+for _ in range(3):
+    step(x)
+    ct.synchronize()
+"""
+
+
+@pytest.mark.parametrize("how", ["race", "wait"])
+def test_a_race_between_fused_kernels_is_found_at_their_lines(how: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_RACY)
+    command = [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", "program.py", how]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    findings = json.loads(done.stdout)["findings"]
+    fused = [each for each in findings if "fused_" in each["first"]["operation"]]
+    assert (how == "race", how == "race") == (bool(findings), bool(fused)), done.stderr
+    lines = _RACY.splitlines()
+    for finding in fused:
+        assert ["kernel fused_add_mul<4> of a graph", "kernel fused_mul_add<4> of a graph"] == [
+            finding[side]["operation"] for side in ("first", "second")
+        ]
+        places = [lines[finding[side]["stack"][0]["line"] - 1] for side in ("first", "second")]
+        assert ["writes", "reads"] == [place.rpartition("# ")[2] for place in places]
