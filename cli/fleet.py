@@ -9,10 +9,25 @@ from typing import TYPE_CHECKING
 import click
 
 from cudatool.cli._command import Files, command, option
-from cudatool.cli._text import bytes_or_unknown, counted, echo_json, new_table, plain, print_rest, print_table, results
+from cudatool.cli._options import force_option, page_option
+from cudatool.cli._pages import open_page
+from cudatool.cli._text import (
+    bytes_or_unknown,
+    counted,
+    echo_json,
+    messages,
+    new_table,
+    plain,
+    print_rest,
+    print_table,
+    results,
+)
+from cudatool.files import check_outputs
 from cudatool.fleet.compare import Limit, compare, parse_limit
+from cudatool.fleet.picture import picture
 from cudatool.fleet.query import MEMORY, opened
-from cudatool.fleet.report import Difference, fleet_report
+from cudatool.fleet.report import fleet_report
+from cudatool.fleet.words import ENDS, described
 from cudatool.progress import step
 from cudatool.units import format_bytes, format_time
 
@@ -20,11 +35,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cudatool.fleet.compare import Comparison
-    from cudatool.fleet.report import Finding, RunReport
+    from cudatool.fleet.report import RunReport
 
 __all__ = ["fleet"]
 
-_ENDS = {Difference.OOM: "ran out of memory", Difference.ENDED_EARLY: "its recording ended early"}
 _MOST = 20  # rows of a table
 _APART = 5  # steps, and ranks that come late
 _UNCLEAR = 4  # exit status
@@ -33,6 +47,7 @@ _UNCLEAR = 4  # exit status
 @command(
     examples=[
         ("Which rank is different", "cudatool fleet traces.dataset"),
+        ("The same as a page", "cudatool fleet traces.dataset --html fleet.html"),
         ("A gate for CI", "cudatool fleet new.dataset --against old.dataset --fail-on 'peak +2%'"),
     ],
 )
@@ -47,9 +62,20 @@ _UNCLEAR = 4  # exit status
     help='Exit with status 1 if this grew by more: peak, reserved or end, such as "peak +2%" or "reserved +1GiB". '
     "Needs --against; the differences between ranks then do not count. Can be repeated.",
 )
+@page_option("Write a page of all runs; it needs no network.")
+@force_option
 @option("--json", "as_json", is_flag=True, group="Output", help='Print JSON ("schema": "cudatool.fleet/1").')
 @option("--memory", default=MEMORY, metavar="SIZE", help=f"What DuckDB may use of the memory. Default: {MEMORY}.")
-def fleet(dataset: Path, against: Path | None, limits: tuple[str, ...], as_json: bool, memory: str) -> None:
+def fleet(
+    dataset: Path,
+    against: Path | None,
+    limits: tuple[str, ...],
+    html: str | None,
+    opens: bool,
+    force: bool,
+    as_json: bool,
+    memory: str,
+) -> None:
     """Find the ranks of a run that differ from the others, and in what.
 
     DIR is what `cudatool export --to parquet` wrote. The ranks of a run are compared with each other: memory, sequence
@@ -61,11 +87,21 @@ def fleet(dataset: Path, against: Path | None, limits: tuple[str, ...], as_json:
 
     if limits and against is None:
         raise click.UsageError("--fail-on needs --against")
+    check_outputs([html] if html else [], [], force=force)
     wanted = [parse_limit(text) for text in limits]
     sets = [dataset] if against is None else [dataset, against]
     with step("cudatool fleet"), opened(*sets, memory=memory) as database:
         runs = fleet_report(database)
         compared = None if against is None else compare(database, str(against))
+        pictures = [picture(database, run) for run in runs] if html else []
+    if html:
+        from cudatool import viz  # only a page needs it
+
+        with step(f"writing {html}"):
+            viz.write_fleet(str(dataset), pictures, compared, html)
+        messages().print(f"Wrote {html} ({format_bytes(Path(html).stat().st_size)})", markup=False)
+        if opens:
+            open_page(html)
     if as_json:
         beside = None if compared is None else compared.as_dict()
         rows = [run.as_dict() for run in runs]
@@ -103,7 +139,7 @@ def _print_run(console: Console, run: RunReport) -> None:
     if run.findings:
         console.print("\nDifferent from the other ranks", style="bold")
         for finding in run.findings[: 3 * _MOST]:
-            console.print(f"rank {finding.rank}: {_described(finding)}", markup=False)
+            console.print(f"rank {finding.rank}: {described(finding)}", markup=False)
         print_rest(console, len(run.findings), 3 * _MOST, "differences")
     elif run.compared:
         console.print("\nNo rank differs from the others in what was compared.")
@@ -121,7 +157,7 @@ def _print_order(console: Console, run: RunReport) -> None:
     known = [end.unix_ns for end in run.ends if end.unix_ns is not None]
     for end in run.ends[:_MOST]:
         after = "unknown" if end.unix_ns is None else format_time(end.unix_ns - known[0])
-        table.add_row(str(end.rank), _ENDS[end.difference], after)
+        table.add_row(str(end.rank), ENDS[end.difference], after)
     if len(run.ends) > 1:
         print_table(console, "Order in which ranks ended", table)
         print_rest(console, len(run.ends), _MOST, "ranks")
@@ -139,25 +175,6 @@ def _print_pace(console: Console, run: RunReport) -> None:
         last = f"{rank.last:,} of {found.compared:,}"
         table.add_row(str(rank.rank), format_time(max(rank.awaited, 0)), format_time(rank.waited), last)
     print_table(console, f"Collectives, within {format_time(found.span)}", table)
-
-
-def _described(finding: Finding) -> str:
-    value, usual = finding.value or 0, finding.usual or 0
-    at = f"from allocation {finding.sequence or 0:,} on"
-    return {
-        **_ENDS,
-        Difference.LEAK: f"{finding.site} leaks {format_bytes(value)}",
-        Difference.LIBRARY: f"{at}, {finding.site} reaches the allocator through other library code",
-        Difference.SIZE: f"{at}, {finding.site} requests {format_bytes(value)}, the others {format_bytes(usual)}",
-        Difference.ORDER: f"{at}, in another order: {finding.site}, where the others have {finding.usual_site}",
-        Difference.CALL_SITE: f"{at}, {finding.site}, where the others have {finding.usual_site}",
-        Difference.NOT_FREED: f"{finding.site} keeps {counted(value, 'block')}, on the others {usual:,}",
-        Difference.FRAGMENTED: f"{format_bytes(value)} reserved but unused, on the others {format_bytes(usual)}",
-        Difference.STRAGGLER: f"steps take {format_time(value)}, on the others {format_time(usual)}",
-        Difference.AWAITED: f"the other ranks wait {format_time(value)} for it in collectives",
-        Difference.CLOCK: f"its clock is {format_time(abs(value))} {'behind' if value < 0 else 'ahead'}",
-        Difference.PEAK: f"peak of {format_bytes(value)}, median {format_bytes(usual)}; most of it by {finding.site}",
-    }[finding.difference]
 
 
 def _print_comparison(console: Console, compared: Comparison) -> None:

@@ -47,7 +47,7 @@ ARROWS = {
     "collect": {"memory", "processes", "ptx", "trace"},
     "export": {"collect", "memory", "trace"},
     "fleet": {"analyze", "trace"},
-    "viz": {"analyze", "sanitize", "trace"},
+    "viz": {"analyze", "fleet", "sanitize", "trace"},
     # The device, and what programs use of it.
     "sim": {"ptx"},
     "_driver": {"sim"},

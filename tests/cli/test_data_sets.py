@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "viz"))
+from twin import payload_of, unpack
+
 DATA = Path(__file__).resolve().parents[1] / "data"
 RANKS = """
 import os, subprocess, sys
@@ -84,6 +87,33 @@ def test_fleet_names_the_rank_that_differs(run_here, tmp_path):
     assert "Not looked at: Stragglers and clocks" in done.stdout
     run = json.loads(run_here("fleet", "set", "--json").stdout)["runs"][0]
     assert {2} == {finding["rank"] for finding in run["findings"]}
+
+
+def test_fleet_writes_the_page_of_its_runs(run_here, tmp_path):
+    for run, names in (("first", ["streams_default"] * 3), ("second", ["streams_default"] * 3 + ["prefetch__default"])):
+        (tmp_path / "in" / run).mkdir(parents=True)
+        for rank, name in enumerate(names):
+            shutil.copy(DATA / f"{name}.pickle.xz", tmp_path / "in" / run / f"rank{rank}.pickle.xz")
+    assert run_here("export", "in", "--to", "parquet", "-o", "set", "--jobs", "1").returncode == 0
+    done = run_here("fleet", "set", "--against", "set", "--html", "fleet.html", "--json")
+    assert done.returncode == 1 and "Wrote fleet.html (" in done.stderr
+    printed = json.loads(done.stdout)
+    document = unpack(payload_of((tmp_path / "fleet.html").read_text()))
+    assert "set" == document["source"] and document["against"]["metrics"]
+    for run, page in zip(printed["runs"], document["runs"], strict=True):
+        assert run["run"] == page["run"]
+        assert [finding["rank"] for finding in run["findings"]] == [finding["rank"] for finding in page["findings"]]
+        assert [rank["peak_active"] for rank in run["ranks"]] == page["ranks"]["peak"]
+        # Each rank's highest step is at most its peak, which may lie before the first step.
+        cells = page["memory"]["peak"]
+        columns = len(cells) // len(run["ranks"])
+        for row, rank in enumerate(run["ranks"]):
+            assert 0 < max(cells[row * columns : (row + 1) * columns]) <= rank["peak_active"]
+    sites = [site for site in document["runs"][1]["sites"] if site["rank"] == 3]
+    assert sites and sum(site["bytes"] for site in sites) <= document["runs"][1]["ranks"]["peak"][3]
+    again = run_here("fleet", "set", "--html", "fleet.html")
+    assert (2, "") == (again.returncode, again.stdout) and "fleet.html" in again.stderr
+    assert run_here("fleet", "set", "--open").returncode == 2
 
 
 def test_fleet_that_cannot_be_compared_is_not_called_clean(run_here):

@@ -86,6 +86,7 @@ DATASETS: tuple[tuple[str, ...], ...] = (
     ("fleet", "{}"),
     ("fleet", "{}", "--json"),
     ("fleet", "{}", "--against", "{}", "--fail-on", "peak +2%"),
+    ("fleet", "{}", "--against", "{}", "--html", "out.html", "-f"),
     ("fleet", "{}", "--json", "--against", "{}"),
     ("query", "{}", "FROM ranks"),
     ("query", "{}", "FROM ranks", "--json"),

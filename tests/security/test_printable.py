@@ -117,7 +117,8 @@ def test_no_command_prints_what_a_terminal_or_a_log_obeys(
 
 
 @pytest.mark.skipif(not HAS_DUCKDB, reason="needs DuckDB (cudatool[fleet])")
-def test_no_question_about_a_data_set_prints_what_a_terminal_or_a_log_obeys(tmp_path: Path) -> None:
+def test_no_question_about_a_data_set_prints_what_a_terminal_or_a_log_obeys(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
     names = [name.replace("\ud800", "") for name in ESCAPES]
     for number, name in enumerate(("\n".join(names), *names[:7])):
         (tmp_path / "x.ctrace").write_bytes(hostile_trace(name))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cudatool.viz.diff_page import SCRIPTS as OF_DIFF
+from cudatool.viz.fleet_page import SCRIPTS as OF_FLEET
 from cudatool.viz.page import SCRIPTS as OF_PAGE
 
 BIOME = shutil.which("biome", path=sysconfig.get_path("scripts"))
@@ -47,9 +48,10 @@ def test_the_linter_sees_names_that_are_undefined_or_unused(tmp_path: Path) -> N
 
 def test_no_name_of_a_page_is_undefined(tmp_path: Path) -> None:
     assert [] == complaints(together(OF_PAGE), tmp_path)
-    # Of what both pages have, this one uses a part.
-    assert {UNUSED} >= {rule for rule, _ in complaints(together(OF_DIFF), tmp_path)}
+    # Of what all pages have, these use a part.
+    for scripts in (OF_DIFF, OF_FLEET):
+        assert {UNUSED} >= {rule for rule, _ in complaints(together(scripts), tmp_path)}
 
 
 def test_no_script_has_a_name_that_no_page_uses(tmp_path: Path) -> None:
-    assert [] == complaints(together(dict.fromkeys((*OF_PAGE, *OF_DIFF))), tmp_path)
+    assert [] == complaints(together(dict.fromkeys((*OF_PAGE, *OF_DIFF, *OF_FLEET))), tmp_path)
