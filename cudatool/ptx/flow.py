@@ -189,6 +189,12 @@ class Flow:
             within = loop - entries
         return found
 
+    def comes_first(self, number: int, other: int, loop: frozenset[int]) -> bool:
+        """Return whether each time around `loop` that comes to block `other` has come to block `number` before."""
+        if number == other:
+            return True
+        return bool(self.dominators()[other] >> number & 1) and not self._component(other, loop - {number})
+
     def reached(self, start: Iterable[int], within: frozenset[int]) -> set[int]:
         """Return the blocks of `within` that one or more edges from those of `start` lead to, through `within`."""
         return self._reached(set(start), within, [block.successors for block in self.blocks])

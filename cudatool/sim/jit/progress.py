@@ -13,6 +13,10 @@ A poll is a read that may see another value each time, in a loop whose end depen
   stays the same: a lock. One that is tried again with the value it found always succeeds for some thread.
 
 ``nanosleep`` suspends always.
+
+Of polls that a loop comes to in turn only the first gets a ``yield``, so that nothing comes between those of one time
+around. Warps that run in step rely on that: in the histograms of CUDA's first samples each lane adds to a counter,
+writes it with the lane's number, and reads whether another lane's write came after.
 """
 
 from __future__ import annotations
@@ -41,13 +45,17 @@ def insert_yields(function: Function) -> Function:
     block_of = [number for number, block in enumerate(flow.blocks) for _ in range(block.start, block.stop)]
     before: dict[int, list[Instruction]] = {}
     spinning: set[int] = set()
+    polling: list[int] = []  # blocks
     for index in candidates:
         loop = flow.innermost_loop(block_of[index])
         if code[index].opcode == "nanosleep":
             _put(before, index, "yield", code[index], "always")
         elif loop and _decides(flow, loop, index):
-            # The count of polls begins again after every suspension.
-            _put(before, index, "yield", code[index], *(("always",) if _suspends(flow, loop) else ()))
+            if _suspends(flow, loop):  # the count of polls begins again after every suspension
+                _put(before, index, "yield", code[index], "always")
+            elif not any(one in loop and flow.comes_first(one, block_of[index], loop) for one in polling):
+                _put(before, index, "yield", code[index])
+                polling.append(block_of[index])
         else:
             continue
         spinning |= loop

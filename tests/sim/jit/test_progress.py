@@ -161,6 +161,41 @@ def test_threads_wait_for_other_warps_lanes_and_blocks(launch, ptx_of, threads):
     assert [7] * 1024 == out.tolist()
 
 
+TAGGED_COUNTERS = r"""
+extern "C" __global__ void tagged(unsigned *counts, int n) {
+    __shared__ volatile unsigned counters[4];
+    if (threadIdx.x < 4) counters[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = 0; i < n; i++) {
+        unsigned mine, at = (threadIdx.x + i) % 4;
+        do {
+            mine = ((counters[at] & 0x07ffffff) + 1) | threadIdx.x << 27;
+            counters[at] = mine;
+        } while (counters[at] != mine);
+    }
+    __syncthreads();
+    if (threadIdx.x < 4) counts[threadIdx.x] = counters[threadIdx.x] & 0x07ffffff;
+}
+extern "C" __global__ void two_flags(volatile int *first, volatile int *second, int *out) {
+    if (threadIdx.x == 0) { *second = 1; *first = 1; return; }
+    while (*first == 0 || (threadIdx.x % 2 && *second == 0)) {}
+    out[threadIdx.x] = 1;
+}
+"""
+
+
+def test_no_lane_stops_between_the_polls_of_one_time_around_a_loop(launch, ptx_of):
+    """It would find its own write overwritten, though it was counted, and two that do so never end."""
+    kernels = jit.load(ptx_of(TAGGED_COUNTERS)).kernels
+    counts = np.zeros(4, "u4")
+    launch(kernels["tagged"], 1, 32, counts, np.int32(1000))
+    assert [8000] * 4 == counts.tolist()
+    for kernel in kernels.values():
+        code = kernel._function.instructions
+        polls = [index for index, one in enumerate(code) if one.opcode == "ld" and "volatile" in one.modifiers]
+        assert [polls[0] - 1] == [index for index, one in enumerate(code) if one.opcode == "yield"]
+
+
 def test_a_lock_free_update_is_no_wait(launch, ptx_of):
     """It always succeeds for somebody, so its loop needs no suspension, and a grid of it is quick."""
     source = r"""extern "C" __global__ void k(unsigned *x) {
