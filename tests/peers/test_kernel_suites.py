@@ -1,7 +1,7 @@
-"""A few programs of the suites of racy kernels that others wrote; the scripts beside this file run all of them.
+"""A few programs of the suites of kernels that others wrote; the scripts beside this file run all of them.
 
-``CUDATOOL_KERNEL_SUITES`` names a folder with checkouts ``gpuverify`` (mc-imperial/gpuverify) and ``ScoR``
-(csl-iisc/ScoR): they are not part of this project.
+``CUDATOOL_KERNEL_SUITES`` names a folder with checkouts ``gpuverify`` (mc-imperial/gpuverify), ``ScoR`` (csl-iisc/ScoR)
+and ``gpu-rodinia`` (yuhc/gpu-rodinia): they are not part of this project.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ FOLDER = os.environ.get("CUDATOOL_KERNEL_SUITES", "")
     [
         ("gpuverify_suite.py", "gpuverify", ["--every", "45"]),
         ("scor_suite.py", "ScoR", ["--only", "interwarp-block_fence", "--schedules", "4"]),
+        ("rodinia_suite.py", "gpu-rodinia", ["--only", "nw"]),
     ],
 )
-def test_nothing_is_missed_or_false_in_a_part_of_a_suite(script: str, suite: str, options: list[str]) -> None:
+def test_a_part_of_a_suite_gives_what_it_should(script: str, suite: str, options: list[str]) -> None:
     if not (Path(FOLDER) / suite).is_dir() or not FOLDER:
         pytest.skip(f"CUDATOOL_KERNEL_SUITES names no folder with a checkout of {suite}")
     command = [sys.executable, str(Path(__file__).with_name(script)), str(Path(FOLDER) / suite), *options]
