@@ -31,7 +31,7 @@ from urllib.parse import quote
 
 from cudatool.errors import CudatoolError, OutputError, UsageError
 from cudatool.fleet.database import connect, write_table
-from cudatool.fleet.schema import NO_RANK, SCHEMA, TABLES
+from cudatool.fleet.schema import LAYOUT, NO_RANK, SCHEMA, TABLES
 from cudatool.fleet.tables import Tables
 from cudatool.progress import step
 from cudatool.text import printable
@@ -196,6 +196,7 @@ def _convert(task: _Task, read: _Reader) -> Outcome:
         counts = _write(trace, hidden)
         said = {
             "schema": SCHEMA,
+            "layout": LAYOUT,
             "trace": task.trace,
             "run": run,
             "rank": rank,

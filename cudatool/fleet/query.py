@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from cudatool.errors import UsageError
-from cudatool.fleet.convert import PART
+from cudatool.fleet.convert import PART, parts_of
 from cudatool.fleet.database import connect
-from cudatool.fleet.schema import PARTITIONS, TABLES
+from cudatool.fleet.schema import LAYOUT, PARTITIONS, TABLES, Column
 from cudatool.limits import QUESTION_MEMORY
 from cudatool.text import printable, quoted, shortened
 from cudatool.units import format_bytes, parse_bytes
@@ -157,17 +157,37 @@ def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None) -
         example = f"{dataset} --to parquet -o DATASET" if has_files else f"TRACES --to parquet -o {dataset}"
         raise UsageError(f"{dataset} is no data set; make one with `cudatool export {example}`")
     folder = _pattern(dataset)
+    oldest = _oldest_layout(dataset)
+    # Looking for columns by their names opens all files: only where some parts may not have all of them.
+    more = ", union_by_name = true" if oldest < LAYOUT else ""
     for table in TABLES:
         if tables is None or table in tables.lower() or "show" in tables.lower():
             files = _text(f"{folder}/run=*/rank=*/trace=*/{table}.parquet")
-            source = f"read_parquet({files}, hive_partitioning = true, hive_types = {{{_TYPES}}})"
-            # A cast to the type that a column has costs nothing.
-            own = (f"CAST(file.{column.name} AS {column.type}) AS {column.name}" for column in TABLES[table])
-            names = ", ".join((*(column.name for column in PARTITIONS), *own))
+            source = f"read_parquet({files}, hive_partitioning = true, hive_types = {{{_TYPES}}}{more})"
             try:
+                there = _columns(database, source) if more else set()
+                own = (_cast(c, is_null=c.since > oldest and c.name not in there) for c in TABLES[table])
+                names = ", ".join((*(column.name for column in PARTITIONS), *own))
                 database.execute(f"CREATE VIEW {prefix}{table} AS SELECT {names} FROM {source} file")
             except duckdb.Error as error:
                 raise UsageError(f"the table {table} of {dataset} cannot be read: {_said(error)}") from error
+
+
+def _cast(column: Column, *, is_null: bool) -> str:
+    """Return a column of a view; a cast to the type that it has costs nothing."""
+    return f"CAST({'NULL' if is_null else f'file.{column.name}'} AS {column.type}) AS {column.name}"
+
+
+def _oldest_layout(dataset: Path) -> int:
+    """Return the layout of the part that was written first."""
+    if LAYOUT == 1:
+        return 1  # there are no others; a part's file would have to be read to know more
+    said = (part.get("layout") for _, part in parts_of(dataset).values())
+    return min((layout if isinstance(layout, int) else 1 for layout in said), default=1)
+
+
+def _columns(database: Any, source: str) -> set[str]:
+    return {str(row[0]) for row in database.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
 
 
 def _pattern(folder: Path) -> str:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["NO_RANK", "PARTITIONS", "SCHEMA", "TABLES", "Column"]
+__all__ = ["LAYOUT", "NO_RANK", "PARTITIONS", "SCHEMA", "TABLES", "Column"]
 
 SCHEMA: Final = "cudatool.dataset/1"
 """Columns are added under the same number, never renamed or removed."""
+
+LAYOUT: Final = 1
+"""Rises by one when columns are added; each part says which one it was written with."""
 
 NO_RANK: Final = "__HIVE_DEFAULT_PARTITION__"
 """Hive's name of the folder for NULL."""
 
 
 class Column(NamedTuple):
-    """A column: its SQL type, and what it holds. Times are ns since the first event of the trace, sizes bytes."""
+    """A column: its SQL type, and what it holds. Times are ns since the first event of the trace, sizes bytes.
+
+    It is NULL in parts of a layout before `since`.
+    """
 
     name: str
     type: str
     meaning: str
+    since: int = 1
 
 
 PARTITIONS: Final = (
@@ -31,7 +38,9 @@ PARTITIONS: Final = (
 _DEVICE: Final = Column("device", "INTEGER", "the device's ordinal; -1 for the host")
 _STEP: Final = Column("step", "INTEGER", "the step it is in, from 0; NULL outside of steps")
 _STACK: Final = Column("stack", "BIGINT", "hash of its stack's frames, the same in every trace; NULL without a stack")
-_SITE: Final = Column("site", "VARCHAR", "innermost frame of the user's own code, `file:line function`, or why not")
+_SITE: Final = Column(
+    "site", "VARCHAR", "innermost frame of the user's own code, as `train.py:12 (step)`, or why there is none"
+)
 _TIME: Final = Column("time", "BIGINT", "when; NULL if the recording has no clock")
 _MEMORY: Final = (
     Column("pool", "UBIGINT", "0 for the default pool"),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cudatool import analyze
 from cudatool.trace.events import WORK, Kind
-from cudatool.trace.frames import frame_rank, missing_stack, user_frame
+from cudatool.trace.frames import frame_rank, frame_words, missing_stack, user_frame
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline, blocks, segments, timeline
 from cudatool.trace.model import Frame, Trace, is_of_kind, recorded_from
 from cudatool.trace.streams import thread_names
@@ -315,7 +315,7 @@ class Tables:
         of_stack = []
         for i in range(len(self._trace.stacks)):
             own = user_frame(self._trace.stack(i))
-            label = f"{own.file}:{own.line} {own.function}" if own else missing_stack(self._trace).text
+            label = frame_words(own) if own else missing_stack(self._trace).text
             of_stack.append(number.setdefault(label, len(number)))
         return np.array(of_stack, np.int64), _texts(number)
 

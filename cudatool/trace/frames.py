@@ -21,6 +21,7 @@ __all__ = [
     "calling_library",
     "file_name",
     "frame_rank",
+    "frame_words",
     "missing_stack",
     "site_frames",
     "user_files",
@@ -109,7 +110,7 @@ def call_site(stack: Sequence[Frame]) -> str:
     if found is None:
         return ""
     own, innermost = found
-    words = _words(own) if own == innermost else f"{_words(own)} via {_words(innermost)}"
+    words = frame_words(own) if own == innermost else f"{frame_words(own)} via {frame_words(innermost)}"
     library = calling_library(stack)
     return f"{words} by {library}" if library and own != stack[0] else words
 
@@ -145,7 +146,7 @@ def _told_apart(word: str, stacks: list[tuple[Frame, ...]]) -> list[str]:
     """Return `word` with what distinguishes the stacks: the innermost frame that not all have, else a number."""
     if len(stacks) == 1:
         return [word]
-    spelled = [[_words(frame) for frame in stack] for stack in stacks]
+    spelled = [[frame_words(frame) for frame in stack] for stack in stacks]
     common = set.intersection(*(set(frames) for frames in spelled))
     texts = [
         f"{word}, from {place}" if (place := next((one for one in frames if one not in common), "")) else word
@@ -158,7 +159,8 @@ def _told_apart(word: str, stacks: list[tuple[Frame, ...]]) -> list[str]:
     return result
 
 
-def _words(frame: Frame) -> str:
+def frame_words(frame: Frame) -> str:
+    """Return a frame as ``"train.py:12 (step)"``, or the function's name where C++ has no line."""
     if not frame.line:  # of C++ without debug information
         return _native_name(frame.function)[:_LONGEST_NAME]
     # The line says where in its file a nested function is; the names of those around it say no more.

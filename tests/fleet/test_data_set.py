@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fleet_reference import PAGE, page
 from recordings import HERE
@@ -15,12 +17,20 @@ from recordings import HERE
 from cudatool.cli._sources import read_trace
 from cudatool.errors import UsageError
 from cudatool.fleet import convert as converting
+from cudatool.fleet import query
 from cudatool.fleet.convert import PART, Input, convert, named_rank, parts_of
 from cudatool.fleet.query import ask, opened
-from cudatool.fleet.schema import PARTITIONS, TABLES
+from cudatool.fleet.report import fleet_report
+from cudatool.fleet.schema import PARTITIONS, TABLES, Column
+from cudatool.fleet.tables import Tables
 from cudatool.recording.identity import job_facts
+from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.frames import call_site
 from cudatool.trace.lifetimes import blocks, segments, timeline
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Frame, Trace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "security"))
+from hostile_datasets import rewrite
 
 SMALL = HERE / "streams_default.pickle.xz"
 
@@ -92,6 +102,56 @@ def test_tables_are_what_the_analysis_says(five_ranks: Path) -> None:
     [(first, highest)] = answer(five_ranks, "SELECT min(start_time), max(peak_active) FROM steps WHERE rank = 3")
     before = curve.active[curve.time - trace.records["time"].min() < first].max()
     assert peak == max(highest, before)
+
+
+def test_call_sites_are_written_as_elsewhere() -> None:
+    stacks = [
+        (Frame("/env/lib/python3.11/site-packages/lib/ops.py", "empty", 7), Frame("/work/a/train.py", "step", 12)),
+        (Frame("/work/rank.py", "<module>", 6),),
+    ]
+    frames = [frame for stack in stacks for frame in stack]
+    records = np.zeros(3, RECORD)
+    records["kind"], records["size"], records["aux0"] = Kind.BLOCK_ALLOC, 512, 512
+    records["address"], records["stack"] = (512, 1024, 2048), (1, 2, 0)
+    trace = Trace(records, [""], [(), (0, 1), (2,)], frames, ["main"], {"device_kind": "cuda"}, [], "x")
+    rows = Tables(trace).allocations["site"].tolist()
+    assert ["train.py:12 (step)", "rank.py:6 (<module>)"] == rows[:2]
+    assert ["train.py:12 (step) via ops.py:7 (empty)", rows[1]] == [call_site(stack) for stack in stacks]
+
+
+def test_parts_without_a_column_that_was_added_later_have_null(
+    five_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Path(shutil.copytree(five_ranks, tmp_path / "set"))
+    newer = {
+        **TABLES,
+        "ranks": (*TABLES["ranks"], Column("colour", "VARCHAR", "of the rank", 2), Column("later", "BIGINT", "", 2)),
+    }
+    monkeypatch.setattr(query, "TABLES", newer)
+    monkeypatch.setattr(query, "LAYOUT", 2)
+    assert [(5, 0, 0)] == answer(dataset, "SELECT count(*), count(colour), count(later) FROM ranks")
+    for rank in (0, 4):
+        [part] = dataset.glob(f"run=*/rank={rank}/trace=*")
+        rewrite(part / "ranks.parquet", "SELECT *, 'red' AS colour FROM old")
+        said = json.loads((part / PART).read_text())
+        assert 1 == said["layout"]
+        (part / PART).write_text(json.dumps({**said, "layout": 2}))
+    rows = answer(dataset, "SELECT rank, colour, later, peak_active > 0 FROM ranks ORDER BY rank")
+    assert [(rank, "red" if rank in (0, 4) else None, None, True) for rank in range(5)] == rows
+    with opened(dataset) as database:
+        assert 5 == len(fleet_report(database)[0].ranks)
+
+
+def test_a_column_that_every_layout_has_is_never_left_out(
+    five_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Path(shutil.copytree(five_ranks, tmp_path / "set"))
+    for table in dataset.glob("run=*/rank=*/trace=*/ranks.parquet"):
+        rewrite(table, "SELECT * EXCLUDE (notes) FROM old")
+    for layout in (1, 2):
+        monkeypatch.setattr(query, "LAYOUT", layout)
+        with pytest.raises(UsageError, match="the table ranks of"):
+            answer(dataset, "FROM ranks")
 
 
 def test_equal_recordings_have_equal_hashes_and_others_do_not(five_ranks: Path) -> None:

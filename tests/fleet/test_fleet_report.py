@@ -64,7 +64,7 @@ def test_a_data_set_beside_an_older_one(tmp_path: Path) -> None:
         found = compare(database, "old")
     changes = {change.metric: change for change in found.metrics}
     assert changes[Metric.PEAK].after > changes[Metric.PEAK].before > 0
-    kept = next(site for site in found.sites if site.site == "train.py keep_history")
+    kept = next(site for site in found.sites if site.site == "train.py (keep_history)")
     assert 0 == kept.before < kept.after
     assert parse_limit("peak +0.01%").is_exceeded(changes[Metric.PEAK])
     assert not parse_limit("peak+10000%").is_exceeded(changes[Metric.PEAK])

@@ -36,8 +36,10 @@ def pictured(count: int = 8, *, name: str = "nightly", differs: int | None = 5, 
         peak[row, 15:] = -1
         findings = [
             Finding(differs, Difference.OOM, value=10**18),
-            Finding(differs, Difference.LEAK, f"{name}.py:3 grow", value=135 * MIB, usual=0),
-            Finding(differs, Difference.SIZE, "a.py:1 f", "a.py:1 f", value=20 * MIB + 512, usual=20 * MIB, sequence=7),
+            Finding(differs, Difference.LEAK, f"{name}.py:3 (grow)", value=135 * MIB, usual=0),
+            Finding(
+                differs, Difference.SIZE, "a.py:1 (f)", "a.py:1 (f)", value=20 * MIB + 512, usual=20 * MIB, sequence=7
+            ),
         ]
         ends = [RankEnd(differs, Difference.OOM, 10**18), RankEnd(start, Difference.ENDED_EARLY, None)]
     memory = [
@@ -65,13 +67,13 @@ def pictured(count: int = 8, *, name: str = "nightly", differs: int | None = 5, 
         steps=tuple(StepTime(i, count, 10**6, 10**6 + i * 1000, start + i % count) for i in range(STEPS)),
         collectives=Collectives(40, 10**8, waits),
     )
-    sites = (SiteBytes(differs, "a.py:1 f", 90 * MIB, 10 * MIB),) if differs is not None else ()
+    sites = (SiteBytes(differs, "a.py:1 (f)", 90 * MIB, 10 * MIB),) if differs is not None else ()
     return Picture(report, StepMemory(STEPS, 1, peak), sites)
 
 
 def compared() -> Comparison:
     metrics = (MetricChange(Metric.PEAK, 5 * MIB, 7 * MIB), MetricChange(Metric.RESERVED, None, 7))
-    return Comparison("old", metrics, (SiteChange("a.py f", 0, 3 * MIB),))
+    return Comparison("old", metrics, (SiteChange("a.py (f)", 0, 3 * MIB),))
 
 
 def test_the_payload_holds_what_the_report_says() -> None:
@@ -89,7 +91,7 @@ def test_the_payload_holds_what_the_report_says() -> None:
     assert [(5, 0), (0, None)] == [(end["rank"], end["after"]) for end in run["ends"]]
     assert [step.longest_rank for step in one.report.steps] == run["steps"]["longest_rank"]
     assert [-rank for rank in range(8)] == run["collectives"]["awaited"]
-    assert [{"rank": 5, "site": "a.py:1 f", "bytes": 90 * MIB, "median": 10 * MIB}] == run["sites"]
+    assert [{"rank": 5, "site": "a.py:1 (f)", "bytes": 90 * MIB, "median": 10 * MIB}] == run["sites"]
     assert [5 * MIB, None] == [metric["before"] for metric in document["against"]["metrics"]]
     assert [] == document["runs"][1]["findings"] and [] == document["runs"][1]["sites"]
 
@@ -160,7 +162,7 @@ def test_the_first_run_with_a_difference_is_shown_at_its_rank(page: Page) -> Non
     assert "Rank 5" == page.evaluate("byId('rank-title').textContent")
     assert [["5", "out-of-memory"], ["5", "leak"], ["5", "size"]] == [row[:2] for row in rows(page, "findings")]
     assert [["5", "ran out of memory", "0 ns"], ["0", "its recording ended early", "unknown"]] == rows(page, "ends")
-    assert [["a.py:1 f", "90 MiB", "10 MiB", "+80 MiB"]] == rows(page, "sites")
+    assert [["a.py:1 (f)", "90 MiB", "10 MiB", "+80 MiB"]] == rows(page, "sites")
     assert ["19", "1 ms", "1.02 ms", "3"] == rows(page, "steps")[0]
     assert "0" == rows(page, "waits")[0][0] and "0 of 40" == rows(page, "waits")[0][-1]
     assert ["most: peak", "5 MiB", "7 MiB", "+2 MiB"] == rows(page, "against")[0]
