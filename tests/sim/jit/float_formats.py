@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -21,20 +23,20 @@ class Format:
     fraction: int
     has_infinity: bool = True
 
-    @property
+    @cached_property
     def bias(self) -> int:
         return 2 ** (self.exponent - 1) - 1
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Pattern of the largest finite number."""
         return self.nan - 1 if not self.has_infinity else self.infinity - 1
 
-    @property
+    @cached_property
     def infinity(self) -> int:
         return (2**self.exponent - 1) << self.fraction
 
-    @property
+    @cached_property
     def nan(self) -> int:
         """The pattern that a GPU makes: all ones."""
         return 2 ** (self.bits - 1) - 1
@@ -85,14 +87,9 @@ class Format:
         return sign | self._encode(result)
 
     def _encode(self, magnitude: Fraction) -> int:
-        low, high = 0, self.largest  # patterns of positive numbers are in order
-        while low < high:
-            middle = (low + high) // 2
-            if Fraction(self.value(middle)) < magnitude:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        number = float(magnitude)
+        assert number == magnitude  # a float has more bits than any of these formats
+        return bisect_left(range(self.largest), number, key=self.value)  # patterns of positive numbers are in order
 
 
 HALF = Format("f16", 16, 5, 10)
