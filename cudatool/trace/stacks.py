@@ -138,7 +138,9 @@ def _others() -> tuple[tuple[str, ...], tuple[str, ...]]:
         origins = [spec.origin for spec in map(find_spec, modules) if spec is not None and spec.origin is not None]
         return tuple(os.path.realpath(origin).removesuffix("__init__.py") for origin in origins)
 
-    callers = files("cudatool.cli", "cudatool.notebook", "_pytest", "unittest.case")
+    callers = files("cudatool.cli", "cudatool.notebook", "_pytest")
+    # To look for unittest.case would import unittest, which takes the time of a small program.
+    callers += tuple(f"{folder}case.py" for folder in files("unittest"))
     return callers, files("cudatool", "cudatool.viz", "numpy", "contextlib")
 
 

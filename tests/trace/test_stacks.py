@@ -96,6 +96,15 @@ def test_stack_ends_where_pytest_or_unittest_called_the_test() -> None:
         assert [frame.file for frame in stacks.frames(stack)] == ["program.py", __file__]
 
 
+def test_where_stacks_end_is_found_without_importing_unittest(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = os.path.realpath(inspect.getfile(unittest.TestCase))
+    for name in ("unittest", "unittest.case"):
+        monkeypatch.delitem(sys.modules, name)
+    callers, _ = stacks._others.__wrapped__()
+    assert file in callers
+    assert "unittest" not in sys.modules
+
+
 def test_frames_of_numpy_are_left_out() -> None:
     caller = here()
     stack = int(np.apply_along_axis(lambda _: stacks.capture(), 0, np.zeros(1)))
