@@ -14,7 +14,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 __all__ = ["WarmProcess", "serve"]
 
@@ -99,13 +101,17 @@ def serve() -> None:
     import cudatool.cli.run
     import cudatool.cli.sanitize
     import cudatool.collect.sim_driver
+    import cudatool.ops
     import cudatool.recording.software
     import cudatool.runtime.array
     import cudatool.runtime.kernel
     import cudatool.runtime.mempool
-    import cudatool.sim.api
     import cudatool.sim.jit
     import cudatool.sim.observe.checkers  # noqa: F401
+    from cudatool.sim import api
+
+    for entry_points in iter_modules(api.__path__, f"{api.__name__}."):
+        import_module(entry_points.name)
 
     gc.collect()
     gc.freeze()  # no page is copied because a child's collection looked at it

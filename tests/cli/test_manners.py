@@ -223,10 +223,10 @@ def test_the_nearest_file_with_the_table_counts(folder, monkeypatch):
     assert os.path.join("..", "..", "pyproject.toml") == _project.project_file()
 
 
-def test_the_file_is_not_read_for_help(run_command, folder):
+def test_the_file_is_not_read_for_help(run_warm, folder):
     settings(folder, "nonsense = 1")
-    assert 0 == run_command("sanitize", "--help").returncode
-    assert "no setting 'nonsense'" in run_command("sanitize", "x.py").stderr
+    assert 0 == run_warm("sanitize", "--help").returncode
+    assert "no setting 'nonsense'" in run_warm("sanitize", "x.py").stderr
 
 
 @pytest.mark.parametrize(
@@ -303,6 +303,6 @@ def test_without_a_browser_the_page_is_named(folder, monkeypatch, capsys, comman
     assert not (folder / "taken").exists()
 
 
-def test_open_needs_a_page(run_command, folder):
+def test_open_needs_a_page(run_warm, folder):
     (folder / "x.py").touch()
-    assert "--open needs --html FILE" in run_command("sanitize", "--open", "x.py").stderr
+    assert "--open needs --html FILE" in run_warm("sanitize", "--open", "x.py").stderr

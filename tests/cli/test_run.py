@@ -102,9 +102,9 @@ def test_directory_or_zip_file_with_a_main_runs_as_under_plain_python(
     assert trace.name.startswith("app.")
 
 
-def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
+def test_trace_of_a_failed_program_is_kept_and_says_so(run_warm, tmp_path):
     (tmp_path / "program.py").write_text("raise SystemExit(5)")
-    assert run_command("run", "-o", "t.ctrace", "program.py").returncode == 5
+    assert run_warm("run", "-o", "t.ctrace", "program.py").returncode == 5
     assert read(tmp_path / "t.ctrace").header["exit_status"] == 5
 
 
@@ -141,17 +141,17 @@ def test_bad_input_is_one_clear_line_and_status_2(run_here, tmp_path, arguments,
     assert done.stdout == ""
 
 
-def test_existing_files_are_not_overwritten_without_force(run_command, tmp_path):
+def test_existing_files_are_not_overwritten_without_force(run_warm, tmp_path):
     (tmp_path / "ok.py").write_text("")
     for name in ("precious.ctrace", "precious.html"):
         (tmp_path / name).write_text("precious")
     for arguments in (["-o", "precious.ctrace"], ["--html", "precious.html"]):
-        done = run_command("run", *arguments, "ok.py")
+        done = run_warm("run", *arguments, "ok.py")
         assert done.returncode == 2
         assert "exists" in done.stderr
     assert (tmp_path / "precious.ctrace").read_text() == "precious"
     assert (tmp_path / "precious.html").read_text() == "precious"
-    assert run_command("run", "-f", "-o", "precious.ctrace", "ok.py").returncode == 0
+    assert run_warm("run", "-f", "-o", "precious.ctrace", "ok.py").returncode == 0
     assert read(tmp_path / "precious.ctrace").header["exit_status"] == 0
 
 
@@ -181,11 +181,11 @@ def test_program_of_cuda_core_leaves_its_driver_calls_in_the_trace(run_command, 
     assert (tmp_path / "p.html").read_text().lstrip().lower().startswith("<!doctype html>")
 
 
-def test_no_stacks_records_none(run_command, tmp_path):
+def test_no_stacks_records_none(run_warm, tmp_path):
     (tmp_path / "program.py").write_text(
         "from cuda.core import Device\nDevice().set_current()\nDevice().create_stream()\n"
     )
-    assert run_command("run", "--no-stacks", "-o", "t.ctrace", "program.py").returncode == 0
+    assert run_warm("run", "--no-stacks", "-o", "t.ctrace", "program.py").returncode == 0
     assert set(read(tmp_path / "t.ctrace").records["stack"].tolist()) == {0}
 
 
@@ -212,13 +212,13 @@ def test_program_that_leaves_an_executor_open_ends(run_command, tmp_path):
     assert (0, "from a thread\n") == (done.returncode, done.stdout)
 
 
-def test_page_lies_beside_the_trace_and_its_option_takes_no_program(run_command, tmp_path):
+def test_page_lies_beside_the_trace_and_its_option_takes_no_program(run_warm, tmp_path):
     (tmp_path / "ok.py").write_text("print('ran')")
-    done = run_command("run", "-o", "t.ctrace", "--html", "ok.py")
+    done = run_warm("run", "-o", "t.ctrace", "--html", "ok.py")
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert (tmp_path / "t.html").read_text().startswith("<!DOCTYPE html>")
     for words in (["-o", "u.ctrace", "--html", "-m", "ok"], ["--html", "--force", "-o", "v.ctrace", "ok.py"]):
-        done = run_command("run", *words)
+        done = run_warm("run", *words)
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
     assert {"t.html", "u.html", "v.html"} == {path.name for path in tmp_path.glob("*.html")}
 
@@ -241,31 +241,31 @@ def test_forked_child_ends_without_a_summary(run_command, tmp_path):
     assert done.stderr.count("Wrote t.ctrace") == 1
 
 
-def test_program_that_did_nothing_on_the_device_is_told_what_is_recorded(run_command, tmp_path):
+def test_program_that_did_nothing_on_the_device_is_told_what_is_recorded(run_warm, tmp_path):
     (tmp_path / "nothing.py").write_text("")
-    done = run_command("run", "nothing.py")
+    done = run_warm("run", "nothing.py")
     assert "No CUDA activity was recorded." in done.stderr
     assert "Next:" not in done.stderr
 
 
-def test_library_that_cannot_use_the_software_device_is_named(run_command, tmp_path):
+def test_library_that_cannot_use_the_software_device_is_named(run_warm, tmp_path):
     (tmp_path / "cupy.py").write_text("")  # what matters is its name
     (tmp_path / "a.py").write_text("import cupy\nraise RuntimeError('cudaErrorCallRequiresNewerDriver')\n")
-    done = run_command("run", "a.py")
+    done = run_warm("run", "a.py")
     assert done.returncode == 1
     assert "CuPy is recorded on a GPU only." in done.stderr.splitlines()
 
 
-def test_next_command_can_be_pasted_into_a_shell(run_command, tmp_path):
+def test_next_command_can_be_pasted_into_a_shell(run_warm, tmp_path):
     (tmp_path / "an odd name.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\n")
-    done = run_command("run", "-o", "an odd name.ctrace", "an odd name.py")
+    done = run_warm("run", "-o", "an odd name.ctrace", "an odd name.py")
     assert "Next: cudatool snapshot 'an odd name.ctrace' --html" in done.stderr
     assert "1 allocation\n" in done.stderr.replace(" \n", "\n")
 
 
-def test_summary_says_that_memory_ran_out(run_command, tmp_path):
+def test_summary_says_that_memory_ran_out(run_warm, tmp_path):
     (tmp_path / "large.py").write_text("import cudatool as ct\nct.empty(1 << 40, 'u1')\n")
-    done = run_command("run", "large.py")
+    done = run_warm("run", "large.py")
     assert done.returncode == 1
     assert "1 failed: out of memory" in " ".join(done.stderr.split())
 
@@ -295,13 +295,13 @@ def test_program_that_takes_the_standard_streams_away_keeps_no_report_back(run_c
     assert "no findings" in done.stdout
 
 
-def test_times_of_the_software_device_are_called_simulated(run_command, tmp_path):
+def test_times_of_the_software_device_are_called_simulated(run_warm, tmp_path):
     (tmp_path / "program.py").write_text("import cudatool as ct\nct.ops.relu(ct.zeros(100, 'f4')).get()\n")
-    done = run_command("run", "-o", "t.ctrace", "program.py")
+    done = run_warm("run", "-o", "t.ctrace", "program.py")
     assert " on the device (simulated)" in " ".join(done.stderr.split())
-    assert "Device time (simulated)" in run_command("snapshot", "t.ctrace").stdout
+    assert "Device time (simulated)" in run_warm("snapshot", "t.ctrace").stdout
     (sites,) = [
-        device["at_peak"] for device in json.loads(run_command("snapshot", "t.ctrace", "--json").stdout)["devices"]
+        device["at_peak"] for device in json.loads(run_warm("snapshot", "t.ctrace", "--json").stdout)["devices"]
     ]
     assert [800] == [site["requested"] for site in sites]
 

@@ -44,8 +44,8 @@ def racy(tmp_path):
     return "racy.py"
 
 
-def test_witness_shows_two_orders_and_the_bytes(run_command, racy):
-    done = run_command("sanitize", "--witness", racy)
+def test_witness_shows_two_orders_and_the_bytes(run_warm, racy):
+    done = run_warm("sanitize", "--witness", racy)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert "differ in what cuMemcpyDtoHAsync (racy.py:10) copies to the host" in " ".join(done.stdout.split())
@@ -59,21 +59,21 @@ def test_witness_shows_two_orders_and_the_bytes(run_command, racy):
     assert "00 00 80 3f" in done.stdout
 
 
-def test_witness_is_part_of_the_json_report(run_command, racy):
-    report = json.loads(run_command("sanitize", "--witness", "--json", racy).stdout)
+def test_witness_is_part_of_the_json_report(run_warm, racy):
+    report = json.loads(run_warm("sanitize", "--witness", "--json", racy).stdout)
     (finding,) = report["findings"]
     assert finding["witness"]["bytes_a"][:11] == "00 00 00 40"
     assert finding["witness"]["bytes_b"][:11] == "00 00 80 3f"
     assert finding["no_witness"] == ""
 
 
-def test_no_witness_is_looked_for_unless_asked(run_command, racy):
-    (finding,) = json.loads(run_command("sanitize", "--json", racy).stdout)["findings"]
+def test_no_witness_is_looked_for_unless_asked(run_warm, racy):
+    (finding,) = json.loads(run_warm("sanitize", "--json", racy).stdout)["findings"]
     assert (finding["witness"], finding["no_witness"]) == (None, "")
 
 
-def test_explore_joins_the_findings_of_all_schedules(run_command, racy):
-    done = run_command("sanitize", "--explore", 4, racy)
+def test_explore_joins_the_findings_of_all_schedules(run_warm, racy):
+    done = run_warm("sanitize", "--explore", 4, racy)
     assert done.returncode == 1, done.stderr
     assert "cudatool sanitize: 1 finding" in done.stdout
     assert "seen:    under fifo, lifo, late, random 1\n" in done.stdout
@@ -81,39 +81,39 @@ def test_explore_joins_the_findings_of_all_schedules(run_command, racy):
     assert "4 of 4 schedules done" in done.stderr
 
 
-def test_explore_reports_output_that_depends_on_the_schedule(run_command, racy):
-    report = json.loads(run_command("sanitize", "--explore", 2, "--json", racy).stdout)
+def test_explore_reports_output_that_depends_on_the_schedule(run_warm, racy):
+    report = json.loads(run_warm("sanitize", "--explore", 2, "--json", racy).stdout)
     fifo, lifo = report["schedules"]
     assert (fifo["schedule"], fifo["difference"]) == ("fifo", "")
     assert lifo["difference"] == "line 1 of the output is 'now 1.0', under fifo 'now 2.0'"
     assert report["findings"][0]["seen_in"] == ["fifo", "lifo"]
 
 
-def test_a_line_of_the_program_counts_however_it_begins(run_command, tmp_path):
+def test_a_line_of_the_program_counts_however_it_begins(run_warm, tmp_path):
     (tmp_path / "racy.py").write_text(_RACY.replace('"now"', '"cudatool:"'))
-    report = json.loads(run_command("sanitize", "--explore", 2, "--json", "racy.py").stdout)
+    report = json.loads(run_warm("sanitize", "--explore", 2, "--json", "racy.py").stdout)
     differences = [schedule["difference"] for schedule in report["schedules"]]
     assert differences == ["", "line 1 of the output is 'cudatool: 1.0', under fifo 'cudatool: 2.0'"]
 
 
-def test_program_that_fails_under_one_schedule_gives_status_3(run_command, tmp_path):
+def test_program_that_fails_under_one_schedule_gives_status_3(run_warm, tmp_path):
     (tmp_path / "fails.py").write_text(_FAILS_LATE)
-    done = run_command("sanitize", "--explore", 2, "fails.py")
+    done = run_warm("sanitize", "--explore", 2, "fails.py")
     assert done.returncode == 3
     assert "under lifo: the program failed with exit status 1" in done.stdout
     assert "race-raw" in done.stdout
     assert "the copy came first" in done.stderr
 
 
-def test_output_that_differs_from_run_to_run_is_not_blamed_on_the_schedule(run_command, tmp_path):
+def test_output_that_differs_from_run_to_run_is_not_blamed_on_the_schedule(run_warm, tmp_path):
     (tmp_path / "clean.py").write_text(_CLEAN)
-    done = run_command("sanitize", "--explore", 2, "--allow-empty", "--json", "clean.py")
+    done = run_warm("sanitize", "--explore", 2, "--allow-empty", "--json", "clean.py")
     assert done.returncode == 0
     assert [run["difference"] for run in json.loads(done.stdout)["schedules"]] == ["", ""]
 
 
-def test_explore_proves_what_it_found_if_asked(run_command, racy):
-    report = json.loads(run_command("sanitize", "--explore", 1, "--witness", "--json", racy).stdout)
+def test_explore_proves_what_it_found_if_asked(run_warm, racy):
+    report = json.loads(run_warm("sanitize", "--explore", 1, "--witness", "--json", racy).stdout)
     assert report["findings"][0]["witness"]["observed_at"] == "what cuMemcpyDtoHAsync (racy.py:10) copies to the host"
 
 

@@ -292,13 +292,13 @@ def test_trace_has_the_race_of_its_program_if_accesses_were_recorded_and_else_wa
         ("import os; os.kill(os.getpid(), 9)", "it ended at once, by a signal or os._exit"),
     ],
 )
-def test_trace_of_a_program_that_failed_says_so_in_the_verdict(run_command, tmp_path, ending, said):
+def test_trace_of_a_program_that_failed_says_so_in_the_verdict(run_warm, tmp_path, ending, said):
     (tmp_path / "a.py").write_text(f"import cudatool as ct\nct.ones(10).get()\n{ending}")
-    run_command("run", "--accesses", "-o", "a.ctrace", "a.py")
-    done = run_command("sanitize", "--checks", "race", "a.ctrace")
+    run_warm("run", "--accesses", "-o", "a.ctrace", "a.py")
+    done = run_warm("sanitize", "--checks", "race", "a.ctrace")
     verdict = f"no findings in what was checked; not checked: what the workload would have done: {said}"
     assert (0, True) == (done.returncode, verdict in " ".join(done.stdout.split()))
-    strict = run_command("sanitize", "--checks", "race", "--strict", "--json", "a.ctrace")
+    strict = run_warm("sanitize", "--checks", "race", "--strict", "--json", "a.ctrace")
     assert (2, "partly-checked") == (strict.returncode, json.loads(strict.stdout)["outcome"])
 
 

@@ -88,11 +88,11 @@ def test_json_has_the_diagnosis_of_each_device() -> None:
     assert ([], []) == (document["findings"], document["cards"])
 
 
-def test_memory_that_is_wholly_in_use_gives_no_empty_table(run_command) -> None:
+def test_memory_that_is_wholly_in_use_gives_no_empty_table(run_warm) -> None:
     program = "import cudatool as ct\nkeep = []\nwhile True: keep.append(ct.empty(20 << 20, 'u1'))\n"
-    run_command("run", "--device", "sim:memory=64MiB", "-o", "full.ctrace", "-c", program)
+    run_warm("run", "--device", "sim:memory=64MiB", "-o", "full.ctrace", "-c", program)
     for command in ("snapshot", "oom"):
-        said = run_command(command, "full.ctrace").stdout
+        said = run_warm(command, "full.ctrace").stdout
         assert "When memory ran out, all that was reserved was in use" in said
         assert "Reserved but unused" not in said
         assert "0 B were neither" not in said
@@ -153,10 +153,10 @@ def test_a_card_is_split_up_for_a_program_that_still_runs() -> None:
 
 
 def test_a_recording_of_the_software_device_knows_its_memory_and_asks_no_card(
-    run_command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_warm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = DATA.parents[1] / "samples" / "vector_add.py"
-    run_command("run", "--device", "sim:memory=64MiB", "-o", "t.ctrace", sample)
+    run_warm("run", "--device", "sim:memory=64MiB", "-o", "t.ctrace", sample)
     monkeypatch.setattr(nvml, "devices", lambda: (nvml.NvmlDevice(0, "X", 100, 30, {}),))
     document = json.loads(run(tmp_path / "t.ctrace", "--json").stdout)
     assert 64 * MIB == document["devices"][0]["diagnosis"]["outside"]["total"]
@@ -198,7 +198,7 @@ def test_a_final_state_alone_calls_for_nothing_but_a_history(tmp_path: Path) -> 
     assert "whole free segments" in words(run(path))
 
 
-def test_planned_memory_is_told_with_its_buffers_and_what_a_plan_saves(run_command) -> None:
+def test_planned_memory_is_told_with_its_buffers_and_what_a_plan_saves(run_warm) -> None:
     program = """
 import cudatool as ct
 from cudatool.compiler import compile
@@ -212,10 +212,10 @@ def double(x):
 for _ in range(2):
     double(ct.ones(1000))
 """
-    run_command("run", "-o", "planned.ctrace", "-c", program)
-    said = " ".join(run_command("snapshot", "planned.ctrace").stdout.split())
+    run_warm("run", "-o", "planned.ctrace", "-c", program)
+    said = " ".join(run_warm("snapshot", "planned.ctrace").stdout.split())
     assert "Planned memory of double" in said
     assert "4 nodes; 8 KiB planned, 8 KiB used, 8 KiB live at once at most; 16 KiB if no buffers shared" in said
-    (plan,) = json.loads(run_command("snapshot", "planned.ctrace", "--json").stdout)["plans"]
+    (plan,) = json.loads(run_warm("snapshot", "planned.ctrace", "--json").stdout)["plans"]
     assert [0, 4096, 0, 4096] == [buffer["offset"] for buffer in plan["buffers"]]
     assert ["cudatool.ops.mul"] * 4 == [buffer["node"] for buffer in plan["buffers"]]
