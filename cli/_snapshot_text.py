@@ -230,6 +230,14 @@ def _print_plan(console: Console, plan: MemoryPlan) -> None:
     text = f"Compiled at {plan.label}: {counted(plan.nodes, 'node')}; {format_bytes(plan.planned)} planned, "
     text += f"{format_bytes(plan.ran)} used, {format_bytes(plan.most_live)} live at once at most; "
     console.print(text + f"{format_bytes(plan.unshared)} if no buffers shared a place", markup=False)
+    if plan.fused:
+        table = new_table("Node", "Operation", "Call site")
+        for kernel in plan.fused[:_MOST]:
+            table.add_row(f"{kernel.node:,}", plain(kernel.name), "")
+            for operation in kernel.operations:
+                table.add_row("", f"  {plain(operation.name)}", plain(operation.label))
+        print_table(console, f"Fused kernels of {plain(plan.function)}", table)
+        print_rest(console, len(plan.fused), _MOST, "kernels")
 
 
 def _print_pinned(console: Console, pinned: PinnedMemory) -> None:

@@ -34,6 +34,10 @@ function showPlans(plans, shared) {
     const table = element("div", { className: "scroll short" });
     fill(table, null, largestFirst(plan), plan.buffers.length, (buffer, i) => shared.row({
       name: buffer.node, colour: paletteColour(i), detail: `${buffer.label}; ${lifetime(buffer)}`, numbers: `${formatBytes(buffer.size)} at byte ${formatCount(buffer.offset)}` }));
+    const operations = plan.fused.flatMap(({ node, name, operations }) => operations.map((each) => ({ ...each, node, kernel: name })));
+    const fused = element("div", { className: "scroll short", hidden: !operations.length });
+    fill(fused, null, operations, operations.length, ({ node, kernel, name, label }) => shared.row({
+      name: `${name} in ${kernel}`, colour: paletteColour(node), detail: label, numbers: `node ${formatCount(node)}` }));
     return element("div", { className: "card" },
       element("h2", {}, `Planned memory of ${plan.function}`),
       element("p", { className: "quiet" }, `compiled at ${plan.label}, device ${plan.device}; ${counted(plan.nodes, "node")} to the right, bytes downwards`),
@@ -41,6 +45,6 @@ function showPlans(plans, shared) {
         tile(formatBytes(plan.planned), "planned", `${formatBytes(plan.ran)} used`),
         tile(formatBytes(plan.most_live), "live at once, at most", "no plan needs less"),
         tile(formatBytes(plan.unshared), "if no buffers shared a place", counted(plan.buffers.length, "buffer"))),
-      drawPlan(plan), table);
+      drawPlan(plan), table, fused);
   }));
 }

@@ -50,7 +50,7 @@ from cudatool.analyze.moments import (
     without_stack,
 )
 from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
-from cudatool.analyze.plans import MemoryPlan, PlannedBuffer, plans
+from cudatool.analyze.plans import FusedKernel, FusedOperation, MemoryPlan, PlannedBuffer, plans
 from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings, torch_settings
 from cudatool.analyze.replay import Check, Divergence, check
@@ -101,6 +101,8 @@ __all__ = [
     "Failure",
     "Fragmentation",
     "FreeReading",
+    "FusedKernel",
+    "FusedOperation",
     "Grouping",
     "Hole",
     "Holder",

@@ -14,7 +14,7 @@ from cudatool.trace.events import Kind, PlanFlag
 from cudatool.trace.frames import call_sites, missing_stack
 from cudatool.trace.model import Trace
 
-__all__ = ["MemoryPlan", "PlannedBuffer", "plans"]
+__all__ = ["FusedKernel", "FusedOperation", "MemoryPlan", "PlannedBuffer", "plans"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,23 @@ class PlannedBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedOperation:
+    """One of the operations that a kernel computes, and the call site that asked for it."""
+
+    name: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    """A node of a graph that computes several operations; what passes between them is not in memory."""
+
+    node: int
+    name: str
+    operations: tuple[FusedOperation, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The memory of one graph.
 
@@ -71,6 +88,8 @@ class MemoryPlan:
         The most bytes that are live at one node: no plan can do with less.
     buffers
         In the order of their allocation; their sizes are rounded to 512 B.
+    fused
+        The kernels that compute several operations, by their nodes.
     """
 
     function: str
@@ -82,6 +101,7 @@ class MemoryPlan:
     unshared: int
     most_live: int
     buffers: tuple[PlannedBuffer, ...]
+    fused: tuple[FusedKernel, ...] = ()
 
 
 def plans(trace: Trace) -> tuple[MemoryPlan, ...]:
@@ -89,16 +109,20 @@ def plans(trace: Trace) -> tuple[MemoryPlan, ...]:
     heads, rows = trace.of_kind(Kind.MEMORY_PLAN), trace.of_kind(Kind.PLANNED_BUFFER)
     if not len(heads):
         return ()
+    buffers, operations = _by_plan(heads, rows), _by_plan(heads, trace.of_kind(Kind.FUSED_OPERATION))
+    at = _labels(trace, heads["stack"].tolist())
+    return tuple(_plan(trace, *parts) for parts in zip(heads, buffers, operations, at, strict=True))
+
+
+def _by_plan(heads: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> list[npt.NDArray[np.void]]:
     rows = rows[np.argsort(rows["correlation"], kind="stable")]
     first, last = (np.searchsorted(rows["correlation"], heads["correlation"], side=side) for side in ("left", "right"))
-    at = _labels(trace, heads["stack"].tolist())
-    return tuple(
-        _plan(trace, head, rows[low:high], label)
-        for head, low, high, label in zip(heads, first.tolist(), last.tolist(), at, strict=True)
-    )
+    return [rows[low:high] for low, high in zip(first.tolist(), last.tolist(), strict=True)]
 
 
-def _plan(trace: Trace, head: np.void, rows: npt.NDArray[np.void], label: str) -> MemoryPlan:
+def _plan(
+    trace: Trace, head: np.void, rows: npt.NDArray[np.void], operations: npt.NDArray[np.void], label: str
+) -> MemoryPlan:
     start, buffers = int(head["address"]), []
     for row, site in zip(rows, _labels(trace, rows["stack"].tolist()), strict=True):
         flags, name = int(row["flags"]), trace.names[row["name"]]
@@ -114,7 +138,20 @@ def _plan(trace: Trace, head: np.void, rows: npt.NDArray[np.void], label: str) -
         unshared=sum(buffer.size for buffer in buffers),
         most_live=_most_live(buffers),
         buffers=tuple(buffers),
+        fused=_fused(trace, operations),
     )
+
+
+def _fused(trace: Trace, rows: npt.NDArray[np.void]) -> tuple[FusedKernel, ...]:
+    kernels: dict[int, str] = {}
+    operations: dict[int, list[FusedOperation]] = {}
+    for row, site in zip(rows, _labels(trace, rows["stack"].tolist()), strict=True):
+        node, name = int(row["aux0"]), trace.names[row["name"]]
+        if row["aux1"]:
+            operations.setdefault(node, []).append(FusedOperation(name, site))
+        else:
+            kernels[node] = name
+    return tuple(FusedKernel(node, name, tuple(operations.get(node, ()))) for node, name in sorted(kernels.items()))
 
 
 def _labels(trace: Trace, stacks: list[int]) -> list[str]:

@@ -90,12 +90,15 @@ class Work:
         If it is an elementwise function.
     after_unseen
         Work that no event told of was enqueued before it.
+    stack
+        Where it was enqueued.
     """
 
     clock: int
     spans: list[Span] | None
     call: PointwiseCall | None = None
     after_unseen: bool = False
+    stack: int = 0
 
 
 def described(call: Call, places: Places) -> PointwiseCall:

@@ -181,7 +181,8 @@ class CompiledFunction:
             entry.outputs = self._function(*args, **kwargs)
         if traced_nodes(again.graph()) != traced_nodes(fusion.graph) or not entry.arena.is_complete:
             raise GraphBreakError("the function does something else each time it runs")
-        note_plan(entry.arena, plan_events(self._name, device, fusion.graph, entry.arena, fusion.stacks))
+        events = plan_events(self._name, device, fusion.graph, entry.arena, fusion.stacks, fusion.fused_at)
+        note_plan(entry.arena, events)
         return entry
 
     def _replay(self, entry: _Compiled, arrays: dict[str, DeviceArray], state: State) -> Any:

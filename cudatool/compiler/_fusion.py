@@ -71,6 +71,8 @@ class Fusion:
         Of the allocations that are in memory.
     absent
         Number and bytes of the allocations that are not.
+    fused_at
+        For each node that is a group, where its members were enqueued.
     """
 
     graph: Graph
@@ -79,6 +81,7 @@ class Fusion:
     lifetimes: tuple[tuple[int, int], ...]
     stacks: tuple[int, ...]
     absent: dict[int, int]
+    fused_at: dict[int, tuple[int, ...]]
 
 
 def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
@@ -139,6 +142,7 @@ def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
         tuple(lifetimes[index] for index in kept),
         tuple(trace.stacks[index] for index in kept),
         {index: buffers[index].size for index in absent},
+        {place[group.members[-1]]: tuple(work[member].stack for member in group.members) for group in groups},
     )
 
 

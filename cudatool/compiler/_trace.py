@@ -7,7 +7,7 @@ is known from the events that the runtime emits, so tracing costs nothing when n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
@@ -128,6 +128,8 @@ class Trace:
             return
         if event.kind is Kind.CALL:
             self._call(event)
+        elif event.kind is Kind.ACCESS:
+            self._access(event)  # some say no device
         elif event.device == self._device or event.kind is Kind.STREAM_WAIT_EVENT:
             if event.kind in _NODES:
                 self._node(event)
@@ -140,8 +142,6 @@ class Trace:
             elif event.kind is Kind.BLOCK_RECORD_STREAM and event.address in self._live:
                 index = self._live[event.address]
                 self.buffers[index] = replace(self.buffers[index], shares=False)
-            elif event.kind is Kind.ACCESS and event.correlation in self._of_operation:
-                self._access(event)
         elif event.kind in _NODES:
             self._captured = -1  # work on another device, of which no node tells
 
@@ -178,7 +178,10 @@ class Trace:
         return Span(buffer, low, low + size, reads, writes)
 
     def _access(self, event: Event) -> None:
-        work = self.work[self._of_operation[event.correlation]]
+        node = self._of_operation.get(event.correlation)
+        if node is None:
+            return
+        work = self.work[node]
         size = event.size + event.aux0 * max(event.aux1 - 1, 0)  # of rows, from the first to the last
         work.spans = [*(work.spans or ()), self._span(event.address, size, event.flags)]
 
@@ -197,7 +200,9 @@ class Trace:
         self._nodes.append((event.time, node))
         edge = event.kind in _NOT_CAPTURED
         self._launch = len(self.work) if event.kind is Kind.KERNEL_LAUNCH else -1
-        self.work.append(Work(self._clock, [] if edge else None, after_unseen=self._unseen(0 if edge else 1)))
+        self.work.append(
+            Work(self._clock, [] if edge else None, after_unseen=self._unseen(0 if edge else 1), stack=event.stack)
+        )
 
     def _unseen(self, expected: int) -> bool:
         """Return whether more was captured since the last node than `expected`: by others than cudatool."""
@@ -280,7 +285,14 @@ def traced_nodes(graph: Graph) -> list[tuple[str, str, int]]:
     return [(node.kind, node.name, node.stream) for node in graph.nodes]
 
 
-def plan_events(name: str, device: int, graph: Graph, arena: Arena, allocated_at: Sequence[int]) -> list[Event]:
+def plan_events(
+    name: str,
+    device: int,
+    graph: Graph,
+    arena: Arena,
+    allocated_at: Sequence[int],
+    fused_at: Mapping[int, Sequence[int]],
+) -> list[Event]:
     """Return the events that describe where the buffers of a graph lie.
 
     Parameters
@@ -289,6 +301,8 @@ def plan_events(name: str, device: int, graph: Graph, arena: Arena, allocated_at
         The function's.
     allocated_at
         The stack of each buffer's allocation.
+    fused_at
+        For each node that has parts, the stacks of these.
     """
     number, thread, planned = hooks.new_correlation(), hooks.thread_id(), arena.plan
     start, here = arena.address, stacks.capture()
@@ -305,6 +319,13 @@ def plan_events(name: str, device: int, graph: Graph, arena: Arena, allocated_at
                   start + offset, buffer.size, buffer.first, buffer.last + 1)
         )
     # fmt: on
+    for index, at in fused_at.items():
+        node = graph.nodes[index]
+        names = [node.name, *(part.op or part.name for part in node.parts)]
+        events += [
+            Event(0, Kind.FUSED_OPERATION, device, 0, thread, 0, number, stack, of, 0, 0, index, place)
+            for place, (of, stack) in enumerate(zip(names, [at[-1], *at], strict=True))
+        ]
     return events
 
 

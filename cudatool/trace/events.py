@@ -110,6 +110,7 @@ class Kind(IntEnum):
     # Memory of a graph that was planned ahead.
     MEMORY_PLAN = 55
     PLANNED_BUFFER = 56
+    FUSED_OPERATION = 57
     # What an operation touched, and when it ran.
     ACCESS = 60
     HOST_ACCESS = 61
@@ -215,9 +216,11 @@ FIELDS: Final[dict[Kind, str]] = {
     "aux1=pack_dims(rank, number of ranks), flags=1 if it is in one group with the thread's record before it, stack",
     Kind.MEMORY_PLAN: "memory of a graph was planned: name=the function that was compiled, address, size=planned, "
     "aux0=bytes up to the end of the highest buffer in use when the graph was made, aux1=nodes of the graph, "
-    "correlation=number of the plan, stack; its PLANNED_BUFFER records follow",
+    "correlation=number of the plan, stack; its PLANNED_BUFFER and FUSED_OPERATION records follow",
     Kind.PLANNED_BUFFER: "correlation=number of the plan, address, size, aux0=the first node after its allocation, "
     "aux1=the first node after it was freed, flags=PlanFlag, name=operation of that first node, stack",
+    Kind.FUSED_OPERATION: "correlation=number of the plan, aux0=the node, a kernel that computes several operations, "
+    "aux1=0: name=the kernel; else which of its operations this is, counted from 1: name=the operation; stack",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "

@@ -164,6 +164,7 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     **dict.fromkeys((Kind.STREAM_WRITE_VALUE, Kind.STREAM_WAIT_VALUE), _PLACE),
     Kind.MEMORY_PLAN: {**_PLACE, "aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
     Kind.PLANNED_BUFFER: {**_PLACE, "aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
+    Kind.FUSED_OPERATION: {"aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
     Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0"), MAX_MEMORY),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,

@@ -219,3 +219,26 @@ for _ in range(2):
     (plan,) = json.loads(run_warm("snapshot", "planned.ctrace", "--json").stdout)["plans"]
     assert [0, 4096, 0, 4096] == [buffer["offset"] for buffer in plan["buffers"]]
     assert ["cudatool.ops.mul"] * 4 == [buffer["node"] for buffer in plan["buffers"]]
+    assert [] == plan["fused"]
+    assert "Fused kernels" not in said
+
+
+def test_fused_kernels_are_shown_with_their_operations(run_command) -> None:
+    program = """
+import cudatool as ct
+from cudatool.compiler import compile
+
+@compile(fullgraph=True)
+def double(x):
+    return x * 2.0 + 1.0
+
+for _ in range(2):
+    double(ct.ones(1000))
+"""
+    run_command("run", "-o", "fused.ctrace", "-c", program)
+    said = " ".join(run_command("snapshot", "fused.ctrace").stdout.split())
+    assert "1 node; 4 KiB planned" in said
+    assert all(word in said for word in ("Fused kernels of double", "0 fused_mul_add", "cudatool.ops.mul <string>:7"))
+    (plan,) = json.loads(run_command("snapshot", "fused.ctrace", "--json").stdout)["plans"]
+    (kernel,) = plan["fused"]
+    assert ["cudatool.ops.mul", "cudatool.ops.add"] == [operation["name"] for operation in kernel["operations"]]

@@ -14,10 +14,13 @@ import pytest
 from cuda.bindings import driver  # as a program uses it that does not know cudatool
 
 import cudatool as ct
-from cudatool import blas, jiterator, ops
+from cudatool import analyze, blas, jiterator, ops
 from cudatool.compiler import CompiledFunction, compile
 from cudatool.errors import UsageError
+from cudatool.optim import clip_grad_norm_
+from cudatool.runtime.allocator import Memory
 from cudatool.runtime.array import DeviceArray
+from cudatool.trace import reader
 from cudatool.trace.events import Event, Kind
 
 pytestmark = pytest.mark.usefixtures("device")
@@ -110,6 +113,22 @@ def test_the_graph_shows_the_parts_with_their_lines() -> None:
     ] == [(part.op, part.line) for part in node.parts]
     (line,) = [line for line in compiled.explain().splitlines() if "cudatool.ops.mul [mul<" in line]
     assert line.endswith(f" test_fusion.py:{first + 1}")
+
+
+def test_a_recording_has_the_operations_of_a_kernel_with_their_lines(tmp_path: Path) -> None:
+    def lines(x: DeviceArray) -> DeviceArray:
+        y = ops.softmax(x * 2.0, -1)
+        z = y * 3.0
+        return z + 1.0
+
+    with ct.record(tmp_path / "fused.ctrace"):
+        compiled = traced(lines, numbers(5))
+    (plan,) = analyze.plans(reader.read(tmp_path / "fused.ctrace"))
+    (kernel,), (node,) = plan.fused, [node for node in compiled.graphs[0].nodes if node.parts]
+    assert ("fused_mul_add", 2, 3) == (kernel.name, kernel.node, plan.nodes)
+    assert ["cudatool.ops.mul", "cudatool.ops.add"] == [operation.name for operation in kernel.operations]
+    assert all(part.line in each.label for part, each in zip(node.parts, kernel.operations, strict=True))
+    assert {0, 1, 2} == {buffer.first for buffer in plan.buffers}
 
 
 def test_an_intermediate_is_rounded_as_in_memory() -> None:
@@ -282,6 +301,37 @@ def test_memory_that_unknown_work_uses_is_not_left_out_of_the_plan() -> None:
         return ops.softmax(z, -1) + out
 
     assert "fused_mul_add" in kernels(traced(foreign, numbers(32)))
+
+
+def test_lists_of_arrays_whose_accesses_are_declared_keep_nothing_else_in_memory() -> None:
+    def clips(x: DeviceArray, gradient: DeviceArray) -> DeviceArray:
+        y = x * 2.0
+        z = y + 1.0
+        clip_grad_norm_([gradient], 1.0)
+        return z
+
+    compiled = traced(clips, numbers(300), numbers(50))
+    assert "fused_mul_add" in kernels(compiled)
+    assert 1 == [buffer.line for buffer in compiled.plans[0].buffers].count(
+        f"test_fusion.py:{clips.__code__.co_firstlineno + 2}"
+    )
+    assert not [b for b in compiled.plans[0].buffers if b.line.endswith(f":{clips.__code__.co_firstlineno + 1}")]
+
+
+def test_what_a_product_works_in_has_one_place_in_the_plan() -> None:
+    size = 1 << 20
+
+    def products(x: DeviceArray) -> DeviceArray:
+        for _ in range(3):  # as a product of cuBLAS does while it is captured
+            held = Memory(size, ct.current_stream())
+            x = ops.softmax(x, -1)
+            del held
+        return x
+
+    (plan,) = traced(products, numbers(4, 8)).plans
+    places = [offset for offset, buffer in zip(plan.offsets, plan.buffers, strict=True) if buffer.size == size]
+    assert (3, 1) == (len(places), len(set(places)))
+    assert plan.peak < size + 4096
 
 
 def test_nothing_is_moved_past_an_event() -> None:

@@ -81,10 +81,12 @@ def planned(name: str = "kernel") -> Trace:
         {"kind": Kind.PLANNED_BUFFER, "address": start + place, "size": size, "aux0": first, "aux1": end, **plan}
         for place, size, first, end in ((0, 1024, 0, 2), (1024, 2048, 1, 4), (0, 1024, 2, 4))
     ]
+    kept = len(rows) - 1
+    rows += [{"kind": Kind.FUSED_OPERATION, "aux0": 3, "aux1": number, **plan} for number in range(3)]
     more = np.zeros(len(rows), RECORD)
     for i, row in enumerate(rows):
         more[i]["time"] = trace.records["time"][-1]
         for field, value in row.items():
             more[i][field] = value
-    more["flags"][-1] = PlanFlag.KEPT
+    more["flags"][kept] = PlanFlag.KEPT
     return replace(trace, records=np.concatenate([trace.records, more]))

@@ -643,6 +643,7 @@ def test_planned_memory_is_drawn_where_its_buffers_lie(tmp_path: Path) -> None:
         assert page.evaluate("window.hacked === undefined")
         assert [] == page.errors
     assert all(words in text for words in (HOSTILE, "3 KiB", "4 KiB", "nodes 2 to 3, kept", "2 KiB at byte 1,024"))
+    assert 2 == text.count(f"{HOSTILE} in {HOSTILE}")
     assert ["250.0 66.7 750.0 133.3", "0.0 0.0 500.0 66.7", "500.0 0.0 500.0 66.7"] == boxes
 
 
