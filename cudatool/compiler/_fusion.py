@@ -16,7 +16,7 @@ alone use, and that does not outlive the function, is never in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -170,18 +170,20 @@ class _Open:
         self.shape, self.device = call.shape, call.device
         self.read = {view for view in call.reads if isinstance(view, View)}
         self.written = set(call.writes)
-        self.passed = False  # other work has been enqueued since
+        self.others = 0  # how many nodes that are not elementwise came before its last member
 
     def spans(self) -> Iterator[Span]:
+        """Yield the bytes that its members access."""
         yield from (view.span(writes=False) for view in self.read)
         yield from (view.span(writes=True) for view in self.written)
 
     def conflicts(self, spans: list[Span] | None) -> bool:
+        """Return whether the order of the group and of what accesses these bytes matters, or is not known."""
         return spans is None or any(own.meets(other) for own in self.spans() for other in spans)
 
-    def takes(self, call: PointwiseCall, stream: int) -> bool:
+    def takes(self, call: PointwiseCall, stream: int, others: int) -> bool:
         """Return whether a call can join: the same elements, and each meets what it depends on in its own thread."""
-        if (self.shape, self.device, self.stream) != (call.shape, call.device, stream) or not call.fusible:
+        if (self.shape, self.device, self.stream) != (call.shape, call.device, stream):
             return False
         reads = [view for view in call.reads if isinstance(view, View)]
         pairs = [(view, own) for view in reads for own in self.written]
@@ -189,47 +191,88 @@ class _Open:
         dependent = [(view, own) for view, own in pairs if own.span(writes=True).meets(view.span(writes=True))]
         if any(view != own for view, own in dependent):
             return False
-        return bool(dependent) or (not self.passed and not self.read.isdisjoint(reads))
+        return bool(dependent) or (self.others == others and not self.read.isdisjoint(reads))
 
     def join(self, other: _Open) -> None:
+        """Take the members of another group."""
         self.members = sorted([*self.members, *other.members])
         self.read |= other.read
         self.written |= other.written
 
-    def loads(self) -> int:
-        return len(self.read - self.written)
+
+class _Waiting:
+    """The groups that more members may join, found by the memory that they access."""
+
+    def __init__(self) -> None:
+        self.groups: dict[_Open, None] = {}  # in their order
+        self._readers: dict[int, dict[_Open, None]] = {}  # by allocation
+        self._writers: dict[int, dict[_Open, None]] = {}
+        self._viewers: dict[View, dict[_Open, None]] = {}
+
+    def add(self, group: _Open) -> None:
+        self.groups[group] = None
+        for view in group.read:
+            self._readers.setdefault(view.buffer, {})[group] = None
+            self._viewers.setdefault(view, {})[group] = None
+        for view in group.written:
+            self._writers.setdefault(view.buffer, {})[group] = None
+
+    def remove(self, group: _Open) -> None:
+        del self.groups[group]
+        for view in group.read:
+            self._readers[view.buffer].pop(group, None)
+            self._viewers[view].pop(group, None)
+        for view in group.written:
+            self._writers[view.buffer].pop(group, None)
+
+    def near(self, known: Work) -> list[_Open]:
+        """Return the groups that a node may conflict with or join; no others do."""
+        if known.spans is None:
+            return list(self.groups)
+        found: dict[_Open, None] = {}
+        for span in known.spans:
+            found |= self._writers.get(span.buffer, {})
+            if span.writes:
+                found |= self._readers.get(span.buffer, {})
+        if known.call is not None:
+            for view in known.call.reads:
+                if isinstance(view, View):
+                    found |= self._viewers.get(view, {})
+        return list(found)
 
 
 def _groups(nodes: Sequence[Node], work: Sequence[Work], most: int, adjacent: bool) -> Iterator[tuple[int, ...]]:
     """Yield the members of each group of at least two."""
-    waiting: list[_Open] = []
+    waiting, others = _Waiting(), 0
     done: list[_Open] = []
 
-    def close(groups: list[_Open]) -> None:
-        done.extend(groups)
-        waiting[:] = [group for group in waiting if group not in groups]
+    def close(groups: Iterable[_Open]) -> None:
+        for group in list(groups):
+            waiting.remove(group)
+            done.append(group)
 
     for index, (node, known) in enumerate(zip(nodes, work, strict=True)):
         if known.after_unseen or node.kind in _ORDERS:
-            close(list(waiting))
+            close(waiting.groups)
         call = known.call if known.call is not None and known.call.fusible else None
-        joined = [] if call is None else [group for group in waiting if group.takes(call, node.stream)]
-        close([group for group in waiting if group not in joined and (group.conflicts(known.spans))])
+        near = waiting.near(known)
+        joined = [] if call is None else [group for group in near if group.takes(call, node.stream, others)]
+        close([group for group in near if group not in joined and group.conflicts(known.spans)])
         if call is None:
-            for group in waiting:
-                group.passed = True
+            others += 1
             if adjacent:
-                close(list(waiting))
+                close(waiting.groups)
             continue
         found = _Open(index, node.stream, call)
+        found.others = others
         for group in joined:
             if len(group.members) + len(found.members) > most or len(group.read | found.read) > _MOST_LOADS:
                 close([group])
                 continue
             waiting.remove(group)
             found.join(group)
-        waiting.append(found)
-    yield from (tuple(group.members) for group in (*done, *waiting) if len(group.members) > 1)
+        waiting.add(found)
+    yield from (tuple(group.members) for group in (*done, *waiting.groups) if len(group.members) > 1)
 
 
 def _absent(

@@ -15,7 +15,7 @@ from cuda.bindings import driver  # as a program uses it that does not know cuda
 
 import cudatool as ct
 from cudatool import analyze, blas, jiterator, ops
-from cudatool.compiler import CompiledFunction, compile
+from cudatool.compiler import CompiledFunction, _fusion, compile
 from cudatool.errors import UsageError
 from cudatool.optim import clip_grad_norm_
 from cudatool.runtime.allocator import Memory
@@ -408,6 +408,24 @@ def test_a_kernel_of_many_arrays_is_several() -> None:
 
     compiled = traced(many, *(numbers(6, seed=k) for k in range(40)))
     assert 1 < len(kernels(compiled)) < 10
+
+
+def test_groups_that_share_no_memory_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, takes = [], _fusion._Open.takes
+
+    def counted(self: Any, *args: Any) -> bool:
+        compared.append(args)
+        return takes(self, *args)
+
+    monkeypatch.setattr(_fusion._Open, "takes", counted)
+
+    def many(*arrays: DeviceArray) -> list[DeviceArray]:
+        halves = [array.to(np.float16) for array in arrays]
+        return [half * 2.0 for half in halves]
+
+    compiled = traced(many, *(numbers(6, seed=k) for k in range(40)))
+    assert ["fused_copy_mul"] * 40 == kernels(compiled)
+    assert 40 == len(compared)
 
 
 def test_options_that_do_not_exist_are_refused() -> None:
