@@ -126,6 +126,8 @@ class Trace:
     def __call__(self, event: Event) -> None:
         if event.thread != self._thread:
             return
+        if event.kind in _NODES:
+            self._launch = -1  # also for one that is no node of this trace, being on another device
         if event.kind is Kind.CALL:
             self._call(event)
         elif event.kind is Kind.ACCESS:
@@ -206,7 +208,11 @@ class Trace:
 
     def _unseen(self, expected: int) -> bool:
         """Return whether more was captured since the last node than `expected`: by others than cudatool."""
-        before, self._captured = self._captured, captured_nodes(self._origin)
+        before = self._captured
+        try:
+            self._captured = captured_nodes(self._origin)
+        except CudaError:  # the capture has failed, which its end will say
+            return True
         return before < 0 or self._captured - before > expected
 
     def _allocate(self, event: Event) -> None:
