@@ -10,15 +10,17 @@ the last rank has begun::
     awaited[r]  =   median of took  -  took[r]           above 0 for a rank that comes later than most
 
 Both are added up over the collectives. The k-th of one rank is compared with the k-th of the others, as long as all run
-the same operations in the same order. A rank is named if its `awaited` is far above the others' and at least a tenth of
-the time from the first collective to the last. If two or more ranks are far above, none is named: ranks that have
-collectives of their own, with a faster transfer, look the same. One rank alone cannot have them.
+the same operations in the same order. A rank that stalls a few times is no straggler: `steady` is `awaited` as if each
+eighth of the collectives were like the eighth with the second least of it (not each collective: of those of a step,
+often only the first one waits). A rank is named if that is far above the others' and at least a tenth of the time from
+the first collective to the last. If two or more ranks are far above, none is named: ranks that have collectives of
+their own, with a faster transfer, look the same. One rank alone cannot have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +31,8 @@ __all__ = ["SHARE", "SPREADS", "Collectives", "RankWait", "StepTime", "collectiv
 
 SPREADS: Final = 6  # of the others' spread (median of the distances to the median)
 SHARE: Final = 0.1  # of the time, below which a wait is not worth a finding
+
+_PARTS: Final = 8  # of the collectives
 
 _SYMMETRIC: Final = "'all_reduce', 'all_gather', 'reduce_scatter'"
 # "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclReduceScatterRingLLKernel".
@@ -72,6 +76,8 @@ class RankWait:
         Time in collectives beyond that of the rank that came last.
     awaited
         How long the median rank waited for it, less than 0 where it came earlier than most.
+    steady
+        The same without what is not so throughout: as if each eighth of the collectives had the second least of it.
     last
         In how many collectives it was the last to come.
     """
@@ -79,6 +85,7 @@ class RankWait:
     rank: int
     waited: int
     awaited: int
+    steady: int
     last: int
 
 
@@ -102,8 +109,8 @@ class Collectives:
 
     def late(self) -> tuple[RankWait, ...]:
         """Return the ranks that are far later than the others; one alone is who they wait for."""
-        awaited = np.array([rank.awaited for rank in self.ranks], np.float64)
-        return tuple(self.ranks[i] for i in np.flatnonzero(far_above(awaited, SHARE, float(self.span))).tolist())
+        steady = np.array([rank.steady for rank in self.ranks], np.float64)
+        return tuple(self.ranks[i] for i in np.flatnonzero(far_above(steady, SHARE, float(self.span))).tolist())
 
 
 def far_above(values: Any, share: float, scale: float | None = None, spreads: int = SPREADS) -> Mask:
@@ -118,8 +125,8 @@ def far_above(values: Any, share: float, scale: float | None = None, spreads: in
 def step_times(ask: _Ask, fewest: int) -> tuple[StepTime, ...]:
     """Return how long each step took that at least `fewest` ranks have."""
     rows = ask(
-        "WITH own AS (SELECT rank, step, end_time - start_time AS took FROM steps "
-        "SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND end_time >= start_time) "
+        "WITH own AS (SELECT rank, step, end_time - start_time AS took FROM member_steps "
+        "WHERE run = $run AND end_time >= start_time) "
         "SELECT step, count(*) AS ranks, median(took) AS median, max(took) AS longest, arg_max(rank, took) AS rank "
         "FROM own WHERE step IS NOT NULL GROUP BY step HAVING ranks >= $fewest ORDER BY step",
         fewest=fewest,
@@ -152,13 +159,20 @@ def collectives(ask: _Ask, ranks: int) -> Collectives | None:
         "by_number AS (SELECT number, count(*) AS ranks, min(operation) <> max(operation) AS differs, "
         "median(took) AS usual, min(took) AS least FROM numbered GROUP BY number), "
         "common AS (FROM by_number WHERE ranks = $ranks AND number < "
-        "coalesce((SELECT min(number) FROM by_number WHERE differs), 1::BIGINT << 62)) "
-        "SELECT rank, count(*) AS compared, sum(took - least) AS waited, sum(usual - took) AS awaited, "
-        "count(*) FILTER (took = least) AS last, max(stop) - min(start) AS span "
-        "FROM numbered JOIN common USING (number) GROUP BY rank ORDER BY rank",
+        "coalesce((SELECT min(number) FROM by_number WHERE differs), 1::BIGINT << 62)), "
+        f"parts AS (SELECT *, (row_number() OVER (PARTITION BY rank ORDER BY number) - 1) * {_PARTS} "
+        "// count(*) OVER (PARTITION BY rank) AS part FROM numbered JOIN common USING (number)), "
+        "sums AS (SELECT rank, count(*) AS compared, sum(took - least) AS waited, sum(usual - took) AS awaited, "
+        "count(*) FILTER (took = least) AS last, min(start) AS start, max(stop) AS stop "
+        "FROM parts GROUP BY rank, part) "
+        "SELECT rank, sum(compared) AS compared, sum(waited) AS waited, sum(awaited) AS awaited, "
+        "list(awaited ORDER BY awaited)[greatest(1, count(*) // 4)] * count(*) AS steady, "
+        "sum(last) AS last, max(stop) - min(start) AS span "
+        "FROM sums GROUP BY rank ORDER BY rank",
         ranks=ranks,
     )
     if not rows:
         return None
-    waits = (RankWait(row["rank"], int(row["waited"]), int(row["awaited"]), row["last"]) for row in rows)
-    return Collectives(rows[0]["compared"], int(np.median([row["span"] for row in rows])), tuple(waits))
+    names = [field.name for field in fields(RankWait)]
+    waits = (RankWait(**{name: int(row[name]) for name in names}) for row in rows)
+    return Collectives(int(rows[0]["compared"]), int(np.median([row["span"] for row in rows])), tuple(waits))

@@ -68,8 +68,7 @@ def picture(database: Any, report: RunReport) -> Picture:
 
 def _memory(database: Any, run: str, ranks: npt.NDArray[np.int64]) -> StepMemory | None:
     columns = database.execute(
-        "SELECT rank, step, peak_active FROM steps SEMI JOIN member USING (run, rank, trace, device) "
-        "WHERE run = $run AND step >= 0 AND peak_active >= 0",
+        "SELECT rank, step, peak_active FROM member_steps WHERE run = $run AND step >= 0 AND peak_active >= 0",
         {"run": run},
     ).fetchnumpy()
     rank, step, peak = (np.asarray(columns[name]).astype(np.int64) for name in ("rank", "step", "peak_active"))

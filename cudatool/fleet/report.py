@@ -160,9 +160,12 @@ _SIZES: Final = ("peak_active", "end_active", "ooms", "steps", "events")
 _NAMED: Final = 8  # ranks in a sentence
 _LARGEST: Final = 1 << 62  # of which two still add up
 
+# Each table has a file in each part: what is asked more than once is read once.
 _MEMBERS: Final = """
-CREATE TEMP TABLE member AS SELECT * FROM ranks WHERE rank IS NOT NULL AND device IS NOT NULL
-QUALIFY row_number() OVER (PARTITION BY run, rank ORDER BY peak_active DESC, events DESC, trace) = 1
+CREATE TEMP TABLE known AS FROM ranks;
+CREATE TEMP TABLE member AS SELECT * FROM known WHERE rank IS NOT NULL AND device IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY run, rank ORDER BY peak_active DESC, events DESC, trace) = 1;
+CREATE TEMP TABLE member_steps AS FROM steps SEMI JOIN member USING (run, rank, trace, device)
 """
 
 
@@ -175,7 +178,7 @@ def fleet_report(database: Any) -> tuple[RunReport, ...]:
         From :func:`cudatool.fleet.query.opened`.
     """
     database.execute(_MEMBERS)
-    runs = [run for (run,) in database.execute("SELECT DISTINCT run FROM ranks ORDER BY run").fetchall()]
+    runs = [run for (run,) in database.execute("SELECT DISTINCT run FROM known ORDER BY run").fetchall()]
     return tuple(_Run(database, run).report() for run in runs)
 
 
@@ -230,7 +233,7 @@ class _Run:
         return missing[:MISSING_RANKS]
 
     def _say_left_out(self) -> None:
-        question = "SELECT count(*) AS n FROM ranks ANTI JOIN member USING (run, trace, device) WHERE run = $run"
+        question = "SELECT count(*) AS n FROM known ANTI JOIN member USING (run, trace, device) WHERE run = $run"
         [others] = self.ask(f"{question} AND rank IS NOT NULL AND device IS NOT NULL")
         if others["n"]:
             self.unseen.append(f"{others['n']} more devices or traces of ranks: the one with the largest peak counts.")
@@ -385,7 +388,8 @@ class _Run:
         self.steps = step_times(self.ask, _FEWEST)
         rows = self.ask(
             "WITH own AS (SELECT rank, step, end_time - start_time AS took, unix_start_ns + start_time AS began "
-            "FROM steps JOIN member USING (run, rank, trace, device) WHERE run = $run AND end_time - start_time >= 0), "
+            "FROM member_steps JOIN member USING (run, rank, trace, device) "
+            "WHERE run = $run AND end_time - start_time >= 0), "
             "usual AS (SELECT step, median(took) AS took, median(began) AS began FROM own GROUP BY step "
             "HAVING count(*) = $ranks) "
             "SELECT rank, median(own.took / greatest(usual.took, 1)) AS ratio, median(own.took) AS took, "

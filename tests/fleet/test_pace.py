@@ -10,10 +10,11 @@ from collective_fleets import KERNEL, met, write_fleet
 from fleets import Fault, make
 from recordings import HERE
 
+from cudatool.fleet.pace import Collectives, RankWait
 from cudatool.fleet.query import opened
 from cudatool.fleet.report import Difference, RunReport, fleet_report
 
-COUNT = 60  # collectives
+COUNT = 64  # collectives
 TRANSFER = np.full(COUNT, 400_000)
 
 
@@ -44,6 +45,7 @@ def test_the_rank_that_all_wait_for_is_named(ranks: int, slow: int, factor: floa
     waited = (begins.max(axis=0) - begins).sum(axis=1)
     assert run.collectives is not None and COUNT == run.collectives.compared
     assert waited.tolist() == [rank.waited for rank in run.collectives.ranks]
+    assert [r.steady for r in times_of(begins, ends).ranks] == [r.steady for r in run.collectives.ranks]
     last = np.bincount(begins.argmax(axis=0), minlength=ranks)
     assert last.tolist() == [rank.last for rank in run.collectives.ranks]
 
@@ -56,11 +58,63 @@ def test_ranks_that_keep_pace_are_not_accused(ranks: int, seed: int, tmp_path: P
     assert not any("Who waits" in sentence for sentence in run.not_looked_at)
 
 
-def test_one_stall_that_all_wait_for_is_named_if_it_is_long(tmp_path: Path) -> None:
-    for number, (stall, expected) in enumerate(((30_000_000, [2]), (3_000_000, []))):
-        work = compute(6, 1)
-        work[2, 20] += stall  # of some 150 ms in all
-        assert expected == accused(report(write_fleet(tmp_path / str(number), *met(work, TRANSFER))))
+def test_stalls_are_counted_and_are_no_straggler(tmp_path: Path) -> None:
+    work = compute(6, 1)
+    work[2, [20, 40]] += 30_000_000  # of some 150 ms in all
+    run = report(write_fleet(tmp_path, *met(work, TRANSFER)))
+    assert [] == accused(run) and run.collectives is not None
+    assert 55e6 < run.collectives.ranks[2].awaited == max(rank.awaited for rank in run.collectives.ranks)
+
+
+def test_a_rank_that_comes_late_once_in_each_step_is_named(tmp_path: Path) -> None:
+    """Eight collectives follow each other in a step: the others wait for it in the first one only."""
+    work = compute(6, 1)
+    work[:, np.arange(COUNT) % 8 > 0] //= 100
+    work[4, ::8] *= 2
+    assert [4] == accused(report(write_fleet(tmp_path, *met(work, TRANSFER // 10))))
+
+
+def times_of(begins: np.ndarray, ends: np.ndarray) -> Collectives:
+    """What the rule is given, without a data set: the same in NumPy."""
+    took = ends - begins
+    behind = np.median(took, axis=0) - took
+    parts = [part.sum(axis=1) for part in np.array_split(behind, 8, axis=1)]
+    steady = np.sort(parts, axis=0)[1] * len(parts)
+    waits = [
+        RankWait(rank, int((took[rank] - took.min(axis=0)).sum()), int(behind[rank].sum()), int(steady[rank]), 0)
+        for rank in range(len(took))
+    ]
+    return Collectives(took.shape[1], int(np.median(ends.max(axis=1) - begins.min(axis=1))), tuple(waits))
+
+
+def test_the_rule_in_many_fleets() -> None:
+    """Healthy ranks are not accused, however their work varies, and planted stragglers are found.
+
+    With rare stalls, some 6 of 1,000 are missed: those that are slower by little more than the stalls take.
+    """
+    chance = np.random.default_rng(7)
+
+    def little(shape: tuple[int, int]) -> np.ndarray:
+        return chance.uniform(0.97, 1.03, shape)
+
+    kinds = {
+        "even": lambda shape: chance.uniform(0.9, 1.1, shape),
+        "chips that differ": lambda shape: chance.normal(1, 0.015, (shape[0], 1)) * little(shape),
+        "batches that differ": lambda shape: chance.uniform(0.3, 2, (1, shape[1])) * little(shape),
+        "rare stalls": lambda shape: little(shape) + 10 * (chance.random(shape) < 0.005),
+    }
+    for name, kind in kinds.items():
+        wrong = missed = 0
+        for _ in range(100):
+            ranks, count = int(chance.choice([3, 4, 8, 16, 64])), int(chance.choice([32, 160, 480]))
+            transfer = np.full(count, int(chance.integers(10**5, 10**6)))
+            work = 2e6 * kind((ranks, count))
+            wrong += bool(times_of(*met(work.astype(np.int64), transfer)).late())
+            slow = int(chance.integers(ranks))
+            work[slow] *= chance.uniform(1.4, 3)
+            late = times_of(*met(work.astype(np.int64), transfer)).late()
+            missed += [rank.rank for rank in late] != [slow]
+        assert 0 == wrong and missed <= (5 if name == "rare stalls" else 0), name
 
 
 def test_ranks_with_faster_collectives_of_their_own_are_not_accused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def pictured(count: int = 8, *, name: str = "nightly", differs: int | None = 5, 
         )
         for rank, one in zip(ranks, peak, strict=True)
     ]
-    waits = tuple(RankWait(rank, 1000 * rank, -rank, 0) for rank in ranks)
+    waits = tuple(RankWait(rank, 1000 * rank, -rank, 0, 0) for rank in ranks)
     report = RunReport(
         run=name,
         ranks=tuple(memory),
