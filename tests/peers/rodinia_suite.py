@@ -71,6 +71,8 @@ class Program:
         Arguments of a comparison and of a measurement.
     inputs
         Writes the files that the arguments name.
+    says
+        What it prints if its own check is passed. Its kernels rely on warps that run in step, as fibers do not.
     kind
         The type of the floats that the device gives.
     flags
@@ -86,6 +88,7 @@ class Program:
     small: str
     large: str
     inputs: Callable[[str], None] = lambda arguments: None
+    says: str = ""
     kind: str = "f4"
     flags: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
@@ -219,12 +222,12 @@ PROGRAMS = {
     "cfd": Program(
         "cfd",
         ("euler3d.cu",),
-        "domain_4096.txt",
-        "domain_98304.txt",
+        "domain_384.txt",
+        "domain_6144.txt",
         _domain,
         flags=("-Dblock_length=192",),
         folders=("cuda/hybridsort",),
-        openmp=("cfd", ("euler3d_cpu.cpp",), "domain_98304.txt"),
+        openmp=("cfd", ("euler3d_cpu.cpp",), "domain_6144.txt"),
         openmp_flags=("-Dblock_length=8",),
     ),
     "gaussian": Program("gaussian", ("gaussian.cu",), "-s 64 -q", "-s 1024 -q"),
@@ -251,6 +254,7 @@ PROGRAMS = {
         "text_262144.in",
         "text_4194304.in",
         _text,
+        says="PASS! vectors are matching!",
     ),
     "hybridsort": Program(
         "hybridsort", ("main.cu", "bucketsort.cu", "mergesort.cu"), "r", "r", flags=("-DSIZE=(1<<20)",)
@@ -264,7 +268,7 @@ PROGRAMS = {
         openmp=(
             "kmeans/kmeans_openmp",
             ("cluster.c", "getopt.c", "kmeans.c", "kmeans_clustering.c"),
-            f"-n {THREADS} -o -i points_100000.txt",
+            f"-n {THREADS} -i points_100000.txt",
         ),
     ),
     "lavaMD": Program(
@@ -453,7 +457,7 @@ def build_openmp(program: Program, folder: Path, out: Path) -> Path | None:
             "-w",
             "-fcommon",
             *(["-fpermissive"] if compiler == "g++" else []),
-            f"-I{source}",
+            *(f"-I{path}" for path in (source, *source.rglob("*")) if path.is_dir()),
             *program.openmp_flags,
         ]
         _run([compiler, *options, "-c", str(source / file), "-o", str(out / f"omp{number}.o")])
@@ -525,7 +529,8 @@ def difference(ours: bytes, theirs: bytes, kind: str) -> float:
         return 0.0
     if len(ours) != len(theirs) or len(ours) % np.dtype(kind).itemsize:
         return np.inf
-    a, b = (np.frombuffer(data, kind).astype(np.float64) for data in (ours, theirs))
+    with np.errstate(invalid="ignore"):
+        a, b = (np.frombuffer(data, kind).astype(np.float64) for data in (ours, theirs))
     scale = np.abs(b[np.isfinite(b)]).max(initial=0)
     if not 1e-30 < scale < 1e30 or (np.isfinite(a) != np.isfinite(b)).any():
         return np.inf
@@ -548,6 +553,8 @@ def compare(program: Program, folder: Path, work: Path) -> str:
         if run.status < 0 or _ERROR.search(run.output) or "Traceback" in run.output:
             return f"WRONG: {name} ended with {run.status}: {run.output.strip()[-300:]}"
     ours, theirs = _results(work / "device.bin"), _results(work / "host.bin")
+    if program.says:
+        return f"{'right' if program.says in runs[0].output else 'WRONG'}: by its own check, {len(ours)} copies"
     if not ours or len(ours) != len(theirs):
         return f"WRONG: {len(ours)} copies to the host, not {len(theirs)}: {runs[0].output.strip()[-200:]}"
     worst = max(difference(a, b, program.kind) for a, b in zip(ours, theirs, strict=True))
@@ -570,6 +577,9 @@ def measure(program: Program, folder: Path, work: Path, rounds: int) -> str:
             times["openmp"].append(
                 _timed([str(openmp), *program.openmp[2].split()], place, OMP_NUM_THREADS=str(THREADS))
             )
+    for run in times["openmp"]:
+        if run.status:
+            raise RuntimeError(f"OpenMP ended with {run.status}: {run.output.strip()[-200:]}")
     wall, processor = (statistics.median(getattr(run, what) for run in times["ours"]) for what in ("wall", "processor"))
     text = f"{wall:7.2f} s ({processor:.2f} s of processors)"
     if times["openmp"]:
