@@ -241,6 +241,8 @@ class _Memory:
         self.shared.need(launch.shared_bytes)
         self.local.need(launch.local_bytes * MAX_THREADS)
         if self.slots.need(launch.slot_bytes + 64):
+            # In pages that have never been written, stores whose lanes are all masked take a hundred times as long.
+            ctypes.memset(self.slots.address, 0, self.slots.size)
             # Threads that a partial warp lacks have ended.
             (ctypes.c_uint32 * ROW).from_address(self.slots.address)[:] = [EXIT] * ROW
         # Lanes that the last warp lacks, for a block whose size is not a multiple of 32.
