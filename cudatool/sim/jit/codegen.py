@@ -211,6 +211,7 @@ class _Kernel:
         self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
+        self.constants = self._constant_arrays()
         self.declarations: set[str] = set()
         self.validated: set[int] = set()
         self.parts: list[str] = []
@@ -234,6 +235,26 @@ class _Kernel:
         self.validated |= e.validated
 
     # ---- what need not be kept ----
+
+    def _constant_arrays(self) -> dict[str, int]:
+        """Return the argument arrays in which every suspension leaves the same number, 0 or all ones, and its bytes.
+
+        Those of kernels whose only barrier is ``__syncthreads()``, or whose shuffles are of whole warps. They are
+        filled when native code is entered, not by each thread at each suspension.
+        """
+        e = self._emitter()
+        left: dict[str, set[int | None]] = {}
+        for index, row in self.rows.items():
+            e.instruction = self.code[index]
+            with _whole(e):
+                for name, operand, type_name in row.leave(self.code[index]):
+                    byte = None
+                    if isinstance(operand, Immediate) and type_name == "b32":
+                        byte = {0: 0, 0xFFFFFFFF: 0xFF}.get(int(operand.value) & 0xFFFFFFFF)
+                    left.setdefault(name, set()).add(byte)
+                    if type_name == "b64":
+                        left.setdefault(following_array(name), set()).add(None)
+        return {name: byte for name, (byte, *others) in left.items() if byte is not None and not others}
 
     def _single_definitions(self) -> dict[str, int]:
         """Return where each register that one unguarded instruction sets is set."""
@@ -377,7 +398,7 @@ class _Kernel:
             self.parts.append(scheduler.ONE_BARRIER)
         if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
-        self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
+        self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks, constants=self.constants))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks)
@@ -556,6 +577,8 @@ class _Kernel:
         with _whole(e):
             leaving = list(self.rows[index].leave(instruction))
         for name, operand, type_name in leaving:
+            if name in self.constants:
+                continue
             if isinstance(operand, Address):
                 part = e.instruction = self.rows[index].part(instruction, operand)
                 space, pointer = e.pointer(space_of(part), operand)

@@ -7,10 +7,10 @@ all threads. When they do not, :mod:`.divergence` takes over.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from cudatool.sim.jit.collective import Kind, array_offset
+from cudatool.sim.jit.collective import ROW, Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 
@@ -38,6 +38,7 @@ VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %lo
 
 PRELUDE = """
 declare i32 @llvm.cttz.i32(i32, i1)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare i32 @llvm.ctpop.i32(i32)
 declare i32 @llvm.umax.i32(i32, i32)
 declare i32 @llvm.umin.i32(i32, i32)
@@ -64,6 +65,7 @@ define internal i16 @bf16_round(float %x) alwaysinline {
 !0 = !{}
 !1 = distinct !{}
 !2 = !{i32 1, i32 1025}
+!5 = !{!"llvm.loop.unroll.runtime.disable"}
 attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
@@ -233,7 +235,7 @@ whole:"""
     if regular:
         x_from, enter = "choose", _look(regular)
         row = _row(number, regular, loop, keep=_KEEP.format(of="row.") if only is None else "")
-        row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}}}\n"
+        row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5}}\n"
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
 entry:
@@ -268,7 +270,7 @@ z.end:
 end:{next_part}
 {after}  ret i32 {"%agreed" if only is None else only}
 }}
-!{loop} = distinct !{{!{loop}, !{loop + 1}}}
+!{loop} = distinct !{{!{loop}, !{loop + 1}, !5}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}
 {row_loop}"""
 
@@ -565,11 +567,21 @@ end:
 """
 
 
-def grid(param_bytes: int, *, parks: bool) -> str:
+def _filled(constants: Mapping[str, int]) -> str:
+    """Return code that fills argument arrays, each with a byte."""
+    return "".join(
+        f"  %{name}.filled = getelementptr i8, ptr %slots, i64 {array_offset(name)}\n"
+        f"  call void @llvm.memset.p0.i64(ptr %{name}.filled, i8 {byte}, i64 {4 * ROW}, i1 false)\n"
+        for name, byte in sorted(constants.items())
+    )
+
+
+def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int]) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
     If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
-    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads.
+    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
+    the bytes that some argument arrays are filled with.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
     if parks:
@@ -602,7 +614,7 @@ entry:
 {field("next_block", "counter", kind="ptr")}
 {field("parked", "parked", volatile=True)}
   %current.at = getelementptr i8, ptr %context, i64 {Context.current.offset}
-{resume}
+{_filled(constants)}{resume}
 take:
   %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
   %none = icmp uge i64 %first, %blocks
