@@ -76,7 +76,7 @@ def test_no_process_can_cut_shared_memory_short() -> None:
 def test_other_files_are_no_shared_memory(tmp_path: Path, kind: str) -> None:
     (tmp_path / "data").write_bytes(bytes(8192))
     file = os.open(tmp_path / "data", os.O_RDWR) if kind == "a file" else os.memfd_create(Store.NAME)
-    with pytest.raises(OSError, match="no descriptor of shared memory"):
+    with pytest.raises(OSError, match="is not a file descriptor of shared memory"):
         SharedFile(file)
 
 
