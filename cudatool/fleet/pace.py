@@ -19,12 +19,12 @@ their own, with a faster transfer, look the same. One rank alone cannot have the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 
+from cudatool.fleet.sequence import Ask
 from cudatool.trace.lifetimes import Mask
 
 __all__ = ["SHARE", "SPREADS", "Collectives", "RankWait", "StepTime", "collectives", "far_above", "step_times"]
@@ -38,9 +38,6 @@ _SYMMETRIC: Final = "'all_reduce', 'all_gather', 'reduce_scatter'"
 # "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclReduceScatterRingLLKernel".
 # Where NCCL runs several operations in one kernel, it has the name of one of them (NVIDIA/nccl, issue 739).
 _KERNELS: Final = r"^nccl\w*?(AllReduce|AllGather|ReduceScatter)"
-
-_Ask = Callable[..., list[dict[str, Any]]]
-"""Asks a question of one run, ``$run``; returns its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def far_above(values: Any, share: float, scale: float | None = None, spreads: in
     return result
 
 
-def step_times(ask: _Ask, fewest: int) -> tuple[StepTime, ...]:
+def step_times(ask: Ask, fewest: int) -> tuple[StepTime, ...]:
     """Return how long each step took that at least `fewest` ranks have."""
     rows = ask(
         "WITH own AS (SELECT rank, step, end_time - start_time AS took FROM member_steps "
@@ -134,7 +131,7 @@ def step_times(ask: _Ask, fewest: int) -> tuple[StepTime, ...]:
     return tuple(StepTime(r["step"], r["ranks"], int(r["median"]), r["longest"], r["rank"]) for r in rows)
 
 
-def collectives(ask: _Ask, ranks: int) -> Collectives | None:
+def collectives(ask: Ask, ranks: int) -> Collectives | None:
     """Return the waits in collectives of all of so many ranks; None if no such collective was timed."""
     timed = (
         "FROM kernels SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND device_end >= device_start"

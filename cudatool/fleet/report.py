@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from itertools import islice
 from typing import Any, Final
 
@@ -27,28 +26,11 @@ import numpy as np
 
 from cudatool.errors import UsageError
 from cudatool.fleet.pace import Collectives, StepTime, collectives, far_above, step_times
+from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.limits import MISSING_RANKS
 from cudatool.text import quoted
 
 __all__ = ["Difference", "Finding", "RankEnd", "RankMemory", "RunReport", "fleet_report"]
-
-
-class Difference(StrEnum):
-    """In what a rank is different; the likely cause of others comes first."""
-
-    OOM = "out-of-memory"
-    LEAK = "leak"
-    LIBRARY = "library"
-    SIZE = "size"
-    ORDER = "order"
-    CALL_SITE = "call-site"
-    NOT_FREED = "not-freed"
-    FRAGMENTED = "fragmented"
-    STRAGGLER = "straggler"
-    AWAITED = "awaited"
-    CLOCK = "clock"
-    PEAK = "peak"
-    ENDED_EARLY = "ended-early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +135,6 @@ class RunReport:
 
 _FEWEST: Final = 3  # ranks: of two that differ, neither is the one that does
 _SPREADS_OF_STARTS: Final = 20  # ranks that do not wait for each other begin at times that are not spread evenly
-_LOOK_AHEAD: Final = 256  # allocations in which another order has the same ones
 _ORDER: Final = tuple(Difference)
 _COMPLETE: Final = ("closed", "growing")
 _SIZES: Final = ("peak_active", "end_active", "ooms", "steps", "events")
@@ -283,7 +264,7 @@ class _Run:
             return
         reference = scores[0]
         same = [row for row in scores if (row["last"], row["hash"]) == (reference["last"], reference["hash"])]
-        first = self._first_differences(reference) if len(same) < len(scores) else {}
+        first = first_differences(self.ask, reference) if len(same) < len(scores) else {}
         if 2 * len(first) >= len(scores):
             at = min(first.values())
             self.unseen.append(f"The sequence of allocations: from number {at:,} on, no majority of ranks shares one.")
@@ -295,37 +276,9 @@ class _Run:
         else:
             self.unseen.append("Blocks that are not freed: the ranks do not end at the same allocation.")
 
-    def _first_differences(self, reference: dict[str, Any]) -> dict[int, int]:
-        rows = self.ask(
-            "WITH usual AS (SELECT sequence, full_hash FROM allocations "
-            "WHERE run = $run AND rank = $rank AND trace = $trace AND device = $device AND sequence IS NOT NULL) "
-            "SELECT a.rank, min(a.sequence) AS at FROM allocations a JOIN usual USING (sequence) "
-            "SEMI JOIN member m ON (m.run, m.rank, m.trace, m.device) = (a.run, a.rank, a.trace, a.device) "
-            "WHERE a.run = $run AND a.full_hash <> usual.full_hash GROUP BY a.rank",
-            **{name: reference[name] for name in ("rank", "trace", "device")},
-        )
-        return {row["rank"]: row["at"] for row in rows}
-
     def _divergence(self, rank: int, at: int, reference: dict[str, Any]) -> Finding:
-        def following(rank: int) -> list[dict[str, Any]]:
-            return self.ask(
-                "SELECT coalesce(site, '') AS site, requested, coalesce(own_hash, 0) AS own_hash "
-                "FROM allocations SEMI JOIN member USING (run, rank, trace, device) "
-                "WHERE run = $run AND rank = $rank AND sequence BETWEEN $at AND $last ORDER BY sequence",
-                rank=rank,
-                at=at,
-                last=at + _LOOK_AHEAD - 1,
-            )
-
-        own, usual = following(rank), following(reference["rank"])
-        one, other = own[0], usual[0]
-        facts = (one["site"], other["site"], one["requested"], other["requested"], at)
-        if one["own_hash"] == other["own_hash"]:
-            return Finding(rank, Difference.LIBRARY, *facts)
-        hashes = [sorted(row["own_hash"] for row in rows) for rows in (own, usual)]
-        if hashes[0] == hashes[1]:
-            return Finding(rank, Difference.ORDER, *facts)
-        return Finding(rank, Difference.SIZE if one["site"] == other["site"] else Difference.CALL_SITE, *facts)
+        found = parting(self.ask, rank, reference["rank"], at)
+        return Finding(rank, found.difference, *found.sites, *found.requested, at)
 
     def _not_freed(self, ranks: list[int]) -> Iterator[Finding]:
         """Yield call sites of which one rank keeps more blocks, among ranks that allocate exactly the same."""
