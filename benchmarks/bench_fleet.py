@@ -1,6 +1,7 @@
 """How many faults `cudatool fleet` names, in fleets made of real recordings, and what conversion and question cost.
 
     python benchmarks/bench_fleet.py                 # 40 faults, 20 healthy fleets
+    python benchmarks/bench_fleet.py --pairs         # 36 faults on one of two ranks, 20 healthy pairs
     python benchmarks/bench_fleet.py --cost 16 64    # processor time and memory by ranks
 
 Figures are processor time: other work on the machine does not count.
@@ -58,6 +59,30 @@ def faults(count: int, healthy: int) -> None:
     print(f"named rightly: {named} of {count}; healthy fleets with findings: {accused} of {healthy}")
 
 
+def pairs(count: int, healthy: int) -> None:
+    """Print what is said of two ranks: faults as differences that name both, nothing of healthy ones."""
+    recordings = recordings_with_steps()
+    found = accused = reported_healthy = 0
+    for number in range(count):
+        kind, rank = FAULTS[number % len(FAULTS)], number // len(FAULTS) % 2
+        recording = recordings[number // len(FAULTS) % len(recordings)]
+        with tempfile.TemporaryDirectory() as folder:
+            run = reported(make(Path(folder), recording, 2, [Fault(kind, rank)], seed=number))
+        assert run.pair is not None
+        differences = [str(one.difference) for one in run.pair.differences]
+        found += differences[:1] == [str(EXPECTED[kind])]
+        accused += any(one.difference is not EXPECTED["oom"] for one in run.findings)
+        print(f"{number + 1:3} {kind:11} on rank {rank} {recording.name[:24]:24} {differences}", flush=True)
+    for number in range(healthy):
+        recording = recordings[number % len(recordings)]
+        with tempfile.TemporaryDirectory() as folder:
+            run = reported(make(Path(folder), recording, 2, [], seed=1000 + number))
+        reported_healthy += run.has_differences or not run.compared
+    print(
+        f"found: {found} of {count}; a rank accused: {accused}; healthy pairs reported: {reported_healthy} of {healthy}"
+    )
+
+
 def cost(sizes: list[int]) -> None:
     recording = max(recordings_with_steps(), key=lambda path: path.stat().st_size)
     for ranks in sizes:
@@ -80,10 +105,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=40)
     parser.add_argument("--healthy", type=int, default=20)
+    parser.add_argument("--pairs", action="store_true")
     parser.add_argument("--cost", type=int, nargs="+", metavar="RANKS")
     options = parser.parse_args()
     if options.cost:
         cost(options.cost)
+    elif options.pairs:
+        pairs(36, options.healthy)
     else:
         faults(options.faults, options.healthy)
 

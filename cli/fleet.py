@@ -27,14 +27,16 @@ from cudatool.fleet.compare import Limit, compare, parse_limit
 from cudatool.fleet.picture import picture
 from cudatool.fleet.query import MEMORY, opened
 from cudatool.fleet.report import fleet_report
-from cudatool.fleet.words import ENDS, described
+from cudatool.fleet.words import ENDS, described, described_pair
 from cudatool.progress import step
+from cudatool.text import printable
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from cudatool.fleet.compare import Comparison
+    from cudatool.fleet.pair import Pair
     from cudatool.fleet.report import RunReport
 
 __all__ = ["fleet"]
@@ -42,6 +44,7 @@ __all__ = ["fleet"]
 _MOST = 20  # rows of a table
 _APART = 5  # steps, and ranks that come late
 _UNCLEAR = 4  # exit status
+_DIVIDED = {"site": "Call site", "category": "Category", "library": "Library"}
 
 
 @command(
@@ -79,7 +82,8 @@ def fleet(
     """Find the ranks of a run that differ from the others, and in what.
 
     DIR is what `cudatool export --to parquet` wrote. The ranks of a run are compared with each other: memory, sequence
-    of allocations, leaks, blocks that are not freed, fragmentation, time of steps, clocks, waits in collectives.
+    of allocations, leaks, blocks that are not freed, fragmentation, time of steps, clocks, waits in collectives. Of two
+    ranks, it says in what they differ, not which one is wrong.
 
     Exit status: 0 compared, and no rank differs; 1 one does, or a limit of --fail-on is exceeded; 2 it could not be
     read or compared; 4 no run has ranks that could be compared.
@@ -119,7 +123,7 @@ def _status(runs: tuple[RunReport, ...], compared: Comparison | None, limits: li
     if limits and compared is not None:
         changes = {change.metric: change for change in compared.metrics}
         return int(any([limit.is_exceeded(changes[limit.metric]) for limit in limits]))
-    if any(run.findings for run in runs):
+    if any(run.has_differences for run in runs):
         return 1
     return 0 if any(run.compared for run in runs) else _UNCLEAR
 
@@ -136,7 +140,9 @@ def _print_run(console: Console, run: RunReport) -> None:
         table.add_row(str(rank.rank), plain(rank.host or ""), *memory, format_bytes(rank.end_active), str(rank.ooms))
     print_table(console, "Memory by rank", table)
     print_rest(console, len(run.ranks), _MOST, "ranks")
-    if run.findings:
+    if run.pair is not None:
+        _print_pair(console, run.pair)
+    elif run.findings:
         console.print("\nDifferent from the other ranks", style="bold")
         for finding in run.findings[: 3 * _MOST]:
             console.print(f"rank {finding.rank}: {described(finding)}", markup=False)
@@ -150,6 +156,24 @@ def _print_run(console: Console, run: RunReport) -> None:
     for sentence in run.not_looked_at:
         console.print(f"Not looked at: {sentence}", markup=False)
     console.print()
+
+
+def _print_pair(console: Console, pair: Pair) -> None:
+    one, two = (f"Rank {rank}" for rank in pair.ranks)
+    if pair.differences:
+        console.print(f"\n{one} and rank {pair.ranks[1]} differ; which one is wrong cannot be told", style="bold")
+        for found in pair.differences:
+            console.print(f"{found.difference}: {described_pair(pair, found)}", markup=False)
+    else:
+        console.print("\nThe two ranks do not differ in what was compared.")
+    for rank, only in zip(pair.ranks, pair.libraries, strict=True):
+        if only:
+            console.print(f"Loaded by rank {rank} only: {printable(', '.join(only))}", markup=False)
+    for by, title in _DIVIDED.items():
+        table = new_table(title, numbers=(one, two))
+        for row in [row for row in pair.memory if row.by == by][:_MOST]:
+            table.add_row(plain(row.name), *map(format_bytes, row.bytes))
+        print_table(console, f"At the peak, by {title.lower()}: where the ranks differ", table)
 
 
 def _print_order(console: Console, run: RunReport) -> None:

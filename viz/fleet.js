@@ -14,6 +14,10 @@ function fillTable(id, rows) {
   byId(id).tBodies[0].replaceChildren(...rows.map((cells) => element("tr", {}, ...cells.map((cell) => element("td", {}, cell)))));
 }
 
+/** Return in what ranks differ: from the others, or two from each other. */
+const differencesOf = (run) => (run.pair ? run.pair.differences : run.findings);
+const differing = (run) => new Set(run.pair ? (run.pair.differences.length ? run.pair.ranks : []) : run.findings.map((finding) => finding.rank));
+
 class FleetView {
   constructor(data) {
     this.data = data;
@@ -48,7 +52,7 @@ class FleetView {
     fillTable("runs", runs.map((run, i) => {
       const bar = element("span", { className: "more" });
       Object.assign(bar.style, { left: "0", background: "var(--accent)", width: `${(100 * this.largest(run)) / most}%` });
-      const different = new Set(run.findings.map((finding) => finding.rank)).size;
+      const different = differing(run).size;
       return [this.button(run.run, () => this.show(i)), formatCount(run.ranks.rank.length), formatBytes(this.largest(run)), formatBytes(run.median_peak), bar,
         run.compared || different ? formatCount(different) : "not compared"];
     }));
@@ -90,7 +94,7 @@ class FleetView {
     byId("run").value = String(index);
     const { run } = this;
     const ranks = run.ranks.rank;
-    this.marked = new Set(run.findings.map((finding) => this.rowOf(finding.rank)));
+    this.marked = new Set(Array.from(differing(run), (rank) => this.rowOf(rank)));
     this.cells = run.memory ? new StepCells(run.memory, ranks.length) : null;
     byId("one-run").hidden = !ranks.length;
     byId("nothing").hidden = ranks.length > 0;
@@ -146,7 +150,7 @@ class FleetView {
     const missing = run.missing.length;
     byId("tiles").replaceChildren(
       tile(formatCount(rank.length), "ranks", missing ? `no trace of ${counted(missing, "rank")}: ${Array.from(run.missing).slice(0, 5).join(", ")}${missing > 5 ? " ..." : ""}` : "none is known to be missing"),
-      tile(formatCount(different), different === 1 ? "rank differs" : "ranks differ", run.compared ? `${counted(run.findings.length, "difference")} in all` : "the ranks were not compared"),
+      tile(formatCount(different), different === 1 ? "rank differs" : "ranks differ", run.compared ? `${counted(differencesOf(run).length, "difference")} in all` : "the ranks were not compared"),
       tile(formatBytes(peak[top]), "largest peak", `rank ${rank[top]}`),
       tile(formatBytes(run.median_peak), "median peak", `least ${formatBytes(Math.min(...peak))}`),
       tile(formatCount(this.cells ? this.cells.steps : 0), "steps", this.cells ? "with memory" : "none were found"),
@@ -154,11 +158,23 @@ class FleetView {
   }
 
   showFindings() {
-    const { findings, compared } = this.run;
+    const { findings, compared, pair } = this.run;
+    if (pair) {
+      this.showPair(pair);
+      return;
+    }
     const none = compared ? "No rank differs from the others in what was compared." : "Could not tell: the ranks were not compared.";
     byId("verdict").textContent = !findings.length ? none : findings.length > MOST_FINDINGS ? `${counted(findings.length, "difference")}, the first ${MOST_FINDINGS} shown` : "The first difference of a rank is the likely cause of the next ones.";
     byId("findings-box").hidden = !findings.length;
     fillTable("findings", findings.slice(0, MOST_FINDINGS).map((finding) => [this.link(finding.rank), finding.in, finding.text]));
+  }
+
+  /** Show in what two ranks differ; which one is wrong cannot be told. */
+  showPair({ ranks, differences }) {
+    const both = () => element("span", {}, this.link(ranks[0]), " and ", this.link(ranks[1]));
+    byId("verdict").textContent = differences.length ? "The two ranks differ; which one is wrong cannot be told." : "The two ranks do not differ in what was compared.";
+    byId("findings-box").hidden = !differences.length;
+    fillTable("findings", differences.slice(0, MOST_FINDINGS).map((one) => [both(), one.in, one.text]));
   }
 
   /** Put the ranks of the picture into the order that was chosen. */
@@ -348,7 +364,7 @@ class FleetView {
     }
     byId("search").value = state.find || "";
     const { runs } = this.data;
-    const first = Math.max(0, runs.findIndex((run) => run.findings.length));
+    const first = Math.max(0, runs.findIndex((run) => differencesOf(run).length));
     this.show(runs[state.run] ? Number(state.run) : first);
     const row = state.rank === undefined ? -1 : this.rowOf(Number(state.rank));
     if (row >= 0) this.choose(row, this.cells ? this.columnAt(Number(state.column) || 0) : 0);

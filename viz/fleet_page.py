@@ -10,7 +10,7 @@ from typing import Any
 from cudatool.files import write_whole
 from cudatool.fleet.compare import Comparison
 from cudatool.fleet.picture import Picture
-from cudatool.fleet.words import described
+from cudatool.fleet.words import described, described_pair
 from cudatool.viz.page import assembled, packed
 from cudatool.viz.payload import Columns, framed
 
@@ -68,6 +68,14 @@ def _run(picture: Picture, columns: Columns) -> dict[str, Any]:
             "ending": [rank.ending for rank in ranks],
         },
         "findings": [{"rank": one.rank, "in": one.difference, "text": described(one)} for one in report.findings],
+        "pair": None
+        if report.pair is None
+        else {
+            "ranks": report.pair.ranks,
+            "differences": [
+                {"in": one.difference, "text": described_pair(report.pair, one)} for one in report.pair.differences
+            ],
+        },
         "ends": [
             {"rank": end.rank, "in": end.difference, "after": None if end.unix_ns is None else end.unix_ns - first}
             for end in report.ends

@@ -109,6 +109,12 @@ class Collectives:
         steady = np.array([rank.steady for rank in self.ranks], np.float64)
         return tuple(self.ranks[i] for i in np.flatnonzero(far_above(steady, SHARE, float(self.span))).tolist())
 
+    def later(self) -> RankWait | None:
+        """Return for which of two ranks the other one waits; None if for neither, or not throughout."""
+        # Half of what one of two waits more than the other lies between each and their median.
+        late = [rank for rank in self.ranks if 2 * rank.steady > SHARE * self.span]
+        return late[0] if len(self.ranks) == 2 and late else None
+
 
 def far_above(values: Any, share: float, scale: float | None = None, spreads: int = SPREADS) -> Mask:
     """Return which values are above the others: by `share` of the median (or `scale`), and six of their spreads."""

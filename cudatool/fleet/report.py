@@ -1,7 +1,7 @@
 """What the ranks of a run have in common, and which rank is different, where and in what.
 
 A rank is compared with the others of its run, never with a fixed number. DuckDB reads the data set; what comes here is
-one row for each rank. The rules, for runs of at least three ranks::
+one row for each rank. The rules, for runs of at least three ranks (of two: :mod:`~cudatool.fleet.pair`)::
 
     out of memory, ended early       as recorded
     leaks                            call sites that `cudatool leaks` finds on less than half of the ranks
@@ -26,6 +26,7 @@ import numpy as np
 
 from cudatool.errors import UsageError
 from cudatool.fleet.pace import Collectives, StepTime, collectives, far_above, step_times
+from cudatool.fleet.pair import Pair, pair
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.limits import MISSING_RANKS
 from cudatool.text import quoted
@@ -104,9 +105,9 @@ class RunReport:
     median_peak
         Of the peaks of active bytes.
     compared
-        Whether the ranks could be compared: there are at least three.
+        Whether the ranks could be compared: there are at least two.
     findings
-        By rank, the likely cause first.
+        By rank, the likely cause first. Of two ranks, only what each recorded of itself: how it ended.
     not_looked_at
         What could not be compared, and why; one sentence each.
     ends
@@ -115,6 +116,8 @@ class RunReport:
         How long the named steps took on the ranks.
     collectives
         Who waits for whom in collectives of all ranks; None if there are none with times.
+    pair
+        In what the two ranks of a run of two differ; None of other runs.
     """
 
     run: str
@@ -127,13 +130,19 @@ class RunReport:
     ends: tuple[RankEnd, ...]
     steps: tuple[StepTime, ...]
     collectives: Collectives | None
+    pair: Pair | None = None
+
+    @property
+    def has_differences(self) -> bool:
+        """Whether a rank differs from the others, or two ranks from each other."""
+        return bool(self.findings) or (self.pair is not None and bool(self.pair.differences))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return asdict(self)
 
 
-_FEWEST: Final = 3  # ranks: of two that differ, neither is the one that does
+_FEWEST: Final = 3  # ranks: of two that differ, neither is the one that does (pair)
 _SPREADS_OF_STARTS: Final = 20  # ranks that do not wait for each other begin at times that are not spread evenly
 _ORDER: Final = tuple(Difference)
 _COMPLETE: Final = ("closed", "growing")
@@ -180,7 +189,7 @@ class _Run:
         return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
     def report(self) -> RunReport:
-        compared = len(self.rows) >= _FEWEST
+        compared, both = len(self.rows) >= _FEWEST, None
         missing = self._missing()
         ends = self._ends()
         found = [Finding(end.rank, end.difference, value=end.unix_ns) for end in ends]
@@ -188,20 +197,24 @@ class _Run:
         if compared:
             for rule in (self._leaks, self._sequences, self._memory, self._steps, self._awaited):
                 found += rule()
+        elif len(self.rows) == 2:
+            self.steps, self.collectives = step_times(self.ask, 2), collectives(self.ask, 2)
+            both = pair(self.ask, self.rows, _COMPLETE, self.collectives, self.unseen.append)
         else:
-            self.unseen.append(f"{len(self.rows)} ranks: differences are looked for among {_FEWEST} or more.")
+            self.unseen.append("Differences: there are no two ranks to compare.")
         peaks = [row["peak_active"] for row in self.rows]
         return RunReport(
             run=self.run,
             ranks=tuple(RankMemory(**{f: row[f] for f in RankMemory.__dataclass_fields__}) for row in self.rows),
             missing=missing,
             median_peak=int(np.median(peaks)) if peaks else 0,
-            compared=compared,
+            compared=compared or both is not None,
             findings=tuple(sorted(found, key=lambda one: (one.rank, _ORDER.index(one.difference)))),
             not_looked_at=tuple(self.unseen),
             ends=ends,
             steps=self.steps,
             collectives=self.collectives,
+            pair=both,
         )
 
     def _missing(self) -> tuple[int, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from cudatool.fleet.pair import Pair, PairDifference
 from cudatool.fleet.report import Difference, Finding
 from cudatool.units import format_bytes, format_time
 
-__all__ = ["ENDS", "described"]
+__all__ = ["ENDS", "described", "described_pair"]
 
 ENDS: Final = {Difference.OOM: "ran out of memory", Difference.ENDED_EARLY: "its recording ended early"}
 
@@ -15,10 +16,8 @@ ENDS: Final = {Difference.OOM: "ran out of memory", Difference.ENDED_EARLY: "its
 def described(finding: Finding) -> str:
     """Return what is different about a rank; names are as they were recorded."""
     value, usual = finding.value or 0, finding.usual or 0
-    size, others = format_bytes(value), format_bytes(usual)
-    if size == others:  # two sizes that differ are not written alike
-        size, others = f"{value:,} B", f"{usual:,} B"
-    blocks = f"{value:,} block{'' if value == 1 else 's'}"
+    size, others = _sizes(value, usual)
+    blocks = _blocks(value)
     at = f"from allocation {finding.sequence or 0:,} on"
     return {
         **ENDS,
@@ -34,3 +33,48 @@ def described(finding: Finding) -> str:
         Difference.CLOCK: f"its clock is {format_time(abs(value))} {'behind' if value < 0 else 'ahead'}",
         Difference.PEAK: f"peak of {size}, median {others}; most of it by {finding.site}",
     }[finding.difference]
+
+
+def described_pair(pair: Pair, found: PairDifference) -> str:
+    """Return in what two ranks differ, with both named: none of them is the one that is wrong."""
+    one, two = (f"rank {rank}" for rank in pair.ranks)
+    a, b = (value or 0 for value in found.values)
+    sizes, times = _sizes(a, b), (format_time(a), format_time(b))
+    more = (one, two) if a > b else (two, one)
+    where = f"{found.sites[0]}: "
+    at = f"from allocation {found.sequence or 0:,} on{_in_step(found)}"
+    calls = [
+        f"{rank} allocates at {site}" if size is not None else f"{rank} allocates nothing more"
+        for rank, site, size in zip((one, two), found.sites, found.values, strict=True)
+    ]
+    ended = one if found.values[1] is None else two
+    return {
+        Difference.OOM: f"{more[0]} ran out of memory, {more[1]} did not",
+        Difference.LEAK: f"{found.sites[0]} leaks {format_bytes(max(a, b))} on {more[0]}, nothing on {more[1]}",
+        Difference.LIBRARY: f"{at}, {found.sites[0]} reaches the allocator through different library code",
+        Difference.SIZE: f"{at}, {where}{one} requests {sizes[0]}, {two} {sizes[1]}",
+        Difference.ORDER: f"{at}, in another order: {calls[0]}, {calls[1]}",
+        Difference.CALL_SITE: f"{at}, {calls[0]}, {calls[1]}",
+        Difference.NOT_FREED: f"{where}{one} keeps {_blocks(a)}, {two} {b:,}",
+        Difference.FRAGMENTED: f"reserved but unused: {one} {sizes[0]}, {two} {sizes[1]}",
+        Difference.STRAGGLER: f"steps take {times[0]} on {one}, {times[1]} on {two}",
+        Difference.AWAITED: f"{one} waits {times[0]} in collectives, {two} {times[1]}: {more[1]} comes later",
+        Difference.CLOCK: f"steps begin {format_time(abs(a))} earlier on {more[0]} than on {more[1]}, always so",
+        Difference.PEAK: f"peak: {one} {sizes[0]}, {two} {sizes[1]}",
+        Difference.ENDED_EARLY: f"the recording of {ended} ended early, that of {two if ended == one else one} did not",
+    }[found.difference]
+
+
+def _in_step(found: PairDifference) -> str:
+    known = sorted({step for step in found.steps if step is not None})
+    return f" (step {' and '.join(map(str, known))})" if known else ""
+
+
+def _blocks(count: int) -> str:
+    return f"{count:,} block{'' if count == 1 else 's'}"
+
+
+def _sizes(one: int, two: int) -> tuple[str, str]:
+    """Return two sizes; such that differ are not written alike."""
+    words = format_bytes(one), format_bytes(two)
+    return words if words[0] != words[1] else (f"{one:,} B", f"{two:,} B")

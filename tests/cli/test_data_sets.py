@@ -89,6 +89,46 @@ def test_fleet_names_the_rank_that_differs(run_here, tmp_path):
     assert {2} == {finding["rank"] for finding in run["findings"]}
 
 
+RANK_OF_TWO = """
+import os
+import numpy as np
+import cudatool as ct
+
+def step(number):
+    larger = int(os.environ["RANK"]) and number >= int(os.environ["FROM"])
+    kept = [ct.zeros(1 << 16, np.float32), ct.zeros(1 << (19 if larger else 18), np.float32)]
+    ct.synchronize()
+
+for number in range(6):
+    with ct.range("step"):
+        step(number)
+"""
+
+
+@pytest.mark.parametrize("since", [3, 99])
+def test_two_recorded_ranks_differ_in_the_step_and_at_the_line(run_command, run_here, tmp_path, since):
+    (tmp_path / "train.py").write_text(RANK_OF_TWO)
+    (tmp_path / "in").mkdir()
+    for rank in range(2):
+        job = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "FROM": since}
+        environment = {name: str(value) for name, value in job.items()}
+        done = run_command("run", "-o", f"in/rank{rank}.ctrace", "train.py", environment=environment)
+        assert done.returncode == 0, done.stderr
+    assert run_here("export", "in", "--to", "parquet", "-o", "set", "--jobs", "1").returncode == 0
+    done = run_here("fleet", "set", "--json")
+    [run] = json.loads(done.stdout)["runs"]
+    found = {one["difference"]: one for one in run["pair"]["differences"] if one["difference"] in ("size", "peak")}
+    if since > 6:
+        assert ({}, []) == (found, run["pair"]["memory"])
+        return
+    assert 1 == done.returncode and [] == run["findings"]
+    assert ["train.py:8 (step)"] * 2 == found["size"]["sites"] and [1 << 20, 1 << 21] == found["size"]["values"]
+    assert [since, since] == found["size"]["steps"] and 2 * since + 1 == found["size"]["sequence"]
+    assert {"by": "site", "name": "train.py:8 (step)", "bytes": [1310720, 2359296]} in run["pair"]["memory"]
+    words = "train.py:8 (step): rank 0 requests 1 MiB, rank 1 2 MiB"
+    assert f"size: from allocation 7 on (step 3), {words}" in " ".join(run_here("fleet", "set").stdout.split())
+
+
 def test_fleet_writes_the_page_of_its_runs(run_here, tmp_path):
     for run, names in (("first", ["streams_default"] * 3), ("second", ["streams_default"] * 3 + ["prefetch__default"])):
         (tmp_path / "in" / run).mkdir(parents=True)

@@ -44,11 +44,6 @@ def test_faults_on_two_ranks_are_both_named(tmp_path: Path) -> None:
     assert found[0].sequence > found[4].sequence == 0
 
 
-def test_two_ranks_are_not_compared(tmp_path: Path) -> None:
-    run = report(make(tmp_path, RECORDING, 2, [Fault("size", 0)], seed=4))
-    assert not run.compared and () == run.findings and "2 ranks" in run.not_looked_at[0]
-
-
 def test_ranks_that_all_go_their_own_way_are_not_accused(tmp_path: Path) -> None:
     faults = [Fault(kind, rank) for rank, kind in enumerate(("size", "library", "order"))]
     run = report(make(tmp_path, RECORDING, 4, faults, seed=5))

@@ -104,6 +104,50 @@ def test_ranks_of_torchrun_have_a_trace_each_of_their_gpu(tmp_path):
         assert {int(child.header["rank"])} == used
 
 
+PAIR = """
+import os
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).cuda()
+model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+optimizer = torch.optim.Adam(model.parameters())
+for number in range(12):
+    torch.cuda.nvtx.range_push("step")
+    batch = 96 if rank and number >= 8 and "PLANTED" in os.environ else 64
+    model(torch.randn(batch, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    torch.cuda.nvtx.range_pop()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_planted_difference_of_two_ranks_of_torchrun_is_described(tmp_path, monkeypatch, planted):
+    pytest.importorskip("torch")
+    pytest.importorskip("duckdb")
+    if len(gpu_names()) < 2:
+        pytest.skip("needs two GPUs")
+    if planted:
+        monkeypatch.setenv("PLANTED", "1")
+    record(tmp_path, PAIR, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "a.py")
+    cudatool = [sys.executable, "-m", "cudatool"]
+    subprocess.run([*cudatool, "export", "a.ctrace", "--to", "parquet", "-o", "set"], cwd=tmp_path, check=True)
+    done = subprocess.run([*cudatool, "fleet", "set", "--json"], cwd=tmp_path, capture_output=True, text=True)
+    [run] = [run for run in json.loads(done.stdout)["runs"] if len(run["ranks"]) == 2]
+    found = {one["difference"]: one for one in run["pair"]["differences"]}
+    if planted:
+        assert ["a.py:15 (<module>)"] * 2 == found["size"]["sites"] and [8, 8] == found["size"]["steps"], found
+        assert [64 * 1024 * 4, 96 * 1024 * 4] == found["size"]["values"]
+    else:
+        assert {} == found, found
+
+
 def test_workers_of_a_loader_that_use_no_gpu_leave_no_trace_and_no_gap(tmp_path):
     pytest.importorskip("torch")
     trace, children = record(tmp_path, LOADER)

@@ -15,9 +15,10 @@ from twin import payload_of, unpack
 from cudatool import viz
 from cudatool.fleet.compare import Comparison, Metric, MetricChange, SiteChange
 from cudatool.fleet.pace import Collectives, RankWait, StepTime
+from cudatool.fleet.pair import Pair, PairDifference
 from cudatool.fleet.picture import Picture, SiteBytes, StepMemory
 from cudatool.fleet.report import Difference, Finding, RankEnd, RankMemory, RunReport
-from cudatool.fleet.words import described
+from cudatool.fleet.words import described, described_pair
 from cudatool.viz.fleet_page import fleet_page, fleet_payload
 
 in_browser = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine")
@@ -101,6 +102,35 @@ def test_the_payload_of_a_run_that_has_nothing() -> None:
     document = unpack(fleet_payload("set", [Picture(report, None, ())]))
     assert document["runs"][0]["memory"] is None and document["runs"][0]["collectives"] is None
     assert [] == document["runs"][0]["ranks"]["rank"] and document["against"] is None
+
+
+def two_ranks() -> Picture:
+    found = PairDifference(Difference.SIZE, ("a.py:1 (f)",) * 2, (MIB, 3 * MIB), 7, (2, 2))
+    one = pictured(2, differs=None)
+    return replace(one, report=replace(one.report, pair=Pair((0, 1), (found,), (), ((), ()))))
+
+
+def test_the_payload_of_two_ranks_names_both() -> None:
+    one = two_ranks()
+    document = unpack(fleet_payload("set", [one, pictured(differs=None)]))
+    pair = document["runs"][0]["pair"]
+    assert one.report.pair is not None and [0, 1] == pair["ranks"] and document["runs"][1]["pair"] is None
+    words = "from allocation 7 on (step 2), a.py:1 (f): rank 0 requests 1 MiB, rank 1 3 MiB"
+    assert words == described_pair(one.report.pair, one.report.pair.differences[0])
+    assert [{"in": "size", "text": words}] == pair["differences"]
+
+
+@in_browser
+def test_two_ranks_are_shown_side_by_side_and_none_is_accused(tmp_path: Path) -> None:
+    same = replace(two_ranks(), report=replace(two_ranks().report, pair=Pair((0, 1), (), (), ((), ()))))
+    viz.write_fleet("set", [same, two_ranks()], None, tmp_path / "fleet.html")
+    with Page(tmp_path / "fleet.html") as page:
+        assert ["0 and 1", "size"] == rows(page, "findings")[0][:2]
+        assert ["0", "2"] == [row[-1] for row in rows(page, "runs")]
+        assert "which one is wrong cannot be told" in page.evaluate("byId('verdict').textContent")
+        page.evaluate("fleetView.show(0)")
+        assert "The two ranks do not differ" in page.evaluate("byId('verdict').textContent")
+        assert [] == page.errors
 
 
 def test_the_payload_of_many_ranks_is_small() -> None:
