@@ -1,9 +1,10 @@
 """Run random requests through PyTorch's allocator, or through ours, and write what happened.
 
-    python allocator_requests.py SEED COUNT FRACTION OUT.json [PYTORCH.json]
+    python allocator_requests.py SEED COUNT LIMIT OUT.json [PYTORCH.json]
 
-Without the last argument it is PyTorch's, with it ours, each in a process of its own with PyTorch's streams. What is
-written are the events, the final segments and the statistics, in PyTorch's schema.
+LIMIT is how many MiB may be reserved, 0 for all of the card's. Without the last argument it is PyTorch's, with it ours,
+each in a process of its own with PyTorch's streams. What is written are the events, the final segments and the
+statistics, in PyTorch's schema.
 
 Between free blocks of one size the lowest address decides, and the driver gives two processes different addresses. Ours
 therefore sees its memory under the addresses, and its streams under the handles, that PyTorch's run had.
@@ -303,11 +304,12 @@ class Cudatool:
 
 
 def main() -> None:
-    seed, count, fraction, out = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    (seed, count, limit), out = map(int, sys.argv[1:4]), sys.argv[4]
     torch.cuda.init()
     streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
     handles = [stream.cuda_stream for stream in streams]
     total_memory = torch.cuda.get_device_properties(0).total_memory
+    fraction = (limit << 20) / total_memory
 
     def keep_busy(stream: torch.cuda.Stream) -> None:
         with torch.cuda.stream(stream):

@@ -52,12 +52,12 @@ def torch_and_gpu() -> None:
         pytest.skip("this process uses the software device")
 
 
-def run(seed: int, conf: str, fraction: float, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def run(seed: int, conf: str, limit: int, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the same requests lead to with PyTorch's allocator, and with ours."""
     environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf}
     environment.pop("CUDATOOL_ALLOC_CONF", None)
     theirs, ours = folder / "torch.json", folder / "cudatool.json"
-    arguments = [sys.executable, str(PROGRAM), str(seed), str(COUNT), str(fraction)]
+    arguments = [sys.executable, str(PROGRAM), str(seed), str(COUNT), str(limit)]
     for paths in ([theirs], [ours, theirs]):
         command = [*arguments, *map(str, paths)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -98,41 +98,43 @@ def segments_of(found: dict[str, Any]) -> list[dict[str, Any]]:
     return segments
 
 
+# MiB that may be reserved, 0 for all of the card's. On a card that is too full, PyTorch (2.11) forgets private pools of
+# expandable segments that still have memory: it counts as many unmapped parts as it had mapped, of other sizes.
 CASES = [
-    ("", 0.0),
-    ("", 0.008),
-    ("expandable_segments:True", 0.0),
-    ("expandable_segments:True", 0.008),
-    ("max_split_size_mb:32", 0.01),
-    ("max_split_size_mb:100,max_non_split_rounding_mb:40", 0.0),
-    ("roundup_power2_divisions:4", 0.0),
-    ("roundup_power2_divisions:[1:2,64:8,>:4]", 0.01),
-    ("garbage_collection_threshold:0.5", 0.01),
-    ("expandable_segments:True,roundup_power2_divisions:8", 0.01),
-    ("release_lock_on_cudamalloc:True", 0.01),
+    ("", 0),
+    ("", 1200),
+    ("expandable_segments:True", 0),
+    ("expandable_segments:True", 1200),
+    ("max_split_size_mb:32", 1500),
+    ("max_split_size_mb:100,max_non_split_rounding_mb:40", 0),
+    ("roundup_power2_divisions:4", 0),
+    ("roundup_power2_divisions:[1:2,64:8,>:4]", 1500),
+    ("garbage_collection_threshold:0.5", 1500),
+    ("expandable_segments:True,roundup_power2_divisions:8", 1500),
+    ("release_lock_on_cudamalloc:True", 1500),
 ]
 SEEDS = [1, 2, 3]
 
-Key = tuple[int, str, float]
+Key = tuple[int, str, int]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Key, Future[Any]]]:
-    """Return what a seed, settings and a fraction lead to. All are run at once, some at a time."""
+    """Return what a seed, settings and a limit lead to. All are run at once, some at a time."""
     with ThreadPoolExecutor(8) as pool:
         yield {
-            (seed, conf, fraction): pool.submit(run, seed, conf, fraction, tmp_path_factory.mktemp("requests"))
+            (seed, conf, limit): pool.submit(run, seed, conf, limit, tmp_path_factory.mktemp("requests"))
             for seed in SEEDS
-            for conf, fraction in CASES
+            for conf, limit in CASES
         }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("conf", "fraction"), CASES)
+@pytest.mark.parametrize(("conf", "limit"), CASES)
 def test_same_requests_have_the_same_events_blocks_and_statistics(
-    results: dict[Key, Future[Any]], conf: str, fraction: float, seed: int
+    results: dict[Key, Future[Any]], conf: str, limit: int, seed: int
 ) -> None:
-    theirs, ours = results[seed, conf, fraction].result()
+    theirs, ours = results[seed, conf, limit].result()
     expected, actual = events_of(theirs), events_of(ours)
     first = next((i for i, pair in enumerate(zip(expected, actual, strict=False)) if pair[0] != pair[1]), None)
     assert first is None, (
