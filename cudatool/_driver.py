@@ -69,6 +69,7 @@ class Choice:
 
 
 _LONGEST_TIMEOUT_S = 10**6  # of a kernel; its nanoseconds are counted in 64 bits
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _GPU_DEVICE = "/dev/nvidiactl"  # there if NVIDIA's driver is
 
 _spec: str | None = None
@@ -359,6 +360,15 @@ def refused_address_space() -> Iterator[None]:
             f"the software device needs {format_bytes(error.size)} of address space, more than this process may have: "
             "raise `ulimit -v`, or ask for less memory or fewer devices, as with --device sim:memory=256MiB"
         ) from None
+
+
+def nvidia_has_started() -> bool:
+    """Return whether cuInit was called in this process, whoever called it, for NVIDIA's driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
 def _is_loaded(soname: str) -> bool:

@@ -108,7 +108,8 @@ class Level(StrEnum):
     MEMORY = "memory"
     """Memory, streams, events and the calls that enqueue copies and graphs; no kernels, no times on the device."""
     KERNELS = "kernels"
-    """Also kernels, and when they, copies, fills and launches of graphs ran."""
+    """Also kernels, and when they, copies, fills and launches of graphs ran. For graphs that may have been instantiated
+    earlier this is not safe: CUPTI ends the process when they are launched."""
     GRAPH_NODES = "graph-nodes"
     """Also each kernel inside of a graph's launch, in place of the launch as a whole."""
 

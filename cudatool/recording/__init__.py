@@ -104,7 +104,8 @@ def record(
         Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     level
         How much of a GPU's own work is recorded, see :class:`~cudatool.collect.cupti.Level`; the software device
-        records all.
+        records all. A recording that begins after the program started the driver records the launch of a graph node
+        by node: as a whole is not safe for graphs that exist already.
     force
         Replace an existing file.
     children
@@ -269,6 +270,10 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
     """
     global _cupti
 
+    if level is Level.KERNELS and _driver.nvidia_has_started():
+        # Graphs may exist, and CUPTI (13.0) ends the process with SIGSEGV when a graph is launched that was
+        # instantiated before graphs were recorded as a whole. Node by node it does not.
+        level = Level.GRAPH_NODES
     blocks: TorchBlocks | None = None
     try:
         _cupti = CuptiCollector(torch_program.is_watching, level, lambda: blocks is not None and blocks.is_watching)

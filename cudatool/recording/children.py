@@ -16,7 +16,6 @@ A forked child keeps its parent's sources of events, and gets a trace of its own
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -55,7 +54,6 @@ _NO_USE: Final = frozenset(
 """Events that are no use of a device."""
 _MOST_KEPT: Final = 10_000
 _MOST_NAMES: Final = 1000  # that are tried for a trace
-_NOT_INITIALIZED: Final = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +242,7 @@ def _forking() -> None:
     """Note whether the driver has started: forked children cannot ask, since they are told that it has not."""
     global _had_started_driver
     if _settings is not None and not _had_started_driver:
-        _had_started_driver = _has_started_driver()
-
-
-def _has_started_driver() -> bool:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return False
-    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+        _had_started_driver = _driver.nvidia_has_started()
 
 
 def _sees_all() -> bool:

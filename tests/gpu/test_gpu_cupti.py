@@ -117,6 +117,50 @@ def test_what_graph_launches_ran_as_the_level_says(tmp_path, level, of_a_launch)
     assert (len(trace.of_kind(Kind.KERNEL_LAUNCH)) > 0) == (level != "memory")
 
 
+GRAPHS_FROM_BEFORE = """
+import sys, cudatool, torch
+level = sys.argv[1]
+x = torch.zeros(1000, device="cuda")
+torch.cuda.synchronize()
+
+def captured():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        graph.y = x * 2 + 1
+    return graph
+
+def recorded(name, *graphs):
+    with cudatool.record(f"{name}.ctrace", device="cuda", level=level):
+        for graph in graphs:
+            graph.replay()
+        torch.cuda.synchronize()
+
+unlaunched, launched = captured(), captured()
+launched.replay()
+recorded("first", unlaunched, launched)
+between = captured()
+between.replay()
+recorded("second", between, unlaunched)
+"""
+
+
+@pytest.mark.parametrize(("level", "of_a_launch"), [("memory", 0), ("kernels", 2), ("graph-nodes", 2)])
+def test_graphs_that_exist_before_a_recording_can_be_launched_in_it(tmp_path, level, of_a_launch):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    (tmp_path / "program.py").write_text(GRAPHS_FROM_BEFORE)
+    done = subprocess.run(
+        [sys.executable, "program.py", level], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("first", "second"):
+        trace = reader.read(tmp_path / f"{name}.ctrace")
+        launches = trace.of_kind(Kind.GRAPH_LAUNCH)["correlation"].tolist()
+        ran = trace.of_kind(Kind.EXECUTION)
+        assert [int(np.count_nonzero(ran["correlation"] == one)) for one in launches] == [of_a_launch] * 2
+        assert trace.header["level"] == ("graph-nodes" if level == "kernels" else level)
+
+
 def test_beside_pytorch_cublas_memory_is_named_and_segments_count_once(tmp_path):
     trace, _ = record(tmp_path, TORCH, "torch")
     segments = int(trace.of_kind(Kind.SEGMENT_ALLOC)["size"].sum())
