@@ -348,11 +348,8 @@ class Policy:
         raise UsageError(f"pool {pool} is not being allocated to")
 
     def release_pool(self, pool: PoolId) -> None:
-        """Count one user of a private pool less."""
-        private = self._used_pool(pool)
-        private.use_count -= 1
-        if private.use_count == 0 and private.reserved == 0:
-            del self._private[pool]
+        """Count one user of a private pool less. Without users it is forgotten when its memory is given back."""
+        self._used_pool(pool).use_count -= 1
 
     def private_pool(self, pool: PoolId) -> PrivatePool:
         """Return a private pool."""

@@ -86,6 +86,15 @@ def test_pool_without_users_waits_for_its_last_block(provider: FakeProvider, wit
         with_pool.pool_use_count(POOL)
 
 
+def test_emptying_a_pool_that_never_had_memory_counts_a_wait_as_pytorchs_does(allocator: CachingAllocator) -> None:
+    allocator.create_or_incref_pool(POOL)
+    allocator.release_pool(POOL)
+    before = allocator.stats()["num_sync_all_streams"]
+    allocator.empty_cache(POOL)
+    allocator.empty_cache(POOL)  # it is forgotten by now
+    assert before + 1 == allocator.stats()["num_sync_all_streams"]
+
+
 def test_retry_releases_unused_pools(make: Make) -> None:
     allocator = make("", 40 * MIB)
     allocator.create_or_incref_pool(POOL)
