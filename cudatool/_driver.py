@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from cudatool.sim import Machine
 
 __all__ = [
+    "Choice",
     "KINDS",
     "OPTIONS",
     "SCHEDULES",
-    "Choice",
     "choose",
     "chosen",
     "device_count",
@@ -46,9 +46,10 @@ __all__ = [
     "in_fork",
     "initialize",
     "initialized",
-    "refused_address_space",
     "last_message",
+    "nvidia_has_started",
     "nvml",
+    "refused_address_space",
     "started",
 ]
 

@@ -106,7 +106,8 @@ def kernels(trace: Trace, ran: Operations) -> tuple[KernelTotal, ...]:
     calls = _made(trace, Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.COLLECTIVE)
     in_graphs = trace.of_kind(Kind.EXECUTION)
     in_graphs = in_graphs[(in_graphs["flags"] & 1) != 0]
-    replayed = _replayed(trace)
+    listed = in_graphs["correlation"][in_graphs["address"] == 0]  # as a GPU's kernels: not by node
+    replayed = _replayed(trace, set(listed.tolist()))
     rows = []
     for name in np.unique([*trace.records["name"][calls].tolist(), *in_graphs["name"].tolist(), *replayed]).tolist():
         own = calls[trace.records["name"][calls] == name]
@@ -150,10 +151,11 @@ def streams(trace: Trace, ran: Operations) -> tuple[Stream, ...]:
     return tuple(sorted(rows, key=lambda row: row.id))
 
 
-def _replayed(trace: Trace) -> dict[int, tuple[int, int]]:
+def _replayed(trace: Trace, listed: set[int]) -> dict[int, tuple[int, int]]:
     """Return how many products and collectives graph launches ran, by name, and how long they took (ns).
 
-    One call may have become several nodes. The graph's instantiation and updates show which nodes it has.
+    One call may have become several nodes. The graph's instantiation and updates show which nodes it has. Of launches
+    in `listed`, by correlation, the kernels that these calls became are known.
     """
     made = trace.records[np.isin(trace.records["kind"], (Kind.GEMM, Kind.COLLECTIVE))]
     names = dict(zip(made["correlation"].tolist(), made["name"].tolist(), strict=True))
@@ -170,7 +172,7 @@ def _replayed(trace: Trace) -> dict[int, tuple[int, int]]:
             nodes[graph] = {}
         elif kind == Kind.GRAPH_NODE and correlation in names:
             nodes.setdefault(graph, {})[node] = correlation
-        elif kind == Kind.GRAPH_LAUNCH and nodes.get(graph):
+        elif kind == Kind.GRAPH_LAUNCH and nodes.get(graph) and correlation not in listed:
             launched[correlation] = nodes[graph]
             counts.update(names[call] for call in set(nodes[graph].values()))
     took: Counter[int] = Counter()

@@ -2,6 +2,8 @@
 //
 //   driver calls    a callback at each of the calls that Python has chosen: arguments, result, thread, Python's stack
 //                   and, where asked, the library that called. Launches are not among them: a callback costs too much.
+//   operations      which calls that enqueue work are made for an operation of our runtime: a callback at the beginning
+//                   of launches, too, from the first such operation on
 //   activity        kernels, copies and fills, with their times on the device, in buffers that CUPTI hands back
 //   use             how much of a device's memory the driver charges to this process, read from NVML after
 //                   calls that may take memory implicitly: contexts, modules, graphs, streams, local memory
@@ -114,7 +116,8 @@ static struct {
 
 enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_LOOKED_AT = 8, MOST_NATIVE = 32, MOST_SPARE = 1 << 17 };
 // Kinds of rows that are not driver calls.
-enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06, BLOCK = 0xFF10 };
+enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
+enum { OPERATION = 0xFF07, BLOCK = 0xFF10 };
 // What may take device memory implicitly (cudatool.trace.events.UseFlag).
 enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32, USE_POOL = 64 };
 enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but noted by the same calls
@@ -134,10 +137,14 @@ typedef struct {
   uint8_t at_enter, wants_library, wants_stream_id;
   uint16_t use;      // the cause of use, one of the above
   uint8_t only_use;  // it gets no row of its own
+  uint8_t enqueues;  // for an operation of our runtime its row is an OPERATION, at the call's beginning
+  uint8_t launches;  // it is of interest for that only
 } Call;
 
 static Call calls[MOST_CALLS];
 static void* subscriber;
+static __thread uint32_t operation;  // of our runtime, that is open on this thread: its correlation
+static int sees_work, sees_launches;
 static volatile int recording;  // 0 in a forked child, where CUDA does not work
 static pid_t owner;
 
@@ -148,6 +155,7 @@ static Row* spare;  // a buffer that was read: fresh memory costs the program a 
 static size_t spare_capacity;
 static uint64_t lost;
 static uint64_t rows_so_far;  // since the memory use was last read
+static uint64_t waiting;  // rows that have a place among other sources' events, which are told when they happen
 
 // An interning table: byte strings, numbered from 1 in the order in which they were added.
 typedef struct {
@@ -261,6 +269,7 @@ static Row* new_row(void) {
   Row* row = &rows[row_count++];
   memset(row, 0, sizeof *row);
   rows_so_far++;
+  waiting++;
   return row;
 }
 
@@ -612,6 +621,20 @@ static int is_first(uint64_t value) {
   return is_new;
 }
 
+// Written before the work is enqueued, so that it stands in the log before the record that the work ran.
+static void note_operation(const CallbackData* data) {
+  pthread_mutex_lock(&lock);
+  Row* row = new_row();
+  if (row) {
+    row->time = now();
+    row->what = OPERATION;
+    waiting--;
+    row->correlation = data->correlation;
+    row->words[0] = operation;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
   (void)unused;
   if (!recording) return;
@@ -621,6 +644,11 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   }
   if (domain != DOMAIN_DRIVER_API || number >= MOST_CALLS) return;
   const Call* call = &calls[number];
+  if (operation && call->enqueues) {
+    if (data->site == API_ENTER) note_operation(data);
+    return;
+  }
+  if (call->launches) return;
   if (!call->arguments[0] || (data->site == API_ENTER) != (call->at_enter != 0)) return;
   uint32_t stream = 0;
   uint64_t words[WORDS] = {0};
@@ -652,6 +680,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     if (call->use == USE_CONTEXT || (call->use == USE_MODULE && is_due)) sample(device);
   }
   if (call->only_use) return;
+  if (operation && !call->wants_library) return;  // our runtime reports it; memory may be that of a library below it
   if (call->wants_stream_id && !result && data->context) {
     cupti.GetStreamIdEx(data->context, (void*)words[0], 0, &stream);
     words[WORDS - 1] = stream;
@@ -695,6 +724,7 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
     int is_work = kind == KIND_KERNEL || kind == KIND_MEMCPY || kind == KIND_MEMSET || kind == KIND_GRAPH;
     Row* row = is_work ? new_row() : NULL;
     if (!row) continue;
+    waiting--;
     if (kind == KIND_KERNEL) {
       const KernelRecord* kernel = record;
       row->what = KERNEL;
@@ -832,10 +862,11 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   owner = getpid();
   pthread_mutex_lock(&lock);
   most_rows = (size_t)most;
-  row_count = lost = 0;  // what the previous recording did not read
+  row_count = lost = waiting = 0;  // what the previous recording did not read
   captures = 0;
   names.sent = frames.sent = stacks.sent = 0;
   context_count = 0;
+  sees_work = sees_launches = 0;
   pthread_mutex_unlock(&lock);
   memset(calls, 0, sizeof calls);
   PyObject* numbers = PyDict_New();
@@ -845,8 +876,9 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
     PyObject* row = PyDict_GetItemString(chosen, name);
     if (!row) continue;
     const char* layout;
-    int at_enter, wants_library, wants_stream_id, use, only_use;
-    if (!PyArg_ParseTuple(row, "spppip", &layout, &at_enter, &wants_library, &wants_stream_id, &use, &only_use)) {
+    int at_enter, wants_library, wants_stream_id, use, only_use, enqueues = 0, launches = 0;
+    if (!PyArg_ParseTuple(row, "spppip|pp", &layout, &at_enter, &wants_library, &wants_stream_id, &use, &only_use,
+                          &enqueues, &launches)) {
       goto failed;
     }
     Call* call = &calls[number];
@@ -856,6 +888,9 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
     call->wants_stream_id = (uint8_t)wants_stream_id;
     call->use = (uint16_t)use;
     call->only_use = (uint8_t)only_use;
+    call->enqueues = (uint8_t)enqueues;
+    call->launches = (uint8_t)launches;
+    if (launches) continue;  // until our runtime works
     PyObject *key = PyLong_FromLong((long)number), *value = PyUnicode_FromString(name);
     int bad = !key || !value || PyDict_SetItem(numbers, key, value);
     Py_XDECREF(key);
@@ -876,6 +911,22 @@ failed:
   return NULL;
 }
 
+// Called at the beginning and at the end (0) of each operation of our runtime.
+static PyObject* py_mark(PyObject* self, PyObject* correlation) {
+  (void)self;
+  unsigned long value = PyLong_AsUnsignedLongMask(correlation);
+  if (value == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+  operation = (uint32_t)value;
+  if (operation && sees_work && recording && !sees_launches && getpid() == owner) {
+    sees_launches = 1;
+    for (uint32_t number = 1; number < MOST_CALLS; number++) {
+      // Where that is refused, it is not known when our runtime's kernels ran.
+      if (calls[number].launches) cupti.EnableCallback(1, subscriber, DOMAIN_DRIVER_API, number);
+    }
+  }
+  Py_RETURN_NONE;
+}
+
 static const uint32_t activities[] = {KIND_KERNEL, KIND_MEMCPY, KIND_MEMSET, KIND_GRAPH};
 
 static PyObject* py_watch_activity(PyObject* self, PyObject* arguments) {
@@ -892,7 +943,13 @@ static PyObject* py_watch_activity(PyObject* self, PyObject* arguments) {
     PyErr_SetString(PyExc_OSError, text_of(status));
     return NULL;
   }
+  sees_work = 1;
   Py_RETURN_NONE;
+}
+
+static PyObject* py_is_waiting(PyObject* self, PyObject* unused) {
+  (void)self, (void)unused;
+  return PyBool_FromLong(__atomic_load_n(&waiting, __ATOMIC_RELAXED) != 0);
 }
 
 static PyObject* py_sample_use(PyObject* self, PyObject* unused) {
@@ -954,7 +1011,7 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   uint64_t missing = lost;
   rows = NULL;
   row_count = row_capacity = 0;
-  lost = 0;
+  lost = waiting = 0;
   int failed = send_new(&names, new_names) || send_new(&frames, new_frames) || send_new(&stacks, new_stacks);
   pthread_mutex_unlock(&lock);
   if (!failed) data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof *taken));
@@ -975,13 +1032,14 @@ failed:
   return NULL;
 }
 
-enum { CALLS, WORK, CONTEXTS, SORTS };
+enum { CALLS, WORK, CONTEXTS, OPERATIONS, SORTS };
 
 // What a row is, -1 for nothing that is reported.
 static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_known, const uint8_t* asks, const uint8_t* kept) {
   switch (row->what) {
-    case KERNEL: case COPY: case FILL: case GRAPH: return kept ? -1 : WORK;
+    case KERNEL: case COPY: case FILL: case GRAPH: return WORK;
     case CONTEXT: return CONTEXTS;
+    case OPERATION: return OPERATIONS;
   }
   // A block of PyTorch is the program's, even if a function of ours called PyTorch.
   if (row->what != BLOCK && row->stack < stacks_known && is_ours[row->stack]) return -1;
@@ -1022,7 +1080,7 @@ static PyObject* py_sort(PyObject* self, PyObject* arguments) {
     }
     Py_END_ALLOW_THREADS
   }
-  result = PyTuple_Pack(SORTS, parts[CALLS], parts[WORK], parts[CONTEXTS]);
+  result = PyTuple_Pack(SORTS, parts[CALLS], parts[WORK], parts[CONTEXTS], parts[OPERATIONS]);
 done:
   for (int sort = 0; sort < SORTS; sort++) Py_XDECREF(parts[sort]);
   PyBuffer_Release(&is_ours), PyBuffer_Release(&asks), PyBuffer_Release(&kept);
@@ -1176,16 +1234,20 @@ static PyObject* py_forget(PyObject* self, PyObject* unused) {
 static PyMethodDef methods[] = {
     {"open", py_open, METH_VARARGS, "open(path): load libcupti; its version"},
     {"start", py_start, METH_VARARGS,
-     "start({call: (arguments, at its beginning, with the library, with the stream's id, UseFlag, whether only that)}, "
+     "start({call: (arguments, at its beginning, with the library, with the stream's id, UseFlag, whether only that, "
+     "whether it enqueues work, whether it matters for that only)}, "
      "most rows): number -> call"},
     {"watch_activity", py_watch_activity, METH_VARARGS,
      "watch_activity(inside_graphs): kernels, copies, fills and graphs, too; or instead of graphs what they consist of"},
+    {"mark", py_mark, METH_O, "mark(correlation): what this thread enqueues from now on is of this operation; 0 for none"},
+    {"is_waiting", py_is_waiting, METH_NOARGS,
+     "is_waiting(): whether the log has rows that come before what other sources report from now on"},
     {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
     {"drain", py_drain, METH_NOARGS, "drain(): rows, new names, new frames, new stacks, number of rows lost; None if there are no rows"},
     {"sort", py_sort, METH_VARARGS,
      "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
-     "rows of calls, of work that was done, and of contexts"},
+     "rows of calls, of work that was done, of contexts, and of operations of our runtime"},
     {"translate", py_translate, METH_VARARGS,
      "translate(rows, first, how, stack ids, correlations, streams, events, threads, blocks of graphs, records): "
      "the first row that is Python's, records made, correlations used"},

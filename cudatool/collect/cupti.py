@@ -5,7 +5,7 @@ a log, whichever library makes it and on whichever thread, with Python's stack; 
 ran, with their times. The log is read here, by a thread of its own and before an event of another source.
 
 Calls that other sources report are left out: those of our own runtime, and all but other libraries' memory in a
-program whose PyTorch is watched (:mod:`cudatool.collect.torch_program`).
+program whose PyTorch is watched (:mod:`cudatool.collect.torch_program`). When our runtime's work ran is reported here.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class What(IntEnum):
     GRAPH = 0xFF04
     CONTEXT = 0xFF05
     USE = 0xFF06
+    OPERATION = 0xFF07
     BLOCK = 0xFF10
 
 
@@ -161,6 +162,12 @@ class _Call(NamedTuple):
     with_library: bool = False
     with_stream_id: bool = False
     use: int = 0  # a UseFlag, or one of the two below
+    launches: bool = False  # kernels: it makes no event, but may be called for an operation of our runtime
+
+    @property
+    def enqueues(self) -> bool:
+        """Whether the device has something to do then."""
+        return self.launches or self.read in ("_copy", "_fill", "_graph_launch")
 
 
 _CAPTURE_BEGINS, _CAPTURE_ENDS = 256, 512
@@ -213,6 +220,10 @@ _CALLS: dict[str, _Call] = {
     "cuMemsetD16Async": _Call("qhqq", "_fill"),
     "cuMemsetD32Async": _Call("qiqq", "_fill"),
     "cuGraphLaunch": _Call("qq", "_graph_launch"),
+    **{
+        name: _Call(".", None, launches=True)
+        for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel")
+    },
     "cuDevicePrimaryCtxRetain": _Call("Pi", None, use=UseFlag.CONTEXT),
     "cuCtxCreate_v2": _Call("Pii", None, use=UseFlag.CONTEXT),
     "cuCtxCreate_v3": _Call("Pqiii", None, use=UseFlag.CONTEXT),
@@ -235,6 +246,8 @@ _CALLS: dict[str, _Call] = {
         )
     },
 }
+_OF_OPERATION = 0
+"""What stands for the stream of an operation of our runtime, which reports that itself."""
 _UNKNOWN = 1 << 56
 """What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
 _streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, never removed
@@ -321,6 +334,8 @@ class CuptiCollector:
         self._stack_ids, self._stack_is_ours = np.zeros(1, np.uint32), np.zeros(1, np.bool_)
         self._launched = np.empty((0, 3), np.uint32)  # CUPTI's correlation, ours, the stream; sorted
         self._launched_now: list[tuple[int, int, int]] = []
+        self._streams_of_operations: dict[int, int] = {}  # of our runtime, by correlation
+        self._work_of_operations = np.empty(0, ROW)  # that ran before our runtime has reported it
         self._sizes: dict[int, int] = {}
         self._device_memory: list[int] = []  # addresses of live allocations, sorted
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
@@ -347,6 +362,7 @@ class CuptiCollector:
             self.activity_error = str(error)
         _running.add(self)
         hooks.subscribe(self._before_event, first=True)
+        hooks.mark = _cupti.mark
         self._thread = threading.Thread(target=self._run, name="cudatool reader of CUPTI's log", daemon=True)
         self._thread.start()
 
@@ -382,6 +398,7 @@ class CuptiCollector:
         self._thread.join()
         self.flush()
         self._native.stop()
+        hooks.mark = None
         hooks.unsubscribe(self._before_event)
 
     def _forget(self) -> None:
@@ -389,6 +406,7 @@ class CuptiCollector:
         self._native.forget()
         self._stopping.set()
         self._lock = threading.RLock()
+        hooks.mark = None
         hooks.unsubscribe(self._before_event)
 
     def _run(self) -> None:
@@ -400,8 +418,13 @@ class CuptiCollector:
 
     def _before_event(self, event: Event) -> None:
         """Pass on the log's calls from before another source's event."""
-        self._runtime_works = self._runtime_works or event.kind in WORK
-        self._read(event.time)
+        if event.kind in WORK:
+            self._runtime_works = True
+            if len(self._streams_of_operations) > _MOST_LAUNCHED:
+                self._streams_of_operations.clear()
+            self._streams_of_operations[event.correlation] = event.stream
+        if self._calls or self._native.is_waiting():
+            self._read(event.time)
 
     def _read(self, until: int | None) -> None:
         """Read the log, and pass on the calls up to a time; without a time, also the work that was done."""
@@ -420,8 +443,8 @@ class CuptiCollector:
                         self._calls.appendleft(calls[later:])
                     self._report_calls(calls[:later])
                 self._pass_on()
-                if until is None and self._work_done:
-                    done, self._work_done = np.concatenate(self._work_done), []
+                if until is None and (self._work_done or len(self._work_of_operations)):
+                    done, self._work_done = np.concatenate([self._work_of_operations, *self._work_done]), []
                     self._ran(done)
             finally:
                 self._reading = False
@@ -437,15 +460,19 @@ class CuptiCollector:
             self._report(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
         elsewhere = self._runtime_works or self._pytorch_is_watched()
         is_ours = self._columns()[1]
-        calls, work, contexts = self._native.sort(
+        calls, work, contexts, operations = self._native.sort(
             data, is_ours, self._asks, self._always_reported if elsewhere else None
         )
         for row in np.frombuffer(contexts, ROW):
             _streams[int(row["device"]), int(row["words"][0])] = 0
         if calls:
             self._calls.append(np.frombuffer(calls, ROW))
+        marked = np.frombuffer(operations, ROW)
+        for called, operation in zip(marked["correlation"].tolist(), marked["words"][:, 0].tolist(), strict=True):
+            self._launched_now.append((called, operation, _OF_OPERATION))
         if work:
-            self._work_done.append(np.frombuffer(work, ROW))
+            done = np.frombuffer(work, ROW)
+            self._work_done.append(done[self._launches_of(done)[:, 0] != 0] if elsewhere else done)
 
     def _translation(self, name: str) -> tuple[int, ...]:
         """Return how C turns a call into a record, as a row of :data:`HOW`."""
@@ -785,6 +812,9 @@ class CuptiCollector:
         launches = self._launches_of(rows)
         is_known = launches[:, 0] != 0
         kept = is_known | (rows["what"] == What.KERNEL)
+        is_ours = is_known & (launches[:, 2] == _OF_OPERATION)
+        if is_ours.any() or len(self._work_of_operations):
+            kept &= self._find_streams(rows, launches, is_ours)
         rows, launches, is_known = rows[kept], launches[kept], is_known[kept]
         words, what = rows["words"], rows["what"]
         is_kernel, is_launch = what == What.KERNEL, ~is_known
@@ -805,6 +835,20 @@ class CuptiCollector:
         ran["aux0"], ran["aux1"] = words[:, :2].T
         ran["flags"] = is_kernel & ~is_launch & (words[:, 7] != 0)
         hooks.forward_rows(np.concatenate([launched, ran]), self._names, source=self._before_event)
+
+    def _find_streams(
+        self, rows: npt.NDArray[np.void], launches: npt.NDArray[np.uint32], is_ours: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Set the streams of our runtime's work in `launches`; return false for what it has not reported yet.
+
+        That is looked at once more the next time. What is not reported then failed.
+        """
+        streams = self._streams_of_operations
+        launches[is_ours, 2] = [streams.get(operation, _OF_OPERATION) for operation in launches[is_ours, 1].tolist()]
+        is_unknown: npt.NDArray[np.bool_] = is_ours & (launches[:, 2] == _OF_OPERATION)
+        is_new = np.arange(len(rows)) >= len(self._work_of_operations)
+        self._work_of_operations = rows[is_unknown & is_new]
+        return np.logical_not(is_unknown)
 
     def _streams_of(self, rows: npt.NDArray[np.void]) -> list[int]:
         """Return the id of the stream of each row, which CUPTI gives a number of its own."""
@@ -828,7 +872,7 @@ def _start() -> tuple[int, dict[int, str]]:
     """Let CUPTI log the calls that are read here; return its version, and the name of each by its number."""
     path = find_library()
     chosen = {
-        name + end: (*_layout(call), int(call.use), call.read is None)
+        name + end: (*_layout(call), int(call.use), call.read is None, call.enqueues, call.launches)
         for name, call in _CALLS.items()
         for end in ("", *_PER_THREAD)
     }

@@ -60,6 +60,7 @@ __all__ = [
     "forward_rows",
     "host_function",
     "is_subscribed",
+    "mark",
     "measures_accesses",
     "native_thread",
     "native_threads",
@@ -100,6 +101,9 @@ _WITH_STACK = frozenset(kind for kind, fields in FIELDS.items() if "stack" in fi
 _OF_HOST_FUNCTIONS = frozenset([Kind.HOST_ACCESS, Kind.HAND_OVER, Kind.TAKE_OVER])
 
 _new_event = tuple.__new__  # what Event(...) ends in, without its argument handling: half the time
+
+mark: Callable[[int], object] | None = None
+"""Called with the correlation at the beginning of an operation of our runtime, and with 0 at its end, on its thread."""
 
 _subscribers: tuple[Subscriber, ...] = ()
 _lock = threading.RLock()
@@ -205,6 +209,8 @@ def begin() -> int:
     thread.depth += 1
     if thread.depth == 1:
         thread.correlation = next(_correlations)
+        if mark is not None:
+            mark(thread.correlation)
     return thread.correlation
 
 
@@ -214,6 +220,8 @@ def end() -> None:
     thread.depth -= 1
     if thread.depth == 0:
         thread.correlation = 0
+        if mark is not None:
+            mark(0)
 
 
 @contextmanager

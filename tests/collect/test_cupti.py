@@ -48,6 +48,12 @@ class Log:
     def sample_use(self):
         pass
 
+    def mark(self, correlation):
+        pass
+
+    def is_waiting(self):
+        return bool(self.rows)
+
     def stop(self):
         pass
 
@@ -243,6 +249,56 @@ def test_beside_pytorch_only_the_memory_of_other_libraries_is_told_and_in_order(
         (Kind.MARK, 5),
         (Kind.MEM_ALLOC, 7),
     ]
+
+
+def enqueue(name, stream):
+    correlation = hooks.begin()
+    hooks.end()
+    return correlation, lambda: hooks.emit(Kind.KERNEL_LAUNCH, correlation=correlation, stream=stream, name=name)
+
+
+def test_when_the_kernels_of_our_runtime_ran_is_told_with_its_launch(collected):
+    log = collected.log
+    log.names.append(b"ours")
+    correlation, report = enqueue("ours", 5)
+    log.put(What.OPERATION, correlation, correlation=3)
+    log.put(What.KERNEL, 100, 250, 13, 1, 4, 128, 0, 0, time=100, correlation=3, thread=0)
+    log.put(What.KERNEL, 250, 260, 13, 1, 4, 128, 0, 0, time=250, correlation=3, thread=0)  # a product is two kernels
+    report()
+    log.put(What.KERNEL, 300, 350, 13, 1, 4, 128, 0, 0, time=300, correlation=9, thread=0)  # of another library
+    collected.collector.flush()
+    assert kinds(collected.events) == [Kind.KERNEL_LAUNCH, Kind.EXECUTION, Kind.EXECUTION]
+    assert [(ran.correlation, ran.stream, ran.aux0, ran.aux1) for ran in collected.events[1:]] == [
+        (correlation, 5, 100, 250),
+        (correlation, 5, 250, 260),
+    ]
+
+
+def test_a_kernel_that_ran_before_our_runtime_reports_its_launch_waits_for_that(collected):
+    log = collected.log
+    log.names.append(b"ours")
+    correlation, report = enqueue("ours", 5)
+    log.put(What.OPERATION, correlation, correlation=3)
+    log.put(What.KERNEL, 100, 250, 13, 1, 4, 128, 0, 0, time=100, correlation=3, thread=0)
+    collected.collector.flush()
+    assert not collected.events
+    report()
+    collected.collector.flush()
+    collected.collector.flush()
+    assert kinds(collected.events) == [Kind.KERNEL_LAUNCH, Kind.EXECUTION]
+
+
+def test_a_kernel_of_an_operation_that_failed_is_not_told(collected):
+    log = collected.log
+    log.names.append(b"ours")
+    correlation, report = enqueue("ours", 5)
+    log.put(What.OPERATION, correlation, correlation=3)
+    log.put(What.KERNEL, 100, 250, 13, 1, 4, 128, 0, 0, time=100, correlation=3, thread=0)
+    collected.collector.flush()
+    collected.collector.flush()
+    report()
+    collected.collector.flush()
+    assert kinds(collected.events) == [Kind.KERNEL_LAUNCH]
 
 
 def test_once_our_runtime_works_kernels_are_told_by_it_alone(collected):

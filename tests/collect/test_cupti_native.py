@@ -58,6 +58,47 @@ def test_a_call_that_every_launch_makes_is_noted_once_for_each_handle(libcupti):
     assert "2\n" == done.stdout, done.stderr
 
 
+OPERATIONS = """
+import ctypes, sys, threading
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti import ROW, What
+_cupti.open(sys.argv[1])
+launch = (".", False, False, False, 0, True, True, True)
+record = ("q", False, False, False, 0, False, False, False)
+memory = ("q", False, True, False, 0, False, False, False)
+_cupti.start({"cuEventRecord": record, "cuMemAlloc_v2": memory, "cuLaunchKernel": launch}, 1 << 20)
+_cupti.watch_activity(False)
+call_driver = ctypes.CDLL(sys.argv[1]).call_driver_at
+call_driver.argtypes = [ctypes.c_uint32] * 3 + [ctypes.c_uint64] * 2
+def call(correlation, number):
+    call_driver(0, correlation, number, 0, 0)
+    call_driver(1, correlation, number, 0, 0)
+call(10, 3)  # another library's
+_cupti.mark(77)
+call(11, 3)
+call(12, 1)
+print(_cupti.is_waiting())
+call(12, 2)
+print(_cupti.is_waiting())
+other = threading.Thread(target=call, args=(13, 3))  # no operation of ours is open there
+other.start(); other.join()
+call(14, 3)
+_cupti.mark(0)
+call(15, 3)
+_cupti.mark(78)
+call(16, 3)
+rows = np.frombuffer(_cupti.drain()[0], ROW)
+print([(int(row["correlation"]), int(row["words"][0])) for row in rows if row["what"] == What.OPERATION])
+print([int(row["correlation"]) for row in rows if row["what"] == 2], any(row["what"] == 1 for row in rows))
+"""
+
+
+def test_calls_for_our_runtime_are_not_noted_but_what_they_enqueue_and_memory_is(libcupti):
+    done = subprocess.run([sys.executable, "-c", OPERATIONS, libcupti], capture_output=True, text=True, timeout=60)
+    assert "False\nTrue\n[(11, 77), (14, 77), (16, 78)]\n[12] False\n" == done.stdout, done.stderr
+
+
 THREADS = """
 import ctypes, sys, threading
 from cudatool.collect import _cupti

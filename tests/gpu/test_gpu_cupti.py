@@ -117,6 +117,42 @@ def test_what_graph_launches_ran_as_the_level_says(tmp_path, level, of_a_launch)
     assert (len(trace.of_kind(Kind.KERNEL_LAUNCH)) > 0) == (level != "memory")
 
 
+OURS = """
+import numpy as np
+import cudatool as ct
+x = ct.asarray(np.ones((512, 512), np.float32))
+y = (x @ x) * 2 + 1
+side = ct.Stream()
+with ct.stream(side):
+    side.wait_stream(ct.default_stream())
+    z = y * 3
+    graph = ct.CUDAGraph()
+    with ct.graph(graph):
+        w = (x @ x) * 2
+for _ in range(5):
+    graph.replay()
+ct.synchronize()
+print(float(z.get()[0, 0]))
+"""
+
+
+@pytest.mark.parametrize(("level", "of_a_replay"), [("kernels", 1), ("graph-nodes", 2)])
+def test_work_of_our_runtime_has_the_times_at_which_it_ran(tmp_path, level, of_a_replay):
+    trace, _ = record(tmp_path, OURS, "", "--level", level)
+    ran = trace.of_kind(Kind.EXECUTION)
+    assert np.all(ran["aux1"] >= ran["aux0"])
+    for kind, captured in ((Kind.KERNEL_LAUNCH, 1), (Kind.GEMM, 1), (Kind.MEMCPY, 0)):
+        calls = trace.of_kind(kind)
+        own = [ran[ran["correlation"] == call["correlation"]] for call in calls]
+        assert [len(executed) for executed in own].count(0) == captured
+        assert all(set(e["stream"].tolist()) <= {int(call["stream"])} for e, call in zip(own, calls, strict=True))
+    replays = trace.of_kind(Kind.GRAPH_LAUNCH)["correlation"].tolist()
+    assert len(replays) == 5
+    assert all(np.count_nonzero(ran["correlation"] == one) >= of_a_replay for one in replays)
+    calls = {int(row["correlation"]) for kind in (Kind.KERNEL_LAUNCH, Kind.GEMM) for row in trace.of_kind(kind)}
+    assert len(calls) == len(trace.of_kind(Kind.KERNEL_LAUNCH)) + len(trace.of_kind(Kind.GEMM))  # none is told twice
+
+
 GRAPHS_FROM_BEFORE = """
 import sys, cudatool, torch
 level = sys.argv[1]

@@ -4,7 +4,8 @@
 
 typedef void (*Callback)(void*, uint32_t, uint32_t, const void*);
 static Callback callback;
-static const char* names[] = {NULL, "cuEventRecord", "cuMemAlloc_v2"};
+static const char* names[] = {NULL, "cuEventRecord", "cuMemAlloc_v2", "cuLaunchKernel"};
+static uint32_t enabled;  // a bit for each call
 
 int cuptiSubscribe(void** subscriber, Callback function, void* data) {
   *subscriber = (void*)1;
@@ -12,7 +13,10 @@ int cuptiSubscribe(void** subscriber, Callback function, void* data) {
   return 0;
 }
 int cuptiUnsubscribe(void* subscriber) { return 0; }
-int cuptiEnableCallback(uint32_t on, void* subscriber, uint32_t domain, uint32_t number) { return 0; }
+int cuptiEnableCallback(uint32_t on, void* subscriber, uint32_t domain, uint32_t number) {
+  if (domain == 1 && number < 32) enabled = on ? enabled | 1u << number : enabled & ~(1u << number);
+  return 0;
+}
 int cuptiGetCallbackName(uint32_t domain, uint32_t number, const char** name) {
   if (number >= sizeof names / sizeof *names || !names[number]) return 1;
   *name = names[number];
@@ -45,7 +49,9 @@ int cuptiActivityGetNumDroppedRecords(void* context, uint32_t stream, size_t* dr
   return 0;
 }
 
-void call_driver(uint32_t number, uint64_t first, uint64_t second) {
+// A call's beginning (site 0) or end (1).
+void call_driver_at(uint32_t site, uint32_t correlation, uint32_t number, uint64_t first, uint64_t second) {
+  if (!(enabled >> number & 1)) return;
   uint64_t arguments[] = {first, second};
   int result = 0;
   struct {
@@ -58,6 +64,8 @@ void call_driver(uint32_t number, uint64_t first, uint64_t second) {
     uint32_t context_uid;
     uint64_t* data;
     uint32_t correlation;
-  } call = {1, "call", arguments, &result, NULL, (void*)8, 1, NULL, 1};
+  } call = {site, "call", arguments, &result, NULL, (void*)8, 1, NULL, correlation};
   callback(NULL, 1, number, &call);
 }
+
+void call_driver(uint32_t number, uint64_t first, uint64_t second) { call_driver_at(1, 1, number, first, second); }
