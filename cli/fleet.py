@@ -29,10 +29,12 @@ from cudatool.fleet.query import MEMORY, opened
 from cudatool.fleet.report import fleet_report
 from cudatool.fleet.words import ENDS, described, described_pair
 from cudatool.progress import step
-from cudatool.text import printable
+from cudatool.text import printable, shortened
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
 
     from cudatool.fleet.compare import Comparison
@@ -43,6 +45,7 @@ __all__ = ["fleet"]
 
 _MOST = 20  # rows of a table
 _APART = 5  # steps, and ranks that come late
+_LONGEST = 30  # characters of a group's ranks
 _UNCLEAR = 4  # exit status
 _DIVIDED = {"site": "Call site", "category": "Category", "library": "Library"}
 
@@ -192,13 +195,34 @@ def _print_pace(console: Console, run: RunReport) -> None:
     for one in sorted(run.steps, key=lambda one: one.median - one.longest)[:_APART]:
         table.add_row(str(one.step), format_time(one.median), format_time(one.longest), str(one.longest_rank))
     print_table(console, "Steps in which the ranks are furthest apart", table)
-    if (found := run.collectives) is None:
-        return
-    table = new_table("Rank", numbers=("Others wait for it", "It waits", "Came last"))
-    for rank in sorted(found.ranks, key=lambda rank: -rank.awaited)[:_APART]:
-        last = f"{rank.last:,} of {found.compared:,}"
-        table.add_row(str(rank.rank), format_time(max(rank.awaited, 0)), format_time(rank.waited), last)
-    print_table(console, f"Collectives, within {format_time(found.span)}", table)
+    if (found := run.collectives) is not None:
+        table = new_table("Rank", numbers=("Others wait for it", "It waits", "Came last"))
+        for rank in sorted(found.ranks, key=lambda rank: -rank.awaited)[:_APART]:
+            last = f"{rank.last:,} of {found.compared:,}"
+            table.add_row(str(rank.rank), format_time(max(rank.awaited, 0)), format_time(rank.waited), last)
+        print_table(console, f"Collectives, within {format_time(found.span)}", table)
+    table = new_table("Ranks", "Latest", numbers=("Others wait for it", "It waits", "Collectives", "Within"))
+    latest = [(max(group.ranks, key=lambda rank: rank.awaited), group) for group in run.groups]
+    for rank, group in sorted(latest, key=lambda pair: -pair[0].awaited)[:_APART]:
+        waits = format_time(max(rank.awaited, 0)), format_time(rank.waited)
+        table.add_row(
+            _ranks(one.rank for one in group.ranks),
+            *(str(rank.rank), *waits, f"{group.compared:,}", format_time(group.span)),
+        )
+    print_table(console, "Collectives of groups of ranks", table)
+    print_rest(console, len(run.groups), _APART, "groups")
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as ``0-3, 8, 12-15``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return shortened(", ".join(words), _LONGEST)
 
 
 def _print_comparison(console: Console, compared: Comparison) -> None:

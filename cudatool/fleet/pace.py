@@ -9,30 +9,52 @@ the last rank has begun::
     waited[r]   =   took[r]  -  least of took            clocks that differ cancel out: only durations are compared
     awaited[r]  =   median of took  -  took[r]           above 0 for a rank that comes later than most
 
-Both are added up over the collectives. The k-th of one rank is compared with the k-th of the others, as long as all run
-the same operations in the same order. A rank that stalls a few times is no straggler: `steady` is `awaited` as if each
+Both are added up over the collectives of a communicator. The k-th of one rank is compared with the k-th of the others,
+as long as all run the same operations. A rank that stalls a few times is no straggler: `steady` is `awaited` as if each
 eighth of the collectives were like the eighth with the second least of it (not each collective: of those of a step,
-often only the first one waits). A rank is named if that is far above the others' and at least a tenth of the time from
-the first collective to the last. If two or more ranks are far above, none is named: ranks that have collectives of
-their own, with a faster transfer, look the same. One rank alone cannot have them.
+often only the first one waits). A rank is late if that is far above the others' and at least a tenth of the time from
+the first collective to the last.
+
+Which ranks share a communicator: calls of :mod:`cudatool.nccl` say so. NCCL's kernels do not, so they are only compared
+if they can be of all ranks. All ranks leave such a collective together, so from the end of one to the end of the next
+as much time passes on each of them, whatever its clock shows. If not, they may be of groups of ranks, such as a mesh's.
+
+A rank may be late in one group because it waited in another one. In a mesh, a rank that is slow in its tensor-parallel
+group holds up its peers, and for each of those a data-parallel group waits. The rank named is late in a group of
+three or more, and waited elsewhere for less than half as long. If several are left, none is named: ranks that have
+collectives of their own, with a faster transfer, look the same. One rank alone cannot have them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
 
 from cudatool.fleet.sequence import Ask
+from cudatool.trace.events import SHARED_COMMUNICATOR
 from cudatool.trace.lifetimes import Mask
 
-__all__ = ["SHARE", "SPREADS", "Collectives", "RankWait", "StepTime", "collectives", "far_above", "step_times"]
+__all__ = [
+    "SHARE",
+    "SPREADS",
+    "Collectives",
+    "RankWait",
+    "StepTime",
+    "awaited",
+    "collectives",
+    "far_above",
+    "step_times",
+]
 
 SPREADS: Final = 6  # of the others' spread (median of the distances to the median)
 SHARE: Final = 0.1  # of the time, below which a wait is not worth a finding
 
 _PARTS: Final = 8  # of the collectives
+_TOGETHER: Final = 0.25  # of what the ranks wait: by less, they leave collectives of all ranks apart
+_EQUAL: Final = 0.01  # of the time, below which nothing is made of how far apart they leave
 
 _SYMMETRIC: Final = "'all_reduce', 'all_gather', 'reduce_scatter'"
 # "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclReduceScatterRingLLKernel".
@@ -88,7 +110,7 @@ class RankWait:
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The collectives of a run that all ranks have in common.
+    """The collectives that the ranks of a communicator have in common.
 
     Attributes
     ----------
@@ -98,11 +120,14 @@ class Collectives:
         ns from the beginning of the first to the end of the last one, on the median rank.
     ranks
         Each rank's waits.
+    communicator
+        Its number; 0 if the trace has none.
     """
 
     compared: int
     span: int
     ranks: tuple[RankWait, ...]
+    communicator: int = 0
 
     def late(self) -> tuple[RankWait, ...]:
         """Return the ranks that are far later than the others; one alone is who they wait for."""
@@ -137,45 +162,98 @@ def step_times(ask: Ask, fewest: int) -> tuple[StepTime, ...]:
     return tuple(StepTime(r["step"], r["ranks"], int(r["median"]), r["longest"], r["rank"]) for r in rows)
 
 
-def collectives(ask: Ask, ranks: int) -> Collectives | None:
-    """Return the waits in collectives of all of so many ranks; None if no such collective was timed."""
+def awaited(found: Sequence[Collectives]) -> tuple[RankWait, ...]:
+    """Return the ranks that are late in a group, and not because they waited in another one; by rank."""
+    waited: dict[int, int] = {}
+    for one in found:
+        for rank in one.ranks:
+            waited[rank.rank] = waited.get(rank.rank, 0) + rank.waited
+    late: dict[int, RankWait] = {}
+    for one in found:
+        for rank in one.late():
+            if 2 * (waited[rank.rank] - rank.waited) < rank.steady:
+                late[rank.rank] = max(rank, late.get(rank.rank, rank), key=lambda wait: wait.steady)
+    return tuple(late[rank] for rank in sorted(late))
+
+
+def collectives(ask: Ask, ranks: int, say: Callable[[str], None]) -> tuple[Collectives, ...]:
+    """Return the waits in each communicator, all of whose ranks are among so many; the largest communicators first.
+
+    Parameters
+    ----------
+    say
+        Takes a sentence on what could not be compared.
+    """
     timed = (
         "FROM kernels SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND device_end >= device_start"
     )
     ours = ask(f"SELECT 1 {timed} AND kind = 'COLLECTIVE' LIMIT 1")
-    if ours:  # our own calls say how many ranks take part; NCCL's kernels below them would be the same again
-        chosen = (
-            f"SELECT rank, event, name AS operation, device_start AS start, device_end AS stop {timed} "
-            f"AND kind = 'COLLECTIVE' AND name IN ({_SYMMETRIC}) AND (rank, trace, event) IN "
-            "(SELECT (rank, trace, event) FROM events WHERE run = $run AND kind = 'COLLECTIVE' "
-            "AND (aux1 >> 32) & 65535 = $ranks)"
-        )
-    else:
-        chosen = (
-            f"SELECT rank, event, regexp_extract(name, '{_KERNELS}', 1) AS operation, device_start AS start, "
-            f"device_end AS stop {timed} AND kind = 'KERNEL_LAUNCH' AND regexp_matches(name, '{_KERNELS}')"
-        )
-    rows = ask(
-        f"WITH own AS ({chosen}), "
-        "numbered AS (SELECT *, stop - start AS took, row_number() OVER (PARTITION BY rank ORDER BY event) AS number "
-        "FROM own), "
-        "by_number AS (SELECT number, count(*) AS ranks, min(operation) <> max(operation) AS differs, "
-        "median(took) AS usual, min(took) AS least FROM numbered GROUP BY number), "
-        "common AS (FROM by_number WHERE ranks = $ranks AND number < "
-        "coalesce((SELECT min(number) FROM by_number WHERE differs), 1::BIGINT << 62)), "
-        f"parts AS (SELECT *, (row_number() OVER (PARTITION BY rank ORDER BY number) - 1) * {_PARTS} "
-        "// count(*) OVER (PARTITION BY rank) AS part FROM numbered JOIN common USING (number)), "
-        "sums AS (SELECT rank, count(*) AS compared, sum(took - least) AS waited, sum(usual - took) AS awaited, "
-        "count(*) FILTER (took = least) AS last, min(start) AS start, max(stop) AS stop "
-        "FROM parts GROUP BY rank, part) "
-        "SELECT rank, sum(compared) AS compared, sum(waited) AS waited, sum(awaited) AS awaited, "
-        "list(awaited ORDER BY awaited)[greatest(1, count(*) // 4)] * count(*) AS steady, "
-        "sum(last) AS last, max(stop) - min(start) AS span "
-        "FROM sums GROUP BY rank ORDER BY rank",
-        ranks=ranks,
-    )
-    if not rows:
-        return None
+    # Our own calls say who takes part; NCCL's kernels below them would be the same again.
+    chosen = _OUR_CALLS.format(timed=timed) if ours else _NCCL_KERNELS.format(timed=timed)
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for row in ask(_WAITS.format(chosen=chosen), ranks=ranks):
+        groups.setdefault(row["communicator"], []).append(row)
+    found, apart = [], False
     names = [field.name for field in fields(RankWait)]
-    waits = (RankWait(**{name: int(row[name]) for name in names}) for row in rows)
-    return Collectives(int(rows[0]["compared"]), int(np.median([row["span"] for row in rows])), tuple(waits))
+    for communicator, rows in groups.items():
+        span = int(np.median([row["span"] for row in rows]))
+        waited = sum(row["waited"] for row in rows) / len(rows)
+        if not communicator and max(row["apart"] for row in rows) > max(_TOGETHER * waited, _EQUAL * span):
+            apart = True
+            continue
+        waits = tuple(RankWait(**{name: int(row[name]) for name in names}) for row in rows)
+        found.append(Collectives(int(rows[0]["compared"]), span, waits, communicator))
+    if ours:
+        [few] = ask(
+            f"SELECT count(*) AS n FROM (SELECT communicator FROM ({chosen}) GROUP BY communicator "
+            "HAVING count(DISTINCT rank) < max(size))",
+            ranks=ranks,
+        )
+        if few["n"]:
+            say(f"Who waits for whom: {few['n']:,} of the communicators have ranks without a trace or without times.")
+    if apart:
+        say(
+            "Who waits for whom: the ranks do not leave their collectives together, so these may be of groups of "
+            "ranks, and the recording does not say which ranks form a group."
+        )
+    elif not found:
+        say("Who waits for whom: no collectives of the same ranks were recorded with their times.")
+    return tuple(sorted(found, key=lambda one: (-len(one.ranks), -one.compared, one.communicator)))
+
+
+_OUR_CALLS: Final = (
+    "SELECT rank, event, name AS operation, device_start AS start, device_end AS stop, size, communicator "
+    "FROM (SELECT run, rank, trace, event, name, device_start, device_end {timed} "
+    f"AND kind = 'COLLECTIVE' AND name IN ({_SYMMETRIC})) "
+    "JOIN (SELECT run, rank, trace, event, ((aux1 >> 32) & 65535)::BIGINT AS size, "
+    f"CASE WHEN aux0 >= {SHARED_COMMUNICATOR} THEN aux0::BIGINT ELSE 0 END AS communicator "
+    "FROM events WHERE run = $run AND kind = 'COLLECTIVE') USING (run, rank, trace, event) "
+    "WHERE communicator > 0 OR size = $ranks"
+)
+_NCCL_KERNELS: Final = (
+    f"SELECT rank, event, regexp_extract(name, '{_KERNELS}', 1) AS operation, "
+    "device_start AS start, device_end AS stop, $ranks AS size, 0 AS communicator {timed} "
+    f"AND kind = 'KERNEL_LAUNCH' AND regexp_matches(name, '{_KERNELS}')"
+)
+_WAITS: Final = (
+    "WITH own AS ({chosen}), "
+    "numbered AS (SELECT *, stop - start AS took, stop - lag(stop) OVER one AS gap, row_number() OVER one AS number "
+    "FROM own WINDOW one AS (PARTITION BY communicator, rank ORDER BY event)), "
+    "by_number AS (SELECT communicator, number, count(*) AS ranks, min(size) AS size, "
+    "min(operation) <> max(operation) OR min(size) <> max(size) AS differs, "
+    "median(took) AS usual, min(took) AS least, median(gap) AS usual_gap FROM numbered GROUP BY ALL), "
+    "same AS (SELECT *, min(number) FILTER (differs) OVER (PARTITION BY communicator) AS first FROM by_number), "
+    "common AS (FROM same WHERE ranks = size AND number < coalesce(first, 1::BIGINT << 62)), "
+    "parts AS (SELECT numbered.*, usual, least, usual_gap, "
+    "(row_number() OVER (PARTITION BY communicator, rank ORDER BY number) - 1) * "
+    f"{_PARTS} // count(*) OVER (PARTITION BY communicator, rank) AS part "
+    "FROM numbered JOIN common USING (communicator, number)), "
+    "sums AS (SELECT communicator, rank, count(*) AS compared, sum(took - least) AS waited, "
+    "sum(usual - took) AS awaited, count(*) FILTER (took = least) AS last, "
+    "sum(abs(gap - usual_gap)) AS apart, min(start) AS start, max(stop) AS stop "
+    "FROM parts GROUP BY communicator, rank, part) "
+    "SELECT communicator, rank, sum(compared) AS compared, sum(waited) AS waited, sum(awaited) AS awaited, "
+    "list(awaited ORDER BY awaited)[greatest(1, count(*) // 4)] * count(*) AS steady, "
+    "sum(last) AS last, coalesce(sum(apart), 0) AS apart, max(stop) - min(start) AS span "
+    "FROM sums GROUP BY communicator, rank ORDER BY communicator, rank"
+)

@@ -270,9 +270,7 @@ class _Two:
             yield PairDifference(Difference.CLOCK, values=(row["shift"], -row["shift"]))
 
     def awaited(self) -> Iterator[PairDifference]:
-        if self.met is None:
-            self.say("Who waits for whom: no collectives of both ranks were recorded with their times.")
-        elif self.met.later() is not None:
+        if self.met is not None and self.met.later() is not None:
             waits = [rank.waited for rank in self.met.ranks]
             yield PairDifference(Difference.AWAITED, values=(waits[0], waits[1]))
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.errors import UsageError
-from cudatool.fleet.pace import Collectives, StepTime, collectives, far_above, step_times
+from cudatool.fleet.pace import Collectives, StepTime, awaited, collectives, far_above, step_times
 from cudatool.fleet.pair import Pair, pair
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.limits import MISSING_RANKS
@@ -116,6 +116,8 @@ class RunReport:
         How long the named steps took on the ranks.
     collectives
         Who waits for whom in collectives of all ranks; None if there are none with times.
+    groups
+        The same for each communicator of fewer ranks, and for further ones of all ranks; the largest first.
     pair
         In what the two ranks of a run of two differ; None of other runs.
     """
@@ -131,6 +133,7 @@ class RunReport:
     steps: tuple[StepTime, ...]
     collectives: Collectives | None
     pair: Pair | None = None
+    groups: tuple[Collectives, ...] = ()
 
     @property
     def has_differences(self) -> bool:
@@ -182,6 +185,7 @@ class _Run:
         self.unseen: list[str] = []
         self.steps: tuple[StepTime, ...] = ()
         self.collectives: Collectives | None = None
+        self.groups: tuple[Collectives, ...] = ()
 
     def ask(self, question: str, **values: Any) -> list[dict[str, Any]]:
         result = self.database.execute(question, {"run": self.run, **values})
@@ -198,7 +202,8 @@ class _Run:
             for rule in (self._leaks, self._sequences, self._memory, self._steps, self._awaited):
                 found += rule()
         elif len(self.rows) == 2:
-            self.steps, self.collectives = step_times(self.ask, 2), collectives(self.ask, 2)
+            self.steps = step_times(self.ask, 2)
+            self._meet()
             both = pair(self.ask, self.rows, _COMPLETE, self.collectives, self.unseen.append)
         else:
             self.unseen.append("Differences: there are no two ranks to compare.")
@@ -215,6 +220,7 @@ class _Run:
             steps=self.steps,
             collectives=self.collectives,
             pair=both,
+            groups=self.groups,
         )
 
     def _missing(self) -> tuple[int, ...]:
@@ -382,13 +388,18 @@ class _Run:
             if abs(row["shift"]) > max(row["usual"], 1e8) and row["drift"] < abs(row["shift"]) / 4:
                 yield Finding(row["rank"], Difference.CLOCK, value=int(row["shift"]), usual=0)
 
+    def _meet(self) -> tuple[Collectives, ...]:
+        """Find who waits for whom: in collectives of all ranks, and in those of groups."""
+        found = collectives(self.ask, len(self.rank), self.unseen.append)
+        if found and len(found[0].ranks) == len(self.rank):
+            self.collectives, self.groups = found[0], found[1:]
+        else:
+            self.groups = found
+        return found
+
     def _awaited(self) -> Iterator[Finding]:
         """Yield the rank for which the others wait in collectives."""
-        found = self.collectives = collectives(self.ask, len(self.rank))
-        if found is None:
-            self.unseen.append("Who waits for whom: no collectives of all ranks were recorded with their times.")
-            return
-        late = found.late()
+        late = awaited(self._meet())
         if len(late) == 1:
             yield Finding(late[0].rank, Difference.AWAITED, value=late[0].awaited, usual=0)
         elif late:

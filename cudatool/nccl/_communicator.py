@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -19,7 +20,7 @@ from cudatool.runtime.extents import emit_extents
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.runtime.traced_calls import traced
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import Kind, pack_dims
+from cudatool.trace.events import SHARED_COMMUNICATOR, Kind, pack_dims
 
 __all__ = ["Communicator", "Library", "group", "init_all", "init_rank", "library", "unique_id", "version"]
 
@@ -100,7 +101,14 @@ def init_rank(num_ranks: int, uid: bytes, rank: int) -> Communicator:
     if len(uid) != 128:
         raise UsageError(f"a unique id has 128 bytes, not {len(uid)}; take it from cudatool.nccl.unique_id()")
     device = current_device()
-    return Communicator(library().init_rank(num_ranks, bytes(uid), rank, device), rank, num_ranks, device, next(_ids))
+    handle = library().init_rank(num_ranks, bytes(uid), rank, device)
+    return Communicator(handle, rank, num_ranks, device, _shared_number(uid))
+
+
+def _shared_number(uid: bytes) -> int:
+    """Return a communicator's number, the same on all its ranks; the id itself is a secret, and in no trace."""
+    digest = blake2b(uid, digest_size=8, person=b"communicator").digest()
+    return SHARED_COMMUNICATOR | int.from_bytes(digest, "little") % SHARED_COMMUNICATOR
 
 
 class Communicator:
@@ -117,7 +125,7 @@ class Communicator:
     device
         Ordinal of the device.
     id
-        Number in traces.
+        Number in traces: of :func:`init_rank` the same on all ranks.
     """
 
     def __init__(self, handle: Any, rank: int, size: int, device: int, number: int) -> None:

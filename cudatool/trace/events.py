@@ -19,6 +19,7 @@ import numpy as np
 __all__ = [
     "RECORD",
     "RECORD_STRUCT",
+    "SHARED_COMMUNICATOR",
     "AccessFlag",
     "Api",
     "CopyFlag",
@@ -212,7 +213,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.GRAPH_POINTER: "an address among a node's parameters, which are fixed until an update: "
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
     Kind.COLLECTIVE: "the part of one rank in an operation of several devices: stream, correlation, name=operation, "
-    "address=buffer of its result (of what is sent, where it gets none), size=bytes there, aux0=communicator, "
+    "address=buffer of its result (of what is sent, where it gets none), size=bytes there, aux0=communicator "
+    "(from SHARED_COMMUNICATOR on the same number in all processes), "
     "aux1=pack_dims(rank, number of ranks), flags=1 if it is in one group with the thread's record before it, stack",
     Kind.MEMORY_PLAN: "memory of a graph was planned: name=the function that was compiled, address, size=planned, "
     "aux0=bytes up to the end of the highest buffer in use when the graph was made, aux1=nodes of the graph, "
@@ -263,6 +265,11 @@ class Api(IntEnum):
     NUMBA = 4
     TORCH = 5
 
+
+SHARED_COMMUNICATOR: Final = 1 << 52
+"""``COLLECTIVE`` only: from this number on, a communicator has the same one in all processes; below, each process
+counts its own. Two times it is 2**53, up to which JSON has whole numbers exactly.
+"""
 
 FREE_UNKNOWN: Final = 1
 """Flag of ``OOM``: the recording does not say how much the device had free."""

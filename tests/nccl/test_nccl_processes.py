@@ -16,7 +16,7 @@ import pytest
 import cudatool
 from cudatool import nccl
 from cudatool.errors import CudaError, UsageError
-from cudatool.trace.events import Kind, unpack_dims
+from cudatool.trace.events import SHARED_COMMUNICATOR, Kind, unpack_dims
 from cudatool.trace.reader import read
 
 sys.path.insert(0, str(Path(__file__).parent))  # their processes import it, too
@@ -60,9 +60,14 @@ def test_operations_between_processes_give_every_rank_its_result() -> None:
 
 def test_each_rank_has_its_trace(tmp_path: Path) -> None:
     run(nccl_ranks.recorded, tmp_path)
+    numbers = set()
     for rank in range(SIZE):
         (part,) = read(tmp_path / f"{rank}.ctrace").of_kind(Kind.COLLECTIVE)
         assert (rank, SIZE) == unpack_dims(int(part["aux1"]))[:2]
+        numbers.add(int(part["aux0"]))
+    # By it, the ranks of a communicator are found in the traces of all processes.
+    [number] = numbers
+    assert SHARED_COMMUNICATOR <= number < 2 * SHARED_COMMUNICATOR
 
 
 def test_different_operations_fail_at_the_next_call(device: str) -> None:
