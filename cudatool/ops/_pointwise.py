@@ -116,7 +116,8 @@ def taken_over(by: Callable[[Call], tuple[Kernel, Walk] | None]) -> Iterator[Non
 class _Plan(NamedTuple):
     """A launch plan: what is the same for all operands of these shapes and types."""
 
-    launch: Callable[..., int]
+    kernel: Kernel
+    enqueue: Callable[..., int]  # the kernel, with no event of it
     config: Any
     rest: tuple[Any, ...]  # arguments after the operands: the numbers by keyword, and where the elements are
     casts: tuple[np.dtype[Any] | None, ...]  # what each operand is cast to if it is a number; empty: all are arrays
@@ -211,7 +212,7 @@ class Pointwise:
         UsageError
             Shapes, dtypes or devices do not fit.
         """
-        if not hooks.active and (known := self._again(operands, out, numbers)) is not None:
+        if (not hooks.active or _taken_over.by is None) and (known := self._again(operands, out, numbers)) is not None:
             return known
         if numbers or len(operands) != len(self.operands):
             operands = self.bind(operands, numbers)
@@ -250,7 +251,7 @@ class Pointwise:
         plan = self._plans.get(tuple(key))
         if plan is None:
             return None
-        launch, config, rest, casts, compute, shape, dtype, size, device, seal = plan
+        kernel, enqueue, config, rest, casts, compute, shape, dtype, size, device, seal = plan
         stream = stream_on(device)
         if out is None:
             memory = Memory(size, stream)
@@ -264,10 +265,10 @@ class Pointwise:
             )
         if numbers:
             rest = (*self._values(numbers, compute), rest[-1])
-        status = call_on(
-            device, launch, config.grid, config.block, config.shmem_size, stream.native, (out, *operands, *rest)
-        )
-        if status:
+        arguments = (out, *operands, *rest)
+        if hooks.active:
+            launch(stream, config, kernel, *arguments)
+        elif status := call_on(device, enqueue, config.grid, config.block, config.shmem_size, stream.native, arguments):
             raise_status(status)
         return out
 
@@ -303,6 +304,7 @@ class Pointwise:
         )
         kernel, way = done
         plan = _Plan(
+            kernel,
             kernel.launcher.launch,
             way.config,
             (*self._defaults(compute), way.parameters),
