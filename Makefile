@@ -6,7 +6,7 @@ SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
 BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c cudatool/*/*.map)
 
-.PHONY: demo test test-again test-asan lint docs site wheels clean
+.PHONY: demo test test-again test-asan test-ray lint docs site wheels clean
 
 demo: $(VENV)/installed
 	@mkdir -p demo
@@ -28,6 +28,11 @@ test-again: $(VENV)/installed-dev
 
 test-asan: $(VENV)/installed-dev
 	PYTHON=$(CURDIR)/$(PYTHON) tests/security/asan.sh
+
+# Not part of the suite: Ray is 200 MB, starts a dozen processes, and gives them so many seconds.
+test-ray: $(VENV)/installed-dev
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e '.[ray]'
+	CUDATOOL_TEST_RAY=1 $(PYTHON) -m pytest -n 0 tests/fleet/test_ray.py
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,8 @@ from cudatool.cli._text import (
     results,
 )
 from cudatool.files import check_outputs
+from cudatool.fleet.ask import keep_here
+from cudatool.fleet.cluster import opened_on, ray_cluster
 from cudatool.fleet.compare import Limit, compare, parse_limit
 from cudatool.fleet.picture import picture
 from cudatool.fleet.query import MEMORY, opened
@@ -33,10 +36,11 @@ from cudatool.text import printable, shortened
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from rich.console import Console
 
+    from cudatool.fleet.ask import Keep
     from cudatool.fleet.compare import Comparison
     from cudatool.fleet.pair import Pair
     from cudatool.fleet.report import RunReport
@@ -71,7 +75,19 @@ _DIVIDED = {"site": "Call site", "category": "Category", "library": "Library"}
 @page_option("Write a page of all runs; it needs no network.")
 @force_option
 @option("--json", "as_json", is_flag=True, group="Output", help='Print JSON ("schema": "cudatool.fleet/1").')
-@option("--memory", default=MEMORY, metavar="SIZE", help=f"What DuckDB may use of the memory. Default: {MEMORY}.")
+@option(
+    "--memory",
+    default=MEMORY,
+    metavar="SIZE",
+    help=f"What DuckDB may use of the memory, in each task of a cluster too. Default: {MEMORY}.",
+)
+@option(
+    "--engine",
+    type=click.Choice(["duckdb", "ray"]),
+    default="duckdb",
+    group="Engine",
+    help="duckdb: this process (default). ray: a Ray cluster, the one of RAY_ADDRESS if that is set.",
+)
 def fleet(
     dataset: Path,
     against: Path | None,
@@ -81,6 +97,7 @@ def fleet(
     force: bool,
     as_json: bool,
     memory: str,
+    engine: str,
 ) -> None:
     """Find the ranks of a run that differ from the others, and in what.
 
@@ -97,8 +114,8 @@ def fleet(
     check_outputs([html] if html else [], [], force=force)
     wanted = [parse_limit(text) for text in limits]
     sets = [dataset] if against is None else [dataset, against]
-    with step("cudatool fleet"), opened(*sets, memory=memory) as database:
-        runs = fleet_report(database)
+    with step("cudatool fleet"), _opened(engine, sets, memory) as (database, keep):
+        runs = fleet_report(database, keep)
         compared = None if against is None else compare(database, str(against))
         pictures = [picture(database, run) for run in runs] if html else []
     if html:
@@ -120,6 +137,17 @@ def fleet(
         if compared is not None:
             _print_comparison(console, compared)
     sys.exit(_status(runs, compared, wanted))
+
+
+@contextmanager
+def _opened(engine: str, datasets: list[Path], memory: str) -> Iterator[tuple[Any, Keep]]:
+    """Return what the report is made with: a database, and what keeps answers of large tables in it."""
+    if engine == "duckdb":
+        with opened(*datasets, memory=memory) as database:
+            yield database, keep_here
+        return
+    with ray_cluster() as cluster, opened_on(cluster, *datasets, memory=memory) as answering:
+        yield answering
 
 
 def _status(runs: tuple[RunReport, ...], compared: Comparison | None, limits: list[Limit]) -> int:

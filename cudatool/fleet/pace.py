@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.fleet.sequence import Ask
+from cudatool.fleet.ask import Ask
 from cudatool.trace.events import SHARED_COMMUNICATOR
 from cudatool.trace.lifetimes import Mask
 
@@ -190,8 +190,9 @@ def collectives(ask: Ask, ranks: int, say: Callable[[str], None]) -> tuple[Colle
     ours = ask(f"SELECT 1 {timed} AND kind = 'COLLECTIVE' LIMIT 1")
     # Our own calls say who takes part; NCCL's kernels below them would be the same again.
     chosen = _OUR_CALLS.format(timed=timed) if ours else _NCCL_KERNELS.format(timed=timed)
+    ask.keep("met", chosen, ranks=ranks)
     groups: dict[int, list[dict[str, Any]]] = {}
-    for row in ask(_WAITS.format(chosen=chosen), ranks=ranks):
+    for row in ask(_WAITS):
         groups.setdefault(row["communicator"], []).append(row)
     found, apart = [], False
     names = [field.name for field in fields(RankWait)]
@@ -205,9 +206,8 @@ def collectives(ask: Ask, ranks: int, say: Callable[[str], None]) -> tuple[Colle
         found.append(Collectives(int(rows[0]["compared"]), span, waits, communicator))
     if ours:
         [few] = ask(
-            f"SELECT count(*) AS n FROM (SELECT communicator FROM ({chosen}) GROUP BY communicator "
-            "HAVING count(DISTINCT rank) < max(size))",
-            ranks=ranks,
+            "SELECT count(*) AS n FROM (SELECT communicator FROM met GROUP BY communicator "
+            "HAVING count(DISTINCT rank) < max(size))"
         )
         if few["n"]:
             say(f"Who waits for whom: {few['n']:,} of the communicators have ranks without a trace or without times.")
@@ -236,9 +236,8 @@ _NCCL_KERNELS: Final = (
     f"AND kind = 'KERNEL_LAUNCH' AND regexp_matches(name, '{_KERNELS}')"
 )
 _WAITS: Final = (
-    "WITH own AS ({chosen}), "
-    "numbered AS (SELECT *, stop - start AS took, stop - lag(stop) OVER one AS gap, row_number() OVER one AS number "
-    "FROM own WINDOW one AS (PARTITION BY communicator, rank ORDER BY event)), "
+    "WITH numbered AS (SELECT *, stop - start AS took, stop - lag(stop) OVER one AS gap, "
+    "row_number() OVER one AS number FROM met WINDOW one AS (PARTITION BY communicator, rank ORDER BY event)), "
     "by_number AS (SELECT communicator, number, count(*) AS ranks, min(size) AS size, "
     "min(operation) <> max(operation) OR min(size) <> max(size) AS differs, "
     "median(took) AS usual, min(took) AS least, median(gap) AS usual_gap FROM numbered GROUP BY ALL), "

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from cudatool.fleet.ask import Ask
 from cudatool.fleet.pace import Collectives
-from cudatool.fleet.sequence import Ask, Difference, first_differences, parting
+from cudatool.fleet.sequence import Difference, first_differences, parting
 
 __all__ = ["MemoryDifference", "Pair", "PairDifference", "pair"]
 

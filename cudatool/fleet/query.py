@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,13 @@ from cudatool.limits import QUESTION_MEMORY
 from cudatool.text import printable, quoted, shortened
 from cudatool.units import format_bytes, parse_bytes
 
-__all__ = ["MEMORY", "Answer", "ask", "opened"]
+__all__ = ["MEMORY", "PREFIXES", "Answer", "ask", "opened"]
 
 MEMORY: Final = f"{QUESTION_MEMORY >> 30}GiB"
 """Of DuckDB, which writes to a temporary directory what does not fit."""
+
+PREFIXES: Final = ("", "against_")
+"""Before the names of the tables of each data set."""
 
 _PIECE: Final = 4096  # rows that are Python objects at once
 _LONGEST: Final = 300  # characters of what DuckDB says
@@ -40,7 +43,9 @@ class Answer:
 
 
 @contextmanager
-def opened(*datasets: Path, memory: str = MEMORY, tables: str | None = None) -> Iterator[Any]:
+def opened(
+    *datasets: Path, memory: str = MEMORY, tables: str | None = None, parts: Sequence[Path] | None = None
+) -> Iterator[Any]:
     """Return a database with a view for each table; those of a second data set are called ``against_TABLE``.
 
     It can read the files of the data sets, and cannot load extensions, reach the network, or be set up otherwise. That
@@ -50,6 +55,8 @@ def opened(*datasets: Path, memory: str = MEMORY, tables: str | None = None) -> 
     ----------
     tables
         A question: only tables with a name that occurs in it get a view. A view costs a look at the names of its files.
+    parts
+        Folders of parts: the views are of these only.
 
     Raises
     ------
@@ -60,19 +67,20 @@ def opened(*datasets: Path, memory: str = MEMORY, tables: str | None = None) -> 
     import duckdb
 
     for dataset in datasets:
-        _check_links(dataset)
+        _check_links(dataset.resolve(), [dataset.resolve()] if parts is None else list(parts))
     with TemporaryDirectory(prefix="cudatool-query-") as spilled:
         settings = {"memory_limit": f"{_memory(memory)}B", "temp_directory": spilled, "preserve_insertion_order": False}
         database = connect(autoload_known_extensions=False, python_enable_replacements=False, **settings)
         try:
             # Files are checked by their names, and patterns as they are written.
-            allowed = {f"{name}/" for dataset in datasets for name in (dataset.resolve(), _pattern(dataset.resolve()))}
+            folders_of_all = (*(dataset.resolve() for dataset in datasets), Path(spilled))
+            allowed = {f"{name}/" for folder in folders_of_all for name in (folder, _pattern(folder))}
             folders = ", ".join(map(_text, sorted(allowed)))
             database.execute(f"SET allowed_directories = [{folders}]")
             database.execute("SET enable_external_access = false")
             database.execute("SET lock_configuration = true")
-            for dataset, prefix in zip(datasets, ("", "against_"), strict=False):
-                _make_views(database, dataset.resolve(), prefix, tables)
+            for dataset, prefix in zip(datasets, PREFIXES, strict=False):
+                _make_views(database, dataset.resolve(), prefix, tables, parts)
             yield database
         except duckdb.Error as error:
             raise UsageError(_said(error)) from error
@@ -132,10 +140,8 @@ def _memory(text: str) -> int:
     return size
 
 
-def _check_links(dataset: Path) -> None:
+def _check_links(home: Path, folders: list[Path]) -> None:
     """Refuse a data set with a link out of it: its files are read for whoever asks, and it may be a stranger's."""
-    home = dataset.resolve()
-    folders = [home]
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:
@@ -149,7 +155,7 @@ def _check_links(dataset: Path) -> None:
             continue
 
 
-def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None) -> None:
+def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None, parts: Sequence[Path] | None) -> None:
     import duckdb
 
     if next(dataset.glob(f"run=*/rank=*/trace=*/{PART}"), None) is None:
@@ -162,7 +168,8 @@ def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None) -
     more = ", union_by_name = true" if oldest < LAYOUT else ""
     for table in TABLES:
         if tables is None or table in tables.lower() or "show" in tables.lower():
-            files = _text(f"{folder}/run=*/rank=*/trace=*/{table}.parquet")
+            places = [f"{folder}/run=*/rank=*/trace=*"] if parts is None else map(_pattern, parts)
+            files = f"[{', '.join(_text(f'{place}/{table}.parquet') for place in places)}]"
             source = f"read_parquet({files}, hive_partitioning = true, hive_types = {{{_TYPES}}}{more})"
             try:
                 there = _columns(database, source) if more else set()

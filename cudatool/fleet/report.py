@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.errors import UsageError
+from cudatool.fleet.ask import Ask, Keep, keep_here
 from cudatool.fleet.pace import Collectives, StepTime, awaited, collectives, far_above, step_times
 from cudatool.fleet.pair import Pair, pair
 from cudatool.fleet.sequence import Difference, first_differences, parting
@@ -162,35 +163,30 @@ CREATE TEMP TABLE member_steps AS FROM steps SEMI JOIN member USING (run, rank, 
 """
 
 
-def fleet_report(database: Any) -> tuple[RunReport, ...]:
+def fleet_report(database: Any, keep: Keep = keep_here) -> tuple[RunReport, ...]:
     """Return a report for each run of a data set, by name.
 
     Parameters
     ----------
-    database
-        From :func:`cudatool.fleet.query.opened`.
+    database, keep
+        From :func:`cudatool.fleet.query.opened`; or both from :func:`cudatool.fleet.cluster.opened_on`.
     """
     database.execute(_MEMBERS)
     runs = [run for (run,) in database.execute("SELECT DISTINCT run FROM known ORDER BY run").fetchall()]
-    return tuple(_Run(database, run).report() for run in runs)
+    return tuple(_Run(Ask(database, run, keep), run).report() for run in runs)
 
 
 class _Run:
     """The comparison of one run's ranks."""
 
-    def __init__(self, database: Any, run: str) -> None:
-        self.database, self.run = database, run
+    def __init__(self, ask: Ask, run: str) -> None:
+        self.ask, self.run = ask, run
         self.rows = [_sound(row) for row in self.ask("SELECT * FROM member WHERE run = $run ORDER BY rank")]
         self.rank = np.array([row["rank"] for row in self.rows], np.int64)
         self.unseen: list[str] = []
         self.steps: tuple[StepTime, ...] = ()
         self.collectives: Collectives | None = None
         self.groups: tuple[Collectives, ...] = ()
-
-    def ask(self, question: str, **values: Any) -> list[dict[str, Any]]:
-        result = self.database.execute(question, {"run": self.run, **values})
-        names = [column[0] for column in result.description]
-        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
     def report(self) -> RunReport:
         compared, both = len(self.rows) >= _FEWEST, None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["Ask", "Difference", "Parting", "first_differences", "parting"]
+from cudatool.fleet.ask import Ask
 
-Ask = Callable[..., list[dict[str, Any]]]
-"""Asks a question of one run, ``$run``; returns its rows."""
+__all__ = ["Difference", "Parting", "first_differences", "parting"]
 
 
 class Difference(StrEnum):
@@ -57,15 +55,17 @@ class Parting:
 
 def first_differences(ask: Ask, reference: dict[str, Any]) -> dict[int, int]:
     """Return the first allocation of each rank that differs from that of the reference, by rank."""
-    rows = ask(
+    ask.keep(
+        "differing",
         "WITH usual AS (SELECT sequence, full_hash FROM allocations "
         "WHERE run = $run AND rank = $rank AND trace = $trace AND device = $device AND sequence IS NOT NULL) "
         "SELECT a.rank, min(a.sequence) AS at FROM allocations a JOIN usual USING (sequence) "
         "SEMI JOIN member m ON (m.run, m.rank, m.trace, m.device) = (a.run, a.rank, a.trace, a.device) "
         "WHERE a.run = $run AND a.full_hash <> usual.full_hash GROUP BY a.rank",
+        together=reference["rank"],
         **{name: reference[name] for name in ("rank", "trace", "device")},
     )
-    return {row["rank"]: row["at"] for row in rows}
+    return {row["rank"]: row["at"] for row in ask("SELECT * FROM differing")}
 
 
 def parting(ask: Ask, rank: int, other: int, at: int) -> Parting:
