@@ -143,7 +143,8 @@ typedef struct {
 
 static Call calls[MOST_CALLS];
 static void* subscriber;
-static __thread uint32_t operation;  // of our runtime, that is open on this thread: its correlation
+static __thread uint32_t operation, marked_in;  // of our runtime, open on this thread: its correlation; which recording
+static uint32_t recordings;  // begun so far
 static int sees_work, sees_launches;
 static volatile int recording;  // 0 in a forked child, where CUDA does not work
 static pid_t owner;
@@ -644,7 +645,8 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   }
   if (domain != DOMAIN_DRIVER_API || number >= MOST_CALLS) return;
   const Call* call = &calls[number];
-  if (operation && call->enqueues) {
+  int is_ours = operation && marked_in == recordings;
+  if (is_ours && call->enqueues) {
     if (data->site == API_ENTER) note_operation(data);
     return;
   }
@@ -680,7 +682,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     if (call->use == USE_CONTEXT || (call->use == USE_MODULE && is_due)) sample(device);
   }
   if (call->only_use) return;
-  if (operation && !call->wants_library) return;  // our runtime reports it; memory may be that of a library below it
+  if (is_ours && !call->wants_library) return;  // our runtime reports it; memory may be that of a library below it
   if (call->wants_stream_id && !result && data->context) {
     cupti.GetStreamIdEx(data->context, (void*)words[0], 0, &stream);
     words[WORDS - 1] = stream;
@@ -867,6 +869,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   names.sent = frames.sent = stacks.sent = 0;
   context_count = 0;
   sees_work = sees_launches = 0;
+  recordings++;
   pthread_mutex_unlock(&lock);
   memset(calls, 0, sizeof calls);
   PyObject* numbers = PyDict_New();
@@ -917,6 +920,7 @@ static PyObject* py_mark(PyObject* self, PyObject* correlation) {
   unsigned long value = PyLong_AsUnsignedLongMask(correlation);
   if (value == (unsigned long)-1 && PyErr_Occurred()) return NULL;
   operation = (uint32_t)value;
+  marked_in = recordings;  // its end is not marked if the recording ends first
   if (operation && sees_work && recording && !sees_launches && getpid() == owner) {
     sees_launches = 1;
     for (uint32_t number = 1; number < MOST_CALLS; number++) {

@@ -99,6 +99,27 @@ def test_calls_for_our_runtime_are_not_noted_but_what_they_enqueue_and_memory_is
     assert "False\nTrue\n[(11, 77), (14, 77), (16, 78)]\n[12] False\n" == done.stdout, done.stderr
 
 
+STOPPED = """
+import ctypes, sys
+from cudatool.collect import _cupti
+_cupti.open(sys.argv[1])
+calls = {"cuEventRecord": ("q", False, False, False, 0, False, False, False)}
+_cupti.start(calls, 1 << 20)
+_cupti.mark(77)
+_cupti.stop()  # while an operation of our runtime is open: nobody marks its end
+_cupti.start(calls, 1 << 20)
+call_driver = ctypes.CDLL(sys.argv[1]).call_driver
+call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+call_driver(1, 5, 0)
+print(_cupti.is_waiting())
+"""
+
+
+def test_an_operation_that_was_open_when_a_recording_ended_is_not_open_in_the_next(libcupti):
+    done = subprocess.run([sys.executable, "-c", STOPPED, libcupti], capture_output=True, text=True, timeout=60)
+    assert "True\n" == done.stdout, done.stderr
+
+
 THREADS = """
 import ctypes, sys, threading
 from cudatool.collect import _cupti
