@@ -82,6 +82,8 @@ def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) 
     print_advice(console, diagnosis.advice)
     print_sites(console, "Held at that time", device.at_chosen)
     print_sites(console, "Held at the peak", device.at_peak)
+    for sentence in () if device.generated is None else device.generated.sentences():
+        _print_line(console, sentence)
     print_categories(console, "Held at the peak, by purpose (inferred)", diagnosis.categories)
     split = diagnosis.fragmentation
     for moment in [*split[:1], *(m for m in split[-1:] if len(split) > 1)]:

@@ -29,6 +29,8 @@ class DiagnosisView {
     this.drawOutside(diagnosis.outside);
     this.drawLedger(device.ledger);
     this.drawCharts();
+    byId("generated").hidden = !device.generated;
+    byId("generated").textContent = device.generated ? `At the peak: ${device.generated.join(" ")}` : "";
   }
 
   drawAdvice(advice) {

@@ -6,7 +6,13 @@
 from __future__ import annotations
 
 from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
-from cudatool.analyze.compiled import Compiled, compiled_sites
+from cudatool.analyze.compiled import (
+    Compiled,
+    GeneratedShare,
+    Unattributed,
+    UnattributedShare,
+    compiled_sites,
+)
 from cudatool.analyze.diagnosis import Diagnosis, Remedy, Topic, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
 from cudatool.analyze.execution import (
@@ -90,6 +96,9 @@ __all__ = [
     "Change",
     "Check",
     "Compiled",
+    "GeneratedShare",
+    "Unattributed",
+    "UnattributedShare",
     "Confidence",
     "Copies",
     "DeviceMemory",

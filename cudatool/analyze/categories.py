@@ -18,6 +18,7 @@ import numpy as np
 
 from cudatool.analyze.sites import range_at
 from cudatool.analyze.steps import Confidence, Steps
+from cudatool.trace.events import GeneratedFlag
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline
 from cudatool.trace.model import Frame, Trace, recorded_from
 
@@ -128,6 +129,9 @@ def _stack_flags(trace: Trace) -> Ints:
     for i, stack in enumerate(trace.stacks):
         for frame in stack:
             result[i] |= of_frame[frame]
+    for i, (at, _) in trace.generated.at.items():  # a backward pass, with the lines of the forward one
+        if trace.generated.flags.get(at.file, GeneratedFlag(0)) & GeneratedFlag.BACKWARD:
+            result[i] |= int(_Seen.BACKWARD)
     return result
 
 
@@ -181,7 +185,12 @@ _TABLE: Final[list[tuple[Category, Confidence, str, Callable[[_Facts], Mask]]]] 
         "allocated where torch.nn.Module makes or moves its parameters",
         lambda f: f.shows(_Seen.MODULE_APPLY) & ~f.shows(_Seen.FORWARD | _Seen.BACKWARD),
     ),
-    (_G, Confidence.HIGH, "a frame of torch.autograd's backward", lambda f: f.shows(_Seen.BACKWARD)),
+    (
+        _G,
+        Confidence.HIGH,
+        "a frame of torch.autograd's backward, or of a compiled one",
+        lambda f: f.shows(_Seen.BACKWARD),
+    ),
     (_A, Confidence.HIGH, "a frame of a module's forward", lambda f: f.shows(_Seen.FORWARD)),
     (
         _O,

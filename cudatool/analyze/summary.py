@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze import execution, moments
+from cudatool.analyze.compiled import GeneratedShare, generated
 from cudatool.analyze.diagnosis import PARTS_OF_DIAGNOSIS, Diagnosis, diagnose
 from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
 from cudatool.analyze.ledger import Ledger, ledger
@@ -78,6 +79,8 @@ class DeviceMemory:
         By call site, the largest first: the memory active at the peak, and the memory never freed.
     chosen, at_chosen
         The same of the moment that was asked for, if one was.
+    generated
+        Of the memory active at the peak, that which code of PyTorch's compiler allocated; None if it is none.
     """
 
     device: int
@@ -93,6 +96,7 @@ class DeviceMemory:
     still_live: tuple[CallSite, ...]
     chosen: Moment | None = None
     at_chosen: tuple[CallSite, ...] = ()
+    generated: GeneratedShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,7 @@ def _device(
         still_live=moments.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),
         chosen=chosen,
         at_chosen=() if chosen is None else moments.by_call_site(trace, blocks.at(chosen.index)),
+        generated=generated(trace, blocks.at(peak.index)),
     )
 
 

@@ -18,7 +18,9 @@ class Replaced:
 
     def replace(self, owner: Any, name: str, new: Any) -> None:
         """Give an attribute of `owner` another value."""
-        self._originals.append((owner, name, getattr(owner, name)))
+        # As it stands there: a class method that getattr() gives is bound.
+        own = vars(owner)
+        self._originals.append((owner, name, own[name] if name in own else getattr(owner, name)))
         setattr(owner, name, new)
 
     def around_backward(self, torch: ModuleType, begin: Callable[[], None], end: Callable[[], None]) -> None:

@@ -2,7 +2,8 @@
 // PyTorch that the program imports (cudatool/collect/torch_build.py).
 //
 // A row has the stack of the Python code that allocates. While a node of the backward graph runs, that is the stack of
-// the forward operator for which autograd made the node. No operator is observed, and no tensor is inspected:
+// the forward operator for which autograd made the node; of a function that torch.compile generated, it is that of the
+// generated code, whose lines are known (torch_generated.py). No operator is observed, and no tensor is inspected:
 // PyTorch's own way (RecordFunction for operators) made steps of small operators take 1.15 times as long.
 #include <Python.h>
 
@@ -16,12 +17,14 @@
 #include <link.h>
 #include <sys/mman.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <typeinfo>
 
 namespace {
 
@@ -47,15 +50,28 @@ std::mutex lock;  // of these
 std::array<Forward, 1 << 16> forward{};
 Forward& forward_at(uint64_t thread, uint64_t sequence) { return forward[(sequence ^ thread << 12) % forward.size()]; }
 
+// The Python object of a node; PyTorch 2.13 and earlier ones keep it in different places.
+template <class Node>
+auto object_of(const Node& node, int) -> decltype(node.pyobj()) { return node.pyobj(); }
+template <class Node>
+auto object_of(const Node& node, long) -> decltype(node.obj) { return node.obj; }
+
+// Whether a node runs the backward graph that torch.compile generated. Node::name() would take the interpreter's lock.
+bool is_generated(const torch::autograd::Node& node) {
+  if (strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE")) return false;
+  static constexpr char NAME[] = "CompiledFunctionBackward";  // torch._functorch._aot_autograd.runtime_wrappers
+  PyObject* object = object_of(static_cast<const torch::autograd::PyNode&>(node), 0);
+  return object && !strncmp(Py_TYPE(object)->tp_name, NAME, sizeof NAME - 1);
+}
+
 // The stack of memory that is taken here.
 uint32_t stack() {
-  uint32_t found = 0;
-  if (auto node = torch::autograd::get_current_node()) {
+  auto node = torch::autograd::get_current_node();
+  uint32_t found = !node || is_generated(*node) ? the_log->stack_here() : 0;
+  if (node && !found) {
     std::lock_guard<std::mutex> guard(lock);
     const Forward& known = forward_at(node->thread_id(), node->sequence_nr());
     if (known.thread == node->thread_id() && known.sequence == node->sequence_nr()) found = known.stack;
-  } else {
-    found = the_log->stack_here();
   }
   return found ? found : backward_stack.load(std::memory_order_relaxed);
 }

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
-from cudatool.collect import deferred_frees, torch_program
+from cudatool.collect import deferred_frees, torch_generated, torch_program
 from cudatool.collect.children import child_processes
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Level
 from cudatool.collect.hand_overs import HandOvers
@@ -193,6 +193,7 @@ def sources(
                 if measure_accesses:
                     torch_program.start()
                 else:
+                    undo.callback(torch_generated.stop)
                     header |= undo.enter_context(_driver_calls(level))
             watch = machine.scheduler.watch if machine is not None else None
             header["watches_host_reads"] = watch is not None and watch.sees_reads
@@ -227,7 +228,7 @@ def living() -> tuple[list[Event], dict[str, Any]]:
     owned = sum(event.size for event in (*held, *lived) if event.kind in (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
     facts |= {"prior_bytes": owned} if owned else {}
     facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
-    return [*limits, *held, *lived, *shared], facts
+    return [*limits, *held, *lived, *shared, *torch_generated.living()], facts
 
 
 def present_header() -> dict[str, Any]:
@@ -275,6 +276,7 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
         # instantiated before graphs were recorded as a whole. Node by node it does not.
         level = Level.GRAPH_NODES
     blocks: TorchBlocks | None = None
+    torch_generated.start()
     try:
         _cupti = CuptiCollector(torch_program.is_watching, level, lambda: blocks is not None and blocks.is_watching)
     except CuptiUnavailable as error:

@@ -27,6 +27,8 @@ __all__ = [
     "FREE_UNKNOWN",
     "EventFlag",
     "FIELDS",
+    "GeneratedFact",
+    "GeneratedFlag",
     "LaunchFlag",
     "LIVED",
     "Kind",
@@ -112,6 +114,9 @@ class Kind(IntEnum):
     MEMORY_PLAN = 55
     PLANNED_BUFFER = 56
     FUSED_OPERATION = 57
+    # Code that another compiler made for the program, PyTorch's: which of its statements allocate what.
+    GENERATED_FILE = 58
+    GENERATED_LINE = 59
     # What an operation touched, and when it ran.
     ACCESS = 60
     HOST_ACCESS = 61
@@ -119,6 +124,7 @@ class Kind(IntEnum):
     # Host threads, and host functions, that tell each other something through objects of Python's.
     HAND_OVER = 63
     TAKE_OVER = 64
+    GENERATED_FACT = 65
     # Everything else.
     RANGE_PUSH = 70
     RANGE_POP = 71
@@ -223,6 +229,13 @@ FIELDS: Final[dict[Kind, str]] = {
     "aux1=the first node after it was freed, flags=PlanFlag, name=operation of that first node, stack",
     Kind.FUSED_OPERATION: "correlation=number of the plan, aux0=the node, a kernel that computes several operations, "
     "aux1=0: name=the kernel; else which of its operations this is, counted from 1: name=the operation; stack",
+    Kind.GENERATED_FILE: "PyTorch's compiler made or loaded a file of code: name=its path, correlation=number of the "
+    "file, flags=GeneratedFlag; its GENERATED_LINE and GENERATED_FACT records follow",
+    Kind.GENERATED_LINE: "a statement of a generated file that may allocate: correlation=number of the file, aux0=its "
+    "first line, aux1=its last line, name=the buffer (empty: temporary memory of a kernel), "
+    "stack=the lines of the program that it was made from",
+    Kind.GENERATED_FACT: "about the GENERATED_LINE that begins at line aux0 of file number correlation: "
+    "flags=GeneratedFact, name=the node, module or buffer",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
@@ -366,6 +379,29 @@ class PlanFlag(IntFlag):
     """It outlives the function: a result, or what the function stores."""
     ALONE = 2
     """No other buffer may have its place, since another stream uses it."""
+
+
+class GeneratedFlag(IntFlag):
+    """Flags of ``GENERATED_FILE``: how its lines are known."""
+
+    NO_GRAPH = 1
+    """Not from the compiler's graph, which only the process that compiles has, but from the file and what PyTorch keeps
+    beside it: it was loaded from PyTorch's cache, or compiled before the recording began."""
+    UNREADABLE = 2
+    """It could not be analyzed: no lines follow."""
+    BACKWARD = 4
+    """It is the backward pass of what was compiled."""
+
+
+class GeneratedFact(IntEnum):
+    """Flags of ``GENERATED_FACT``: what its name is."""
+
+    NODE = 1
+    """A node of the graph that the buffer was made from; in the order of the graph, the one that makes it last."""
+    MODULE = 2
+    """The path of the module, as ``layers.3.self_attn.q_proj``."""
+    REUSED_BY = 3
+    """A later buffer that takes over the memory."""
 
 
 class EventFlag(IntFlag):

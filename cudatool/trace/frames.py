@@ -1,8 +1,9 @@
 """Whose line is this: the user's own frames of a stack, and call sites in words.
 
 All reports choose the frame that a user is to look at here. A frame is the user's own unless its file is part of the
-interpreter's installation, of an installed package, or of PyTorch's sources. It is judged by the path alone, because a
-trace may be of another machine. Frames of C++ are the user's own only where a stack has no others.
+interpreter's installation, of an installed package, or of PyTorch's sources, or PyTorch's compiler generated it. It is
+judged by the path alone, because a trace may be of another machine. Frames of C++ are the user's own only where a stack
+has no others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "file_name",
     "frame_rank",
     "frame_words",
+    "is_generated",
     "missing_stack",
     "site_frames",
     "user_files",
@@ -37,6 +39,9 @@ _INSTALLED = re.compile(
     r"|(^|[/\\])torch[/\\](csrc|nn|optim|autograd|cuda|utils|distributed|amp|fx|jit|_\w+)[/\\]"
     r"|^torch[/\\]"
 )
+# What PyTorch's compiler writes, wherever TORCHINDUCTOR_CACHE_DIR is: a file named by a hash, in a folder named by the
+# first two characters of it (torch._inductor.codecache, get_path).
+_GENERATED = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c\1[a-z2-7]{49}\.py$")
 _NATIVE = re.compile(r"\.(c|cc|cpp|cxx|h|hpp|cu|cuh)$")
 # Functions of C++ that every allocation goes through.
 _PLUMBING = re.compile(
@@ -45,6 +50,7 @@ _PLUMBING = re.compile(
 )
 _LIBRARY = re.compile(r"\.so(\.|$)")
 _LONGEST_NAME = 80
+_PART_OF_HASH = 8  # enough to tell the files of one program apart
 
 
 def frame_rank(frame: Frame) -> int:
@@ -56,7 +62,12 @@ def frame_rank(frame: Frame) -> int:
 
 @lru_cache(4096)
 def _installed(file: str) -> bool:
-    return bool(_INSTALLED.search(file))
+    return bool(_INSTALLED.search(file)) or is_generated(file)
+
+
+def is_generated(file: str) -> bool:
+    """Return whether a file is code that PyTorch's compiler generated, by its path."""
+    return bool(_GENERATED.search(file))
 
 
 def user_files(trace: Trace) -> list[str]:
@@ -165,7 +176,10 @@ def frame_words(frame: Frame) -> str:
         return _native_name(frame.function)[:_LONGEST_NAME]
     # The line says where in its file a nested function is; the names of those around it say no more.
     function = frame.function.rpartition("<locals>.")[2]
-    return f"{file_name(frame.file)}:{frame.line} ({function[:_LONGEST_NAME]})"
+    name = file_name(frame.file)
+    if is_generated(frame.file):
+        name = f"{name[:_PART_OF_HASH]}...py"
+    return f"{name}:{frame.line} ({function[:_LONGEST_NAME]})"
 
 
 def file_name(path: str) -> str:

@@ -10,9 +10,18 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.trace.events import LIVED, Kind
+from cudatool.trace.events import LIVED, GeneratedFlag, Kind
 
-__all__ = ["Ending", "Frame", "PinnedMemory", "Trace", "is_of_kind", "recorded_from"]
+__all__ = [
+    "Ending",
+    "Frame",
+    "GeneratedCode",
+    "GeneratedLine",
+    "PinnedMemory",
+    "Trace",
+    "is_of_kind",
+    "recorded_from",
+]
 
 _OF_ALLOCATOR = (np.arange(256) >= Kind.BLOCK_ALLOC) & (np.arange(256) <= Kind.OOM)  # by kind
 
@@ -23,6 +32,54 @@ class Frame(NamedTuple):
     file: str
     function: str
     line: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedLine:
+    """A statement that allocates.
+
+    Attributes
+    ----------
+    first, last
+        Its lines in the generated file.
+    buffer
+        The name of the buffer, as the compiler calls it; empty for temporary memory of a kernel.
+    nodes
+        The nodes of the graph that it was made from; the last one makes it.
+    module
+        The path of the module whose code that is, empty where it is not known.
+    reused_by
+        The buffers that take over its memory, in that order.
+    stack
+        The lines of the program that it was made from: an index into the trace's stacks, 0 where none is known.
+    """
+
+    first: int
+    last: int
+    buffer: str
+    nodes: tuple[str, ...]
+    module: str
+    reused_by: tuple[str, ...]
+    stack: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCode:
+    """The generated files of a recording, by path: how their lines are known, and the lines by their first.
+
+    Attributes
+    ----------
+    flags
+        Of each file that the recording describes.
+    lines
+        Of each file, by each line that a statement spans.
+    at
+        For the number of each stack with a frame of such code: the frame, and the line if it is known.
+    """
+
+    flags: dict[str, GeneratedFlag] = field(default_factory=dict)
+    lines: dict[str, dict[int, GeneratedLine]] = field(default_factory=dict)
+    at: dict[int, tuple[Frame, GeneratedLine | None]] = field(default_factory=dict)
 
 
 class Ending(StrEnum):
@@ -90,6 +147,8 @@ class Trace:
         Where it was read from, for messages.
     ending
         How the recording ended.
+    generated
+        What it says of code that PyTorch's compiler generated.
     """
 
     records: npt.NDArray[np.void]
@@ -101,6 +160,7 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     source: str = ""
     ending: Ending = Ending.CLOSED
+    generated: GeneratedCode = field(default_factory=GeneratedCode)
     _found: dict[int, tuple[Frame, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def stack(self, index: int) -> tuple[Frame, ...]:

@@ -42,6 +42,7 @@ from cudatool.trace.file import (
     is_being_written,
     parse_facts,
 )
+from cudatool.trace.generated import go_on_in_program
 from cudatool.trace.model import Ending, Frame, Trace
 from cudatool.trace.validate import valid_facts, valid_records
 
@@ -78,6 +79,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
                 file.seek(0)
                 trace = _Reader(file, name).read(last=attempt == _ATTEMPTS)
                 if trace is not None:
+                    go_on_in_program(trace)
                     return trace
                 time.sleep(_PAUSE_S)
         raise AssertionError("the last attempt gives a trace")

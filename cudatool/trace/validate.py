@@ -165,6 +165,8 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     Kind.MEMORY_PLAN: {**_PLACE, "aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
     Kind.PLANNED_BUFFER: {**_PLACE, "aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
     Kind.FUSED_OPERATION: {"aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
+    Kind.GENERATED_LINE: {"aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
+    Kind.GENERATED_FACT: {"aux0": MAX_MEMORY},
     Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0"), MAX_MEMORY),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,

@@ -26,6 +26,7 @@ from cudatool.viz.payload import payload
 BASE = 0x7F0000000000
 MIB = 1 << 20
 NODE = {"filename": "g.py", "name": "forward", "line": 3, "fx_node_name": "addmm_1", "fx_node_op": "call_function"}
+NOT_IN_SNAPSHOTS: dict[str, Any] = {"nodes": [], "module": "", "buffer": "", "reused_by": []}
 PLAIN = {"filename": "/home/me/train.py", "name": "step", "line": 12}
 
 
@@ -70,8 +71,8 @@ def test_snapshot_prints_them_and_has_them_in_json(snapshot: Path) -> None:
     document = json.loads(CliRunner().invoke(snapshot_command, [str(snapshot), "--json"]).stdout)
     found = [site["compiled"] for site in document["devices"][0]["at_peak"]]
     assert [
-        {"contexts": ["0/0", "1/0"], "fx_node": "addmm_1"},
-        {"contexts": [], "fx_node": ""},
+        {"contexts": ["0/0", "1/0"], "fx_node": "addmm_1", **NOT_IN_SNAPSHOTS},
+        {"contexts": [], "fx_node": "", **NOT_IN_SNAPSHOTS},
     ] == found
 
 
@@ -146,7 +147,7 @@ def test_a_comparison_names_the_compilations_of_both(tmp_path: Path) -> None:
     assert "g.py:3 (forward) [compiled 2, 1, FX node addmm_1]" in " ".join(text.output.split())
     document = json.loads(CliRunner().invoke(diff, [str(old), str(new), "--json"]).stdout)
     (row,) = document["devices"][0]["rows"]
-    assert {"contexts": ["2", "1"], "fx_node": "addmm_1"} == row["compiled"]
+    assert {"contexts": ["2", "1"], "fx_node": "addmm_1", **NOT_IN_SNAPSHOTS} == row["compiled"]
     before, after = torch_snapshot.read(old), torch_snapshot.read(new)
     page = unpack(diff_payload(before, after, analyze.diff(before, after)))
     assert ["g.py:3 (forward) [compiled 2, 1, FX node addmm_1]"] == [row["label"] for row in page["devices"][0]["rows"]]

@@ -39,6 +39,13 @@ def test_memory_of_a_backward_pass_has_the_stack_of_the_forward_operator_that_an
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_memory_of_a_compiled_backward_pass_has_the_line_of_the_generated_code(libcupti):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "ignore", _HERE / "torch_compiled.py", libcupti]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 ONCE = """
 import ctypes, sys
 from cudatool.collect import _cupti

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack, user_frame
+from cudatool.trace.frames import (
+    MissingStack,
+    call_site,
+    call_sites,
+    frame_words,
+    is_generated,
+    missing_stack,
+    user_frame,
+)
 from cudatool.trace.model import Frame, Trace
 
 MINE = Frame("/home/me/my_torch/run.py", "main", 7)
@@ -95,3 +103,19 @@ def test_a_missing_stack_has_a_reason(header: dict, stacks: list, before: bool, 
     made = Trace(np.zeros(0, RECORD), stacks=stacks, frames=[MINE], header=header)
     assert why == missing_stack(made, before=before)
     assert why.text.startswith("(no stack")
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("/tmp/torchinductor_me/4e/c4earadmtcvpvd3qmifkjlcwr5vb2sqnjr5b72wkl5gxswmzptgg.py", True),
+        ("C:\\cache\\4e\\c4earadmtcvpvd3qmifkjlcwr5vb2sqnjr5b72wkl5gxswmzptgg.py", True),
+        ("/tmp/torchinductor_me/4f/c4earadmtcvpvd3qmifkjlcwr5vb2sqnjr5b72wkl5gxswmzptgg.py", False),
+        ("/home/me/ab/cab.py", False),
+    ],
+)
+def test_files_of_pytorchs_compiler_are_told_by_their_names(file: str, expected: bool) -> None:
+    assert is_generated(file) is expected
+    user = Frame("/home/me/train.py", "step", 40)
+    words = "train.py:40 (step) via c4earadm...py:7 (call)" if expected else f"{frame_words(Frame(file, 'call', 7))}"
+    assert call_site((Frame(file, "call", 7), user)) == words
