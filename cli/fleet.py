@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudatool.cli._command import Files, command, option
-from cudatool.cli._options import force_option, page_option
+from cudatool.cli._options import engine_option, force_option, page_option
 from cudatool.cli._pages import open_page
 from cudatool.cli._text import (
     bytes_or_unknown,
@@ -81,13 +81,7 @@ _DIVIDED = {"site": "Call site", "category": "Category", "library": "Library"}
     metavar="SIZE",
     help=f"What DuckDB may use of the memory, in each task of a cluster too. Default: {MEMORY}.",
 )
-@option(
-    "--engine",
-    type=click.Choice(["duckdb", "ray"]),
-    default="duckdb",
-    group="Engine",
-    help="duckdb: this process (default). ray: a Ray cluster, the one of RAY_ADDRESS if that is set.",
-)
+@engine_option
 def fleet(
     dataset: Path,
     against: Path | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
+from contextlib import contextmanager
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -13,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudatool.cli._command import Files, command, option
+from cudatool.cli._options import engine_option
 from cudatool.cli._text import new_table, plain, results
+from cudatool.fleet.cluster import asked_on, ray_cluster
 from cudatool.fleet.query import MEMORY, ask, opened
 from cudatool.progress import step
 from cudatool.text import json_text, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cudatool.fleet.query import Answer
 
 __all__ = ["query"]
@@ -43,19 +48,25 @@ _MOST = 1000  # rows of the table
     help=f"table: at most {_MOST:,} rows. csv and json: all; csv has control characters as \\x1b.",
 )
 @option("--json", "as_json", is_flag=True, help='Short for --format json ("schema": "cudatool.query/1").')
-@option("--memory", default=MEMORY, metavar="SIZE", help=f"What DuckDB may use of the memory. Default: {MEMORY}.")
-def query(dataset: Path, sql: str, kind: str, as_json: bool, memory: str) -> None:
+@option(
+    "--memory",
+    default=MEMORY,
+    metavar="SIZE",
+    help=f"What DuckDB may use of the memory, in each task of a cluster too. Default: {MEMORY}.",
+)
+@engine_option
+def query(dataset: Path, sql: str, kind: str, as_json: bool, memory: str, engine: str) -> None:
     """Ask a data set of traces one question, in DuckDB's SQL.
 
     DIR is what `cudatool export --to parquet` wrote. Its tables are ranks, steps, sites, leaks, checkpoints,
     allocations, segments, kernels, stacks and events; `DESCRIBE TABLE` names the columns. Each has the columns run,
-    rank and trace. SQL is one SELECT: it reads no other file, writes none, and reaches no network.
+    rank and trace. SQL is one SELECT: it reads no other file, writes none, and reaches no network. With --engine ray it
+    is about one table, and filters or computes rows, or groups them by rank or trace; the rows come in no order.
 
     Exit status: 0 answered, 2 it could not be.
     """
 
-    with step("cudatool query"), opened(dataset, memory=memory, tables=sql) as database:
-        answer = ask(database, sql)
+    with step("cudatool query"), _answered(engine, dataset, sql, memory) as answer:
         if as_json or kind == "json":
             _print_json(answer)
         elif kind == "csv":
@@ -64,6 +75,16 @@ def query(dataset: Path, sql: str, kind: str, as_json: bool, memory: str) -> Non
             writer.writerows([_csv(value) for value in row] for row in answer.rows)
         else:
             _print_table(answer)
+
+
+@contextmanager
+def _answered(engine: str, dataset: Path, sql: str, memory: str) -> Iterator[Answer]:
+    if engine == "duckdb":
+        with opened(dataset, memory=memory, tables=sql) as database:
+            yield ask(database, sql)
+    else:
+        with ray_cluster() as cluster, asked_on(cluster, dataset, sql, memory=memory) as answer:
+            yield answer
 
 
 def _print_table(answer: Answer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,16 +19,23 @@ from urllib.parse import unquote
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.fleet.ask import Keep
 from cudatool.fleet.convert import PART
-from cudatool.fleet.query import MEMORY, PREFIXES, opened
+from cudatool.fleet.pieces import check_pieces
+from cudatool.fleet.query import MEMORY, PREFIXES, Answer, ask, check_question, opened
 from cudatool.text import printable, shortened
 
-__all__ = ["Cluster", "Piece", "answered", "opened_on", "ray_cluster"]
+__all__ = ["Cluster", "Piece", "answered", "asked_on", "opened_on", "ray_cluster"]
 
 _SMALL: Final = ("ranks", "steps", "sites", "leaks", "checkpoints")
 """Tables that a conversion has summed up: they are read once, and kept where the rules are."""
 
 _TASKS_EACH: Final = 4  # pieces for each worker: the last one to be done is small
 _LONGEST: Final = 300  # characters of what Ray says
+_EXACT: Final = frozenset(
+    (
+        *("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"),
+        *("FLOAT", "DOUBLE", "VARCHAR", "DATE"),
+    )
+)
 _MEMBER: Final = ("run", "rank", "trace", "device")
 
 
@@ -108,6 +115,36 @@ def opened_on(cluster: Cluster, *datasets: Path, memory: str = MEMORY) -> Iterat
             for table, files in _files(database, cluster.answers(pieces), f"{prefix}all").items():
                 database.execute(f"CREATE OR REPLACE VIEW {prefix}{table} AS FROM read_parquet({files})")
         yield database, partial(_keep_in_pieces, cluster, datasets[0].resolve(), memory)
+
+
+@contextmanager
+def asked_on(cluster: Cluster, dataset: Path, question: str, *, memory: str = MEMORY) -> Iterator[Answer]:
+    """Return the answer to a question, as :func:`~cudatool.fleet.query.ask` does; its rows come in no order.
+
+    Raises
+    ------
+    UsageError
+        It cannot be asked in pieces, or DuckDB refuses it.
+    """
+    home = dataset.resolve()
+    with opened(home, memory=memory, tables=question) as database:
+        check_question(database, question)
+        written = check_pieces(database, question)
+        described = ask(database, f"DESCRIBE {written}").rows
+        names, types = zip(*((str(name), str(type)) for name, type, *_ in described), strict=True)
+        own = [f"c{i}" for i in range(len(names))]  # names of a SELECT may be equal
+        exact = [c if _is_exact(type) else f"CAST({c} AS VARCHAR) AS {c}" for c, type in zip(own, types, strict=True)]
+        asked = f"SELECT {', '.join(exact)} FROM ({written}) AS own({', '.join(own)})"
+        pieces = [Piece(home, parts, memory, {"answer": asked}) for parts in cluster.pieces(home, None, None)]
+        [files] = _files(database, cluster.answers(pieces), "asked").values()
+        back = (f"CAST({c} AS {type}) AS {c}" for c, type in zip(own, types, strict=True))
+        answer = ask(database, f"SELECT {', '.join(back)} FROM read_parquet({files})")
+        yield replace(answer, columns=names)
+
+
+def _is_exact(type: str) -> bool:
+    """Return whether Parquet has the values of a type as they are; others, such as HUGEINT, go through as texts."""
+    return type in _EXACT or type.startswith("DECIMAL(")
 
 
 def _keep_in_pieces(

@@ -19,7 +19,7 @@ from cudatool.limits import QUESTION_MEMORY
 from cudatool.text import printable, quoted, shortened
 from cudatool.units import format_bytes, parse_bytes
 
-__all__ = ["MEMORY", "PREFIXES", "Answer", "ask", "opened"]
+__all__ = ["MEMORY", "PREFIXES", "Answer", "ask", "check_question", "opened"]
 
 MEMORY: Final = f"{QUESTION_MEMORY >> 30}GiB"
 """Of DuckDB, which writes to a temporary directory what does not fit."""
@@ -98,14 +98,8 @@ def ask(database: Any, question: str) -> Answer:
     """
     import duckdb
 
+    check_question(database, question)
     try:
-        question.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError("the question is no UTF-8") from error
-    try:
-        statements = database.extract_statements(question)
-        if [statement.type.name for statement in statements] != ["SELECT"]:
-            raise UsageError("a question is one SELECT (or FROM, WITH, DESCRIBE, SHOW TABLES): a data set is only read")
         result = database.execute(question)
         described = result.description or ()
     except duckdb.Error as error:
@@ -114,6 +108,28 @@ def ask(database: Any, question: str) -> Answer:
         if "WITH TIME ZONE" in str(type):  # DuckDB needs another package for it
             raise UsageError(f"column {quoted(name)} has a time zone: cast it to VARCHAR")
     return Answer(tuple(str(c[0]) for c in described), tuple(str(c[1]) for c in described), _rows(result))
+
+
+def check_question(database: Any, question: str) -> None:
+    """Check that a question is one SELECT, which only reads.
+
+    Raises
+    ------
+    UsageError
+        It is not.
+    """
+    import duckdb
+
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("the question is no UTF-8") from error
+    try:
+        statements = database.extract_statements(question)
+    except duckdb.Error as error:
+        raise UsageError(_said(error)) from error
+    if [statement.type.name for statement in statements] != ["SELECT"]:
+        raise UsageError("a question is one SELECT (or FROM, WITH, DESCRIBE, SHOW TABLES): a data set is only read")
 
 
 def _rows(result: Any) -> Iterator[tuple[Any, ...]]:

@@ -35,6 +35,10 @@ results = {"own": os.getpid(), "workers": ray.get([workers.remote() for _ in ran
 for engine in ("duckdb", "ray"):
     done = CliRunner().invoke(group, ["fleet", dataset, "--engine", engine, "--json"])
     results[engine] = [done.exit_code, json.loads(done.stdout)]
+question = "SELECT rank, count(*) AS n, sum(size) FROM allocations GROUP BY rank"
+for engine in ("duckdb", "ray"):
+    done = CliRunner().invoke(group, ["query", dataset, question, "--engine", engine, "--json"])
+    results["query-" + engine] = sorted(json.loads(done.stdout)["rows"])
 done = CliRunner().invoke(group, ["fleet", broken, "--engine", "ray"])
 results["broken"] = [type(done.exception).__name__, str(done.exception)]
 results["used"] = ray.is_initialized()
@@ -58,5 +62,6 @@ def test_the_command_prints_the_same_on_a_ray_cluster(tmp_path: Path) -> None:
     assert found["own"] not in found["workers"] and found["used"]
     assert found["duckdb"] == found["ray"] and 1 == found["ray"][0]
     assert [3] == [finding["rank"] for finding in found["ray"][1]["runs"][0]["findings"]][:1]
+    assert found["query-duckdb"] == found["query-ray"] and 5 == len(found["query-ray"])
     kind, said = found["broken"]
     assert "UsageError" == kind and "the table steps of" in said and "\n" not in said
