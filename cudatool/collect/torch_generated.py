@@ -5,28 +5,35 @@ empty_strided_cuda(...)``). A stack ends there, and the file says nothing of the
 it compiles: the nodes that each buffer was made from, which have the lines and the modules of the program. This is
 noted when such a file is loaded, never while it runs::
 
-    compiled now                the graph: nodes, module and lines of each buffer
+    compiled now                the graph: nodes, module and lines of each buffer; kept for when the file comes from
+                                PyTorch's cache
     from PyTorch's cache, or    the file: comments name nodes of the graph that torch.compile traced, which this process
-    before the recording        has (module), unless it was traced before; PyTorch keeps the lines of the program
+    before the recording,       has (module), unless it was traced before; PyTorch keeps the lines of the program
+    and not by a recorded one
 
 What of this a version of PyTorch lacks stays empty, and reports count it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sys
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import wraps
 from types import ModuleType
 from typing import Any, Final
 
 from cudatool.after_import import AfterImport
+from cudatool.code_cache import CodeCache
 from cudatool.collect.generated_source import Statement, is_backward, statements
 from cudatool.collect.replaced import Replaced
+from cudatool.errors import ConfigError
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Event, GeneratedFact, GeneratedFlag, Kind
 from cudatool.trace.model import Frame
@@ -36,6 +43,8 @@ __all__ = ["GeneratedFiles", "living", "module_path", "start", "stop"]
 _LineMap = Sequence[tuple[int, str | None]]
 """First lines, and the stack of the program that the lines from there on were made from, as text."""
 
+_FORMAT: Final = "cudatool.generated/1"
+_KEPT: Final = CodeCache("torch")
 _MOST_NODES: Final = 8
 """A fused kernel may compute hundreds of nodes: the last ones are kept."""
 _MOST_GRAPHS: Final = 64
@@ -74,6 +83,9 @@ class _Origin:
     module: str = ""
     lines: str = ""
     stack: int = 0
+
+
+_Known = tuple[Statement, _Origin]
 
 
 class GeneratedFiles:
@@ -136,14 +148,13 @@ class GeneratedFiles:
         self._replaced.replace(compile_fx, "compile_fx", compile_graph)
 
     def _loaded(self, path: str, line_map: _LineMap, graph: Any) -> None:
-        flags = GeneratedFlag.NO_GRAPH if graph is None else GeneratedFlag(0)
+        flags = GeneratedFlag(0)
         try:
             with open(path, encoding="utf-8") as file:
                 source = file.read()
             flags |= GeneratedFlag.BACKWARD if is_backward(source) else 0
-            compilation = _compilation()
-            origins = _Origins(graph, line_map, self._traced.get(compilation, {}), self._called.get(compilation, 0))
-            known = [(statement, origins.of(statement)) for statement in statements(source)]
+            known, is_of_graph = self._known(source, line_map, graph)
+            flags |= 0 if is_of_graph else GeneratedFlag.NO_GRAPH
         # The compiler's internals are other ones in another version: the program must run, and the report says it.
         except Exception:
             known, flags = [], flags | GeneratedFlag.UNREADABLE
@@ -152,6 +163,19 @@ class GeneratedFiles:
         if hooks.active:
             for event in events:
                 hooks.forward(event)
+
+    def _known(self, source: str, line_map: _LineMap, graph: Any) -> tuple[list[_Known], bool]:
+        """Return the statements that allocate with their origins, and whether these are of the compiler's graph."""
+        compilation = _compilation()
+        called = self._called.get(compilation, 0)
+        key = hashlib.sha256(repr((_FORMAT, source, [tuple(row) for row in line_map])).encode()).hexdigest()
+        if graph is None and (kept := _kept(key, called)) is not None:
+            return kept, True
+        origins = _Origins(graph, line_map, self._traced.get(compilation, {}), called)
+        known = [(statement, origins.of(statement)) for statement in statements(source)]
+        if graph is not None:
+            _keep(key, known)
+        return known, graph is not None
 
 
 class _Origins:
@@ -203,6 +227,27 @@ class _Origins:
         return _Origin(tuple(node.name for node in nodes), origin.module, origin.lines, called)
 
 
+def _keep(key: str, known: Iterable[_Known]) -> None:
+    """Keep what the graph says of a file: when PyTorch takes the file from its cache, there will be no graph."""
+    rows = [(asdict(own), asdict(origin) | {"stack": bool(origin.stack)}) for own, origin in known]
+    with suppress(ConfigError):  # the size of our cache is no size
+        _KEPT.put(key, json.dumps(rows).encode())
+
+
+def _kept(key: str, called: int) -> list[_Known] | None:
+    """Return what was kept, None if nothing was; `called` is the stack of the call that compiles now."""
+    with suppress(ConfigError, ValueError, TypeError, KeyError):
+        rows = json.loads(_KEPT.get(key) or b"null")
+        return rows and [
+            (
+                Statement(**{**own, "nodes": tuple(own["nodes"])}),
+                _Origin(tuple(of["nodes"]), of["module"], of["lines"], called if of["stack"] else 0),
+            )
+            for own, of in rows
+        ]
+    return None
+
+
 def _graph() -> Any:
     """Return the compiler's graph that is being compiled, None outside of a compilation."""
     virtualized = sys.modules.get("torch._inductor.virtualized")
@@ -252,7 +297,7 @@ def _stack(lines: str) -> int:
     return stacks.intern(reversed(found))
 
 
-def _events(path: str, flags: GeneratedFlag, known: Iterable[tuple[Statement, _Origin]]) -> list[Event]:
+def _events(path: str, flags: GeneratedFlag, known: Iterable[_Known]) -> list[Event]:
     number, thread, now = hooks.new_correlation(), hooks.thread_id(), time.monotonic_ns()
 
     def event(kind: Kind, name: str, flags: int = 0, stack: int = 0, first: int = 0, last: int = 0) -> Event:

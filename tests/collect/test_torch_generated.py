@@ -88,6 +88,7 @@ class Compiler:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Compiler]:
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "cache"))
     yield Compiler(monkeypatch, tmp_path)
     torch_generated.stop()
 
@@ -158,6 +159,35 @@ def test_a_file_of_the_cache_has_lines_and_the_nodes_that_its_comments_name(comp
     assert (site.compiled.nodes, site.compiled.module) == (("linear_1",), "")
     assert (share.attributed, share.with_module) == (1024, 0)
     assert list(trace.generated.flags.values()) == [GeneratedFlag.NO_GRAPH]
+
+
+def test_a_file_of_the_cache_has_what_a_recorded_process_compiled(compiler: Compiler) -> None:
+    main = Node("addmm")
+    torch_generated.start()
+    compiler.load(graph_of(main, buf0=Buffer(main)))
+    torch_generated.stop()
+    trace = recorded(compiler)
+    site, share = site_of(trace)
+    assert site.label == "model.py:7 (forward)"
+    assert (site.compiled.fx_node, site.compiled.module, site.compiled.reused_by) == ("addmm", "layers.0.fc", ("buf1",))
+    assert share.with_module == share.size
+    assert list(trace.generated.flags.values()) == [GeneratedFlag(0)]
+
+
+def test_what_was_compiled_from_other_lines_is_not_used(compiler: Compiler) -> None:
+    main = Node("addmm")
+    torch_generated.start()
+    compiler.load(graph_of(main, buf0=Buffer(main)), linemap=((1, LINES.replace("line 7", "line 8")),))
+    torch_generated.stop()
+    site, _ = site_of(recorded(compiler))
+    assert (site.compiled.nodes, site.compiled.module) == (("linear_1",), "")
+
+
+def test_a_cache_that_cannot_be_used_changes_nothing(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATOOL_CACHE_SIZE", "much")
+    main = Node("addmm")
+    site, share = site_of(recorded(compiler, graph_of(main, buf0=Buffer(main))))
+    assert (site.compiled.module, share.attributed) == ("layers.0.fc", 1024)
 
 
 def test_a_file_of_the_cache_has_the_module_of_the_node_that_was_traced_now(compiler: Compiler) -> None:
