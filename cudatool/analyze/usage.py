@@ -45,8 +45,19 @@ def usage_by_stream(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index:
 
 
 def usage_by_pool(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Usage, ...]:
-    """Return the memory of each pool, the one with the most at record `index` first."""
-    return _usage(blocks, segments, blocks.pool, segments.pool, index, lambda number: pool_label(trace, number))
+    """Return the memory of each pool, the one with the most at record `index` first.
+
+    A private pool in which code of PyTorch's compiler allocated says so: CUDA graphs of ``mode="reduce-overhead"`` have
+    such pools.
+    """
+    generated = np.isin(blocks.stack, list(trace.generated.at))
+    compiled = set(np.unique(blocks.pool[generated]).tolist())
+
+    def label(pool: int) -> str:
+        words = pool_label(trace, pool)
+        return f"{words} of compiled code" if pool in compiled and is_private_pool(trace, pool) else words
+
+    return _usage(blocks, segments, blocks.pool, segments.pool, index, label)
 
 
 def pool_label(trace: Trace, pool: int) -> str:

@@ -17,7 +17,7 @@ from cudatool.cli.snapshot import snapshot
 from cudatool.collect import torch_generated
 from cudatool.collect.torch_generated import GeneratedFiles, module_path
 from cudatool.trace import hooks, reader, stacks
-from cudatool.trace.events import GeneratedFlag, Kind
+from cudatool.trace.events import GeneratedFlag, Kind, pack_pool
 from cudatool.trace.model import Frame, Trace
 from cudatool.trace.recorder import Recorder
 from cudatool.trace.window import window
@@ -309,6 +309,19 @@ def test_snapshot_and_page_show_module_node_buffer_and_what_is_missing(compiler:
     page = payload(analyze.report(reader.read(path)))
     (shown,) = json.loads(page[4 : 4 + int.from_bytes(page[:4], "little")])["devices"]
     assert (shown["generated"], shown["sites"]["label"][0]) == ([attributed, missing], label)
+
+
+def test_a_private_pool_of_compiled_code_says_so(compiler: Compiler) -> None:
+    path = compiler.path.with_name("x.ctrace")
+    generated, own = Frame(str(compiler.path), "call", 4), Frame("/home/me/train.py", "step", 40)
+    with Recorder(path, header={}):
+        for number, (pool, frame) in enumerate([((0, 1), generated), ((0, 2), own), ((0, 0), generated)]):
+            at = stacks.intern([frame])
+            where = {"address": (number + 1) << 20, "size": 1024 * (3 - number), "aux1": pack_pool(pool)}
+            hooks.emit(Kind.BLOCK_ALLOC, device=0, stack=at, aux0=1024, **where)
+    (device,) = analyze.report(reader.read(path)).diagnoses
+    expected = ["private pool (0, 1) of compiled code", "private pool (0, 2)", "default pool"]
+    assert [usage.label for usage in device.by_pool] == expected
 
 
 def test_a_part_of_a_recording_keeps_what_was_compiled_before(compiler: Compiler) -> None:
