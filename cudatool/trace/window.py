@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cudatool.trace import lifetimes
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints
-from cudatool.trace.model import Trace, recorded_from
+from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
 __all__ = ["window"]
 
@@ -20,15 +20,16 @@ _OPENED: Final = {
     Kind.STREAM_CREATE: Kind.STREAM_DESTROY,
     Kind.HOST_ALLOC: Kind.HOST_FREE,
 }
+_GENERATED: Final = (Kind.GENERATED_FILE, Kind.GENERATED_LINE, Kind.GENERATED_FACT)
 
 
 def window(trace: Trace, start: int, stop: int) -> Trace:
     """Return the events from `start` to before `stop`, after events that lead to the state right before `start`.
 
-    These describe the segments, mapped pages, blocks, pinned memory, streams and open ranges that existed: each by the
-    event that made it, and blocks that wait for a stream also by the requested free. Like the state that a reader
-    infers for the time before a recording, they are not part of what happened: :func:`recorded_from` returns where that
-    begins. They have the time of `start`.
+    These describe the segments, mapped pages, blocks, pinned memory, streams, open ranges and generated files that
+    existed: each by the event that made it, and blocks that wait for a stream also by the requested free. Like the
+    state that a reader infers for the time before a recording, they are not part of what happened:
+    :func:`recorded_from` returns where that begins. They have the time of `start`.
 
     Parameters
     ----------
@@ -69,11 +70,11 @@ def _state(trace: Trace, start: int) -> tuple[npt.NDArray[np.void], Ints]:
 
 
 def _opened(trace: Trace, start: int) -> Ints:
-    """Return the streams, pinned memory, ranges and memory fractions right before a record."""
+    """Return the streams, pinned memory, ranges, memory fractions and generated files right before a record."""
     records = trace.records[:start]
     fractions = np.flatnonzero(records["kind"] == Kind.MEMORY_FRACTION)
     last = dict(zip(records["device"][fractions].tolist(), fractions.tolist(), strict=True))
-    found: list[int] = [*last.values()]
+    found: list[int] = [*last.values(), *np.flatnonzero(is_of_kind(records, *_GENERATED)).tolist()]
     for opens, closes in _OPENED.items():
         key = "stream" if opens == Kind.STREAM_CREATE else "address"
         index = np.flatnonzero(np.isin(records["kind"], (opens, closes)))

@@ -20,6 +20,7 @@ from cudatool.trace import hooks, reader, stacks
 from cudatool.trace.events import GeneratedFlag, Kind, pack_pool
 from cudatool.trace.model import Frame, Trace
 from cudatool.trace.recorder import Recorder
+from cudatool.trace.ring import Ring
 from cudatool.trace.window import window
 from cudatool.viz.payload import payload
 
@@ -328,4 +329,22 @@ def test_a_part_of_a_recording_keeps_what_was_compiled_before(compiler: Compiler
     main = Node("addmm")
     trace = recorded(compiler, graph_of(main, buf0=Buffer(main)))
     site, _ = site_of(window(trace, len(trace.records) - 1, len(trace.records)))
+    assert site.compiled.module == "layers.0.fc"
+
+
+def test_what_a_trigger_writes_has_the_code_that_was_compiled_long_before(compiler: Compiler) -> None:
+    main, path = Node("addmm"), compiler.path.with_name("x.ctrace")
+    ring = Ring({}, most_bytes=1)
+    hooks.subscribe(ring)
+    torch_generated.start()
+    compiler.load(graph_of(main, buf0=Buffer(main)))
+    at = stacks.intern([Frame(str(compiler.path), "call", 4)])
+    for number in range(20_000):  # more than the ring keeps
+        where = {"address": (number + 1) << 20, "size": 1024, "aux0": 1024}
+        hooks.emit(Kind.BLOCK_ALLOC, device=0, stack=at, **where)
+        hooks.emit(Kind.BLOCK_FREE_REQUESTED, device=0, **where)
+        hooks.emit(Kind.BLOCK_FREE_COMPLETED, device=0, **where)
+    hooks.unsubscribe(ring)
+    ring.write(path)
+    site, _ = site_of(reader.read(path))
     assert site.compiled.module == "layers.0.fc"
