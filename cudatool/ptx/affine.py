@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from cudatool.ptx.effects import memory_operands
+from cudatool.ptx.effects import is_read_only, memory_operands
 from cudatool.ptx.flow import Flow, reads, writes
 from cudatool.ptx.isa import Control, Mode, opcode_of
 from cudatool.ptx.loops import Carried, Loops
@@ -84,6 +84,8 @@ class Site:
         Bytes; 0 if not known.
     weak
         Neither atomic nor volatile nor of another strong kind.
+    read_only
+        Of data that nothing may write as long as the kernel runs.
     address
         None if its width is not known.
     """
@@ -94,6 +96,7 @@ class Site:
     mode: Mode
     width: int
     weak: bool
+    read_only: bool
     address: Address | None
 
 
@@ -150,11 +153,8 @@ class AffineAddresses:
             for access in memory_operands(i):
                 weak = access.mode is not Mode.ATOMIC and not _STRONG.intersection(i.modifiers)
                 address = access.address if access.width else None
-                found.append(
-                    Site(
-                        index, i.line, "global" if space == "const" else space, access.mode, access.width, weak, address
-                    )
-                )
+                place = "global" if space == "const" else space
+                found.append(Site(index, i.line, place, access.mode, access.width, weak, is_read_only(i), address))
         return tuple(found)
 
     def _is_parameter(self, base: Register | Symbol | None) -> bool:

@@ -13,7 +13,7 @@ from cudatool.ptx.isa import TYPE_BYTES, Access, Mode, opcode_of
 from cudatool.ptx.model import Address, Immediate, Instruction, VectorOperand
 from cudatool.ptx.operands import GENERIC, SPACES, space_of
 
-__all__ = ["MemoryOperand", "has_result", "is_asynchronous", "memory_operands", "value_type"]
+__all__ = ["MemoryOperand", "has_result", "is_asynchronous", "is_read_only", "memory_operands", "value_type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,11 @@ def has_result(instruction: Instruction) -> bool:
 def is_asynchronous(instruction: Instruction) -> bool:
     """Return whether an instruction accesses memory after it was executed."""
     return opcode_of(instruction.opcode).can_be_asynchronous and not _ASYNCHRONOUS.isdisjoint(instruction.modifiers)
+
+
+def is_read_only(instruction: Instruction) -> bool:
+    """Return whether an instruction loads data that nothing may write as long as the kernel runs."""
+    return instruction.opcode == "ldu" or (instruction.opcode == "ld" and "nc" in instruction.modifiers)
 
 
 def _width(instruction: Instruction) -> int:

@@ -72,6 +72,8 @@ class FindingKind(StrEnum):
     """A read of device memory that nothing was written to."""
     KERNEL_RACE = "kernel-race"
     """Two threads of one launch, with nothing between them that orders their accesses."""
+    STALE_READ = "stale-read"
+    """A kernel reads, through a cache that does not see what its launch writes, what its launch writes."""
     BARRIER_DIVERGENCE = "barrier-divergence"
     """Not all threads come to a barrier that is for all."""
     BAD_MASK = "bad-mask"

@@ -117,6 +117,12 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "Two threads of one launch access the same bytes, one of them writes, and no barrier or atomic operation "
         "orders them. Put a barrier between the two accesses, use atomics, or give each thread its own bytes.",
     ),
+    FindingKind.STALE_READ: KindText(
+        "read through a cache that misses the launch's writes",
+        "A kernel reads with `__ldg()`, through a `const __restrict__` pointer, or as a texture or surface what the "
+        "same launch writes. These caches do not see such a write, so the read may give the old bytes even after a "
+        "barrier. Read through an ordinary pointer, or in the next launch.",
+    ),
     FindingKind.BARRIER_DIVERGENCE: KindText(
         "a barrier that not all threads reach",
         "Some threads of a block or warp wait at a barrier that others never reach: they branched around it or "

@@ -16,8 +16,9 @@
 #define GROUPS 16          /* of asynchronous copies that a thread may have committed and not waited for */
 
 enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128 }; /* instrument.Flag */
-enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, KINDS };
-enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED }; /* race_engine.Reason */
+enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, STALE_READ, KINDS };
+enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED, READ_ONLY_CACHE,
+       TEXTURE_CACHE }; /* race_engine.Reason */
 
 /* ---- what is known: a tree over threads, shared between all who know the same ----
  *
@@ -246,6 +247,13 @@ typedef struct {
     bool shared;
 } place_t;
 
+/* Reads of four bytes through the read-only cache by a block at a line, each byte's first ones: of the launch in which
+ * `moment` is. `more` is the number of the next block's or line's, which read other bytes. race_engine.CACHED. */
+typedef struct {
+    uint32_t moment, block, line, bytes, more, unused;
+    uint16_t thread[4];
+} cached_t;
+
 /* From this moment to the next entry's, moments are of one block. */
 typedef struct {
     uint32_t moment, block;
@@ -276,6 +284,11 @@ typedef struct {
     int level;                  /* of the root of a tree */
     bool acquires, copies, narrows; /* may blocks learn of others; are there asynchronous copies, narrow atomics */
     cell_t *cells;
+    cached_t *cached;       /* of device memory, like the words */
+    uint32_t *cached_pages; /* for each page of it: a moment of the last launch that read it through the cache */
+    uint64_t *pages;        /* those that this launch read so */
+    cached_t *others;       /* the first is none */
+    uint32_t pages_used, pages_size, others_used, others_size;
     block_t *block, *live[1024], *spare;
     link_t *links;
     uint32_t links_used, links_size, links_free;
@@ -304,7 +317,7 @@ static void *need(void *memory) {
 
 race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint32_t width, uint64_t shared_bytes,
                             uint32_t lines, int acquires, int plain, int programs, uint64_t base, void *cells,
-                            uint64_t *words, uint64_t *seconds, uint64_t limit) {
+                            uint64_t *words, uint64_t *seconds, void *cached, uint32_t *cached_pages, uint64_t limit) {
     race_t *r = need(calloc(1, sizeof *r));
     r->runs = need(calloc(RUNS + 1, sizeof *r->runs));
     for (int i = 0; i <= RUNS; i++)
@@ -323,6 +336,8 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
     r->lines = lines;
     r->acquires = acquires;
     r->cells = cells;
+    r->cached = cached;
+    r->cached_pages = cached_pages;
     r->level = 2;
     while (r->level < 12 && 4 * blocks > (uint64_t)1 << 5 * (r->level - 1))
         r->level++;
@@ -338,6 +353,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
 /* Whether accesses are still looked at: the history has room. */
 static bool has_room(race_t *r) {
     uint64_t used = r->links_size * sizeof(link_t) + r->flags_size * sizeof(flag_t) + r->entries_size * sizeof(entry_t);
+    used += r->others_size * sizeof(cached_t);
     if (used + __atomic_load_n(&trees, __ATOMIC_RELAXED) > r->limit)
         r->ended = true;
     return !r->ended;
@@ -345,6 +361,7 @@ static bool has_room(race_t *r) {
 
 static bool flush(race_t *r);
 static void set_places(race_t *r);
+static void find_stale_reads(race_t *r);
 
 static void forget(race_t *r, block_t *b) {
     if (!b->touched)
@@ -376,7 +393,7 @@ static void free_block(race_t *r, block_t *b) {
 /* Returns the moment at which the next launch may begin. */
 uint32_t cudatool_race_end(race_t *r) {
     uint32_t now = r->now + 1;
-    free(r->runs), free(r->entries);
+    free(r->runs), free(r->entries), free(r->pages), free(r->others);
     for (int i = 0; i < 1024; i++)
         while (r->live[i]) {
             block_t *b = r->live[i];
@@ -397,7 +414,8 @@ uint32_t cudatool_race_end(race_t *r) {
 }
 
 uint32_t cudatool_race_found(race_t *r, found_t **found, uint32_t *ended) {
-    flush(r);
+    if (flush(r))
+        find_stale_reads(r);
     *ended = r->ended;
     *found = r->found;
     return r->found_used;
@@ -973,31 +991,40 @@ static uint32_t reason_of(const race_t *r, const record_t *e, uint32_t flags, ui
     return WARP(e->key) == t >> 5 ? NO_WARP_SYNC : NO_BARRIER;
 }
 
-static void report(race_t *r, const record_t *e, uint32_t lanes, uint64_t address, uint32_t size, uint32_t flags,
-                   uint32_t line, uint32_t space, uint32_t t, bool *counted) {
-    bool was_write = FLAGS(e->key) & WRITE, is_write = flags & WRITE;
-    uint32_t kind = !is_write ? READ_AFTER_WRITE : was_write ? WRITE_AFTER_WRITE : WRITE_AFTER_READ;
+/* The record of a kind at a line, with room made for it if there is none: then its count is 0. */
+static found_t *found_at(race_t *r, uint32_t line, uint32_t kind) {
     uint32_t *site = &r->sites[(line < r->lines ? line : 0) * KINDS + kind];
-    if (*site) {
-        if (!counted[kind])
-            r->found[*site - 1].count++;
-        counted[kind] = true;
-        return;
-    }
-    counted[kind] = true;
+    if (*site)
+        return &r->found[*site - 1];
     if (r->found_used == r->found_size) {
         r->found_size = r->found_size ? 2 * r->found_size : 16;
         r->found = need(realloc(r->found, r->found_size * sizeof *r->found));
     }
+    *site = ++r->found_used;
+    r->found[*site - 1] = (found_t){.kind = kind, .line = line};
+    return &r->found[*site - 1];
+}
+
+static void report(race_t *r, const record_t *e, uint32_t lanes, uint64_t address, uint32_t size, uint32_t flags,
+                   uint32_t line, uint32_t space, uint32_t t, bool *counted) {
+    bool was_write = FLAGS(e->key) & WRITE, is_write = flags & WRITE;
+    uint32_t kind = !is_write ? READ_AFTER_WRITE : was_write ? WRITE_AFTER_WRITE : WRITE_AFTER_READ;
+    found_t *found = found_at(r, line, kind);
+    if (found->count) {
+        if (!counted[kind])
+            found->count++;
+        counted[kind] = true;
+        return;
+    }
+    counted[kind] = true;
     record_t one = *e;
     one.lanes = lanes;
-    r->found[r->found_used] = (found_t){
+    *found = (found_t){
         .address = address, .block = r->block->index, .other_block = e->block, .kind = kind, .line = line,
         .other_line = e->line, .size = size, .mode = flags & 31, .other_mode = FLAGS(e->key), .space = space,
         .thread = t, .other_thread = 32 * WARP(e->key) + (uint32_t)__builtin_ctz(lanes),
         .reason = reason_of(r, &one, flags, t), .count = 1,
     };
-    *site = ++r->found_used;
 }
 
 /* Whether whatever conflicts with `e` later conflicts with an access of these flags too. */
@@ -1594,10 +1621,176 @@ void cudatool_race_open(race_t *r, uint32_t number, uint64_t offset, uint64_t ex
     r->runs_end = number >= r->runs_end ? number + 1 : r->runs_end;
 }
 
+/* ---- reads through caches that do not see what the launch writes ----
+ *
+ * No order helps, so none is asked for. Data that is read through the read-only cache (ld.global.nc) is to be read-only
+ * as long as the kernel runs: what was read so is remembered, and compared with all writes at the launch's end. That
+ * they are still known then is due to meet() and note(): of the writes to a byte, only another write takes the place.
+ * A texture fetch or surface read is undefined if it finds what was written before in the launch: by then that is known.
+ */
+
+enum { PAGE_WORDS = 1024 }; /* of four bytes */
+
+typedef struct {
+    uint64_t address, block;
+    uint32_t size, line, thread, reason;
+} stale_t;
+
+/* Take `e` if it wrote some of `bytes`. */
+static bool take_write(const record_t *e, uint32_t launch, uint32_t bytes, record_t *write) {
+    if (e->moment < launch || !(BYTES(e->key) & bytes) || !(FLAGS(e->key) & WRITE))
+        return false;
+    *write = *e;
+    return true;
+}
+
+static bool take_from_list(const race_t *r, uint32_t list, uint32_t bytes, record_t *write) {
+    for (uint32_t i = list; i; i = r->links[i].next)
+        if (take_write(&r->links[i].record, r->launch, bytes, write))
+            return true;
+    return false;
+}
+
+/* Find a write that this launch has made to some of `bytes` of the four at `i` of device memory. */
+static bool find_write(const race_t *r, uint64_t i, uint32_t bytes, record_t *write) {
+    uint64_t word = r->words[i];
+    if (MOMENT(word) < (r->launch < LAST ? r->launch : LAST))
+        return false;
+    if (MODE(word) == FULL) {
+        const cell_t *cell = &r->cells[i];
+        return take_write(&cell->write, r->launch, bytes, write) || take_from_list(r, cell->writes, bytes, write) ||
+               take_from_list(r, cell->strongs, bytes, write);
+    }
+    if (!(MODE(word) & WRITE) && word & SECOND)
+        word = r->seconds[i];
+    uint32_t mode = MODE(word);
+    if (!(mode & WRITE))
+        return false;
+    uint32_t t = THREAD(word); /* of the first byte, which is asked about: reads of a part of the four make the cell full */
+    uint32_t flags = KIND(mode) == M_ATOMIC ? READ | WRITE | STRONG | WIDE : WRITE;
+    *write = (record_t){MOMENT(word), block_of(r, MOMENT(word)), KEY(15, flags, t >> 5), LINE(word), 1u << (t & 31)};
+    return true;
+}
+
+static void report_stale(race_t *r, const stale_t *read, const record_t *write) {
+    found_t *found = found_at(r, read->line, STALE_READ);
+    uint32_t count = found->count + 1;
+    if (count == 1)
+        *found = (found_t){
+            .address = read->address, .block = read->block, .other_block = write->block, .kind = STALE_READ,
+            .line = read->line, .other_line = write->line, .size = read->size, .mode = READ,
+            .other_mode = FLAGS(write->key), .thread = read->thread,
+            .other_thread = 32 * WARP(write->key) + (uint32_t)__builtin_ctz(write->lanes), .reason = read->reason,
+        };
+    found->count = count;
+}
+
+/* Compare what was read of four bytes through the read-only cache with what was written there. Counts each once. */
+static void find_stale_read(race_t *r, uint64_t i) {
+    const cached_t *read = &r->cached[i];
+    if (read->moment < r->launch)
+        return;
+    for (;; read = &r->others[read->more]) {
+        record_t write;
+        if (find_write(r, i, read->bytes, &write)) {
+            uint32_t both = read->bytes & BYTES(write.key), first = (uint32_t)__builtin_ctz(both);
+            stale_t stale = {r->base + 4 * i + first, read->block, (uint32_t)__builtin_popcount(both), read->line,
+                             read->thread[first], READ_ONLY_CACHE};
+            report_stale(r, &stale, &write);
+        }
+        if (!read->more)
+            return;
+    }
+}
+
+static void find_stale_reads(race_t *r) {
+    for (uint32_t k = 0; k < r->pages_used; k++)
+        for (uint64_t i = r->pages[k] * PAGE_WORDS; i < (r->pages[k] + 1) * PAGE_WORDS; i++)
+            find_stale_read(r, i);
+    r->pages_used = 0;
+}
+
+static void remember_page(race_t *r, uint64_t page) {
+    if (r->cached_pages[page] >= r->launch)
+        return;
+    r->cached_pages[page] = r->now;
+    if (r->pages_used == r->pages_size) {
+        r->pages_size = r->pages_size ? 2 * r->pages_size : 64;
+        r->pages = need(realloc(r->pages, r->pages_size * sizeof *r->pages));
+    }
+    r->pages[r->pages_used++] = page;
+}
+
+static uint32_t new_other(race_t *r) {
+    if (r->others_used == r->others_size) {
+        r->others_size = r->others_size ? 2 * r->others_size : 64;
+        has_room(r);
+        r->others = need(realloc(r->others, r->others_size * sizeof *r->others));
+        r->others_used += !r->others_used;
+    }
+    return r->others_used++;
+}
+
+/* A read of some of four bytes through the read-only cache: remember it for those that were not read so before. */
+static void remember_read(race_t *r, uint64_t i, uint32_t bytes, uint32_t line, uint32_t t) {
+    cached_t *read = &r->cached[i], fresh = {r->now, (uint32_t)r->block->index, line, 0, 0, 0, {0}};
+    if (read->moment < r->launch) {
+        *read = fresh;
+        remember_page(r, i / PAGE_WORDS);
+    }
+    while (bytes &= ~read->bytes) {
+        if (!read->bytes || (read->line == line && read->block == fresh.block)) {
+            for (uint32_t byte = 0; byte < 4; byte++)
+                if (bytes >> byte & 1)
+                    read->thread[byte] = (uint16_t)t;
+            read->bytes |= bytes;
+            return;
+        }
+        if (!read->more) {
+            bool is_first = read == &r->cached[i];
+            uint64_t at = is_first ? 0 : (uint64_t)(read - r->others);
+            uint32_t other = new_other(r);
+            r->others[other] = fresh;
+            *(is_first ? &read->more : &r->others[at].more) = other;
+            read = &r->others[other];
+        } else
+            read = &r->others[read->more];
+    }
+}
+
+/* A read of device memory through the read-only cache. */
+void cudatool_race_cached(race_t *r, uint64_t offset, uint32_t size, uint32_t line, uint32_t t) {
+    if (r->ended)
+        return;
+    for (uint64_t first = offset & ~(uint64_t)3; first < offset + size; first += 4) {
+        uint64_t from = first > offset ? first : offset;
+        uint64_t to = first + 4 < offset + size ? first + 4 : offset + size;
+        remember_read(r, first >> 2, (uint32_t)(((1u << (to - from)) - 1) << (from & 3)), line, t);
+    }
+}
+
+/* A read of device memory through the texture cache. */
+void cudatool_race_fetched(race_t *r, uint64_t offset, uint32_t size, uint32_t line, uint32_t t) {
+    if (!flush(r))
+        return;
+    for (uint64_t first = offset & ~(uint64_t)3; first < offset + size; first += 4) {
+        uint64_t from = first > offset ? first : offset;
+        uint64_t to = first + 4 < offset + size ? first + 4 : offset + size;
+        record_t write;
+        if (find_write(r, first >> 2, (uint32_t)(((1u << (to - from)) - 1) << (from & 3)), &write)) {
+            stale_t stale = {r->base + offset, r->block->index, size, line, t, TEXTURE_CACHE};
+            report_stale(r, &stale, &write);
+            return;
+        }
+    }
+}
+
 /* Memory that the heap of the device gives out again: what was done with it before is over. */
 void cudatool_race_clear(race_t *r, uint64_t offset, uint64_t size) {
     flush(r);
     for (uint64_t i = offset >> 2; size && i < (offset + size + 3) >> 2; i++) {
+        find_stale_read(r, i);
+        r->cached[i].moment = 0;
         if (MODE(r->words[i]) == FULL && MOMENT(r->words[i]) >= r->launch) {
             cell_t *cell = &r->cells[i];
             free_list(r, &cell->writes), free_list(r, &cell->reads), free_list(r, &cell->strongs);

@@ -34,6 +34,9 @@ extern "C" __global__ void odd(char *a) { *(int *)(a + STEP) = 1; }
 extern "C" __global__ void expect(const int *a) {
     if (a[threadIdx.x] != 1) __trap();
 }
+extern "C" __global__ void add(int *__restrict__ a, const int *__restrict__ b) {
+    a[threadIdx.x] = b[threadIdx.x] + 1;
+}
 """
 
 def kernel(name, **replaced):
@@ -118,6 +121,12 @@ MISTAKES = {
         "kernel-race",
         "run(kernel('sum', BARRIER=''), 64, a, b)",
         "run(kernel('sum'), 64, a, b)",
+    ),
+    "written through one pointer and read through another": (
+        "racecheck",
+        "stale-read",
+        "run(kernel('add'), 64, a, a)",
+        "run(kernel('add'), 32, a, a + 128)",
     ),
     "barrier of some threads": (
         "synccheck",

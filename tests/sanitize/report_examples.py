@@ -24,6 +24,7 @@ ON_DEVICE = {
     FindingKind.MISALIGNED: "memcheck",
     FindingKind.UNINITIALIZED: "initcheck",
     FindingKind.KERNEL_RACE: "racecheck",
+    FindingKind.STALE_READ: "racecheck",
     FindingKind.BARRIER_DIVERGENCE: "synccheck",
     FindingKind.BAD_MASK: "synccheck",
     FindingKind.INVALID_FREE: "memcheck",
@@ -79,7 +80,7 @@ def on_device(file: str, kind: FindingKind, check: str, **changed: object) -> De
         "count": 2,
         "fingerprint": f"fp-{kind}",
     }
-    if kind is FindingKind.KERNEL_RACE:
+    if kind in (FindingKind.KERNEL_RACE, FindingKind.STALE_READ):
         facts |= {"other_block": (0, 0, 0), "other_thread": (1, 0, 0), "other_source": SourceLine("scale.cu", 3)}
     if kind is FindingKind.LEAK:
         facts |= {"operation": "", "agent": "", "mode": "", "block": (), "thread": (), "source": None}

@@ -142,7 +142,7 @@ class _Style:
         if finding.operation:
             lines.append(self.paint("1", self._about("what", site.text)))
         for by in sources(finding):
-            label, thread = ("", by.text) if by.is_earlier else ("thread", by.thread)
+            label, thread = ("", by.text) if by.relation else ("thread", by.thread)
             lines.append(self._about(label, f"{thread} at {by.source}"))
             if by.source.file:
                 lines += self._code(*by.source)

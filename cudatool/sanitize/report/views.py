@@ -15,6 +15,7 @@ from cudatool.sanitize.findings import (
     AccessSite,
     DeviceFinding,
     Finding,
+    FindingKind,
     GapKind,
     Outcome,
     Report,
@@ -167,17 +168,17 @@ class ThreadPlace(NamedTuple):
         Its index in the block and the block's in the grid, in words without a noun.
     source
         The line of its source.
-    is_earlier
-        Whether another thread's access came after it.
+    relation
+        What it is to the thread before it in the report; empty for the first.
     """
 
     thread: str
     source: SourceLine
-    is_earlier: bool = False
+    relation: str = ""
 
     @property
     def text(self) -> str:
-        return f"{'after ' if self.is_earlier else ''}thread {self.thread}"
+        return " ".join(filter(None, (self.relation, "thread", self.thread)))
 
 
 def sources(finding: Finding | DeviceFinding) -> tuple[ThreadPlace, ...]:
@@ -190,7 +191,8 @@ def sources(finding: Finding | DeviceFinding) -> tuple[ThreadPlace, ...]:
     threads = [ThreadPlace(f"{finding.thread} of block {finding.block}", _shown(finding.source))]
     if finding.other_source is not None:
         other = f"{finding.other_thread} of block {finding.other_block}"
-        threads.append(ThreadPlace(other, _shown(finding.other_source), is_earlier=True))
+        relation = "written by" if finding.kind is FindingKind.STALE_READ else "after"
+        threads.append(ThreadPlace(other, _shown(finding.other_source), relation))
     return tuple(threads)
 
 

@@ -6,6 +6,7 @@ such accesses the launch's arguments decide before it runs where each thread's l
 - an access to device memory is independent if no other thread of the launch can meet it, unless both read. That needs
   the addresses of all accesses that it could race with. Barriers do not matter, and neither does what a thread really
   does: a branch leaves accesses out, it adds none;
+- but a read through the read-only cache is not, of what its own thread may write, either: no order helps it;
 - an access to shared memory is independent if no other thread of its block can meet it between the same two barriers,
   unless both read: in a stretch without writes, all reads are independent, wherever they are. It must be certain that
   all threads are in one stretch at a time: barriers are of the whole block (``Order.plain``), and one at most follows
@@ -190,7 +191,7 @@ class Independent:
                     return frozenset()
                 for other in here:
                     lines = {writer[0].line, other[0].line}
-                    if not lines <= bad and _meet(writer, other, within):
+                    if not lines <= bad and (_meet(writer, other, within) or _is_stale(writer, other)):
                         bad |= lines
         return frozenset(site.line for site, _ in places) - bad
 
@@ -222,6 +223,14 @@ def needless(known: OfLaunch, kinds: Instrument, shadow: Shadow, shared_bytes: i
     if kinds & Instrument.INITCHECK:
         found |= {(Instrument.INITCHECK, line) for line in filled}
     return frozenset(found)
+
+
+def _is_stale(writer: tuple[Site, Form | None], other: tuple[Site, Form | None]) -> bool:
+    """Whether a read through the read-only cache may find what any thread writes; forms of both are known."""
+    a, b = writer[1], other[1]
+    if not other[0].read_only or a is None or b is None:
+        return False
+    return a.low < b.high + other[0].width and b.low < a.high + writer[0].width
 
 
 def _meet(a: tuple[Site, Form | None], b: tuple[Site, Form | None], extents: tuple[int, ...]) -> bool:

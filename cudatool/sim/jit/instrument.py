@@ -71,6 +71,8 @@ class Defect(IntEnum):
     """The member mask of a warp operation lacks a thread that executes it."""
     UNCHECKED = 8
     """No defect: from some moment on, races were not looked for, as the history took too much memory."""
+    STALE_READ = 9
+    """A read through a cache that does not see what the launch writes, of what it writes."""
 
 
 KINDS = len(Defect)
@@ -100,6 +102,10 @@ class Flag(IntFlag):
     """An update whose old value is not read."""
     APART = 256
     """The checkers of memory see a part of the access; races are looked for in all of it (:mod:`.races`)."""
+    READ_ONLY = 512
+    """Through the read-only cache."""
+    TEXTURE = 1024
+    """Through the cache of textures and surfaces."""
 
 
 class FoundRecord(ctypes.Structure):
@@ -132,6 +138,9 @@ CELL = 64
 
 WORD = 8
 """Bytes of the summary of a history, of which there are two for each four bytes (``words`` and ``seconds``)."""
+
+_CACHES = {Flag.READ_ONLY: "cached", Flag.TEXTURE: "fetched"}
+"""By how a read is made: the function of the engine that looks whether the launch writes what it reads."""
 
 WHO = "i32 %bx, i32 %by, i32 %bz, i32 %t"
 """The thread that accesses, as arguments of the functions that instrumented code calls (:mod:`.checking`)."""
@@ -246,7 +255,10 @@ def _observe(
         first = e.op(f"sub i64 {e.field('written_first')}, {size - 1}")
         reach = e.op(f"add i64 {e.field('written_bytes')}, {size - 1}")
         with e.when(e.op(f"icmp ult i64 {e.op(f'sub i64 {offset}, {first}')}, {reach}")):
-            race_access(e, offset, size, mode, line, 0, flags)
+            race_access(e, offset, size, mode, line, 0, flags & ~(Flag.READ_ONLY | Flag.TEXTURE))
+            for flag, name in _CACHES.items():
+                if flags & flag:
+                    race_call(e, name, f"i64 {offset}", f"i32 {size}", f"i32 {line}", "i32 %t")
     elif kinds & Instrument.RACECHECK:
         race_access(e, offset, size, mode, line, 0, flags)
     if kinds & Instrument.FOOTPRINT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudatool.ptx import Instruction, Operand, elements, space_of, type_bytes
-from cudatool.ptx.effects import has_result
+from cudatool.ptx.effects import has_result, is_read_only
 from cudatool.sim.jit import races
 from cudatool.sim.jit.arithmetic import canonical, extreme
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
@@ -33,7 +33,8 @@ def _load(e: Emitter, i: Instruction) -> None:
     targets = elements(i.operands[0])
     space, pointer = e.pointer(space_of(i), i.operands[1])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
-    pointer = e.guarded(space, pointer, size * len(targets), READ, i, flags=_flags(i, bool(strong)))
+    flags = Flag.READ_ONLY if is_read_only(i) else _flags(i, bool(strong))
+    pointer = e.guarded(space, pointer, size * len(targets), READ, i, flags=flags)
     for index, target in enumerate(targets):
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
         if space == "entry":

@@ -10,6 +10,7 @@ from cudatool.sim.host_library import library
 
 __all__ = [
     "ATOMIC_WORD",
+    "CACHED",
     "HISTORY_LIMIT",
     "PAIR_BIT",
     "RUNS",
@@ -27,6 +28,9 @@ RUNS = 2048
 HISTORY_LIMIT = 1 << 30
 """Bytes that a launch's history may take, beside the maps of :class:`.shadow.Shadow`. Beyond, nothing is checked."""
 
+CACHED = 32
+"""Bytes that say how four bytes of memory were read through the read-only cache (``cached_t`` of ``_races.c``)."""
+
 ATOMIC_WORD = 3
 """The mode that a word of the history has for atomic updates (``M_ATOMIC`` of ``_races.c``), in its bits 32 to 35."""
 
@@ -35,7 +39,7 @@ PAIR_BIT = 4
 
 
 class Reason(IntEnum):
-    """Why nothing orders two accesses."""
+    """Why nothing orders two accesses, or why order does not help."""
 
     NO_BARRIER = 0
     """Two warps of a block, with no barrier between."""
@@ -51,6 +55,10 @@ class Reason(IntEnum):
     """The thread read a flag that the other released, but has had no fence of that scope since."""
     NOT_WAITED = 6
     """The other access is an asynchronous copy that the thread has not waited for."""
+    READ_ONLY_CACHE = 7
+    """The read is one through the read-only cache, which does not see what the launch writes."""
+    TEXTURE_CACHE = 8
+    """The read is a texture fetch or one of a surface, whose cache does not see what the launch has written."""
 
 
 class RaceRecord(ctypes.Structure):
@@ -114,6 +122,8 @@ class Races:
         Address of device memory.
     words, seconds, cells
         Addresses of the history of device memory.
+    cached, cached_pages
+        Addresses of what was read of it through the read-only cache, and of which pages of it were.
     limit
         Bytes that the rest of the history may take.
     """
@@ -132,16 +142,17 @@ class Races:
         words: int,
         seconds: int,
         cells: int,
+        cached: int,
+        cached_pages: int,
         limit: int = HISTORY_LIMIT,
     ) -> None:
         self._library = library()
         begin = self._library.cudatool_race_begin
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
-        begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 3, u64, u64, u64, u64, u64]
+        begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 3, *[u64] * 7]
         begin.restype = ctypes.c_void_p
-        self.handle: int = begin(
-            now, blocks, threads, width, shared_bytes, lines, *order, base, cells, words, seconds, limit
-        )
+        shape = now, blocks, threads, width, shared_bytes, lines
+        self.handle: int = begin(*shape, *order, base, cells, words, seconds, cached, cached_pages, limit)
 
     def end(self) -> tuple[int, list[RaceRecord], bool]:
         """Forget all; return the first moment that the next launch may have, the races, and whether all was checked."""

@@ -24,10 +24,15 @@ Happens-before is the transitive order of
 - launches, one of which runs at a time (streams are the business of :mod:`cudatool.sanitize`), and ``malloc`` in
   kernels: what was done with a block's memory before it is given out is over.
 
+The engine also finds reads through caches that do not see what the launch writes, which no order makes right.
+What ``ld.global.nc`` reads must be read-only for the entire lifetime of the kernel (CUDA C++ Programming Guide, Compute
+Capability 5.x, Global Memory). What a texture fetch or surface read reads must not have been written before in the
+launch (the same, "Read/Write Coherency"; PTX ISA, "Memory Hierarchy").
+
 Taken as the software device has it: a cluster is one block, so that scope ``.cluster`` is ``.cta``. Not looked at:
-strong accesses of different sizes to the same bytes, which the model calls a race; pinned memory of the host; whether
-texture fetches and ``ld.global.nc`` read what the same launch wrote, which no barrier makes right. Which threads met at
-a barrier with a count is taken from the run: that others could have come first is seen where they wait at it, too.
+strong accesses of different sizes to the same bytes, which the model calls a race; pinned memory of the host. Which
+threads met at a barrier with a count is taken from the run: that others could have come first is seen where they wait
+at it, too.
 
 **The engine** (``_races.c``). One host thread runs all threads in some order; the engine decides from that one run
 whether *another* order was possible. It keeps
@@ -254,11 +259,13 @@ CALLABLE = tuple(
             "arrive",
             "barrier",
             "barriers",
+            "cached",
             "clear",
             "cluster",
             "commit",
             "enter",
             "fence",
+            "fetched",
             "leave",
             "mbarrier",
             "open",

@@ -18,7 +18,7 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
 from cudatool.sim.jit.instrument import CELL, KINDS, WORD, Defect, FoundRecord, Instrument
-from cudatool.sim.jit.race_engine import HISTORY_LIMIT, Order, RaceRecord, Races, Reason
+from cudatool.sim.jit.race_engine import CACHED, HISTORY_LIMIT, Order, RaceRecord, Races, Reason
 from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
@@ -29,6 +29,7 @@ _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
 _LOOKED_AT = 64  # pages that are looked at byte by byte at once
 _LONGEST_RUN = 1 << 16  # pages before and after an argument that are looked at
 _READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
+_RACES = (Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE, Defect.STALE_READ)  # by kind
 _versions = itertools.count()  # of all shadows: a number is never given twice
 _LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
@@ -50,9 +51,9 @@ class Found:
     count
         How often it happened.
     other_line, other_thread, other_block, other_mode
-        The earlier access of a race; `other_block` is None if it is the same block.
+        The earlier access of a race, or the write of what is read; `other_block` is None if it is the same block.
     reason
-        Why nothing orders the accesses of a race, else None.
+        Why nothing orders the accesses of a race, or why order does not help; else None.
     """
 
     defect: Defect
@@ -100,9 +101,11 @@ class Shadow:
             _Map(size // PAGE + 2),
             _Map(size + PAGE),
             _Map(size // PAGE + 2),
-            *(_Map(size // 4 * width + PAGE) for width in (WORD, WORD, CELL)),
         ]
-        self._valid, self._pages, self._init, self._filled, self._words, self._seconds, self._cells = self._maps
+        self._valid, self._pages, self._init, self._filled = self._maps
+        self._history = [_Map(size // 4 * width + PAGE) for width in (WORD, WORD, CELL, CACHED)]
+        self._history.append(_Map(size // PAGE * 4 + PAGE))
+        self._words, self._seconds, self._cells, self._cached, self._cached_pages = self._history
         self._moment = 0
         self.version = next(_versions)
         self._nowhere = (ctypes.c_uint64 * 16)()
@@ -110,7 +113,7 @@ class Shadow:
     def reset(self, kinds: Instrument) -> None:
         """Forget everything, and check other things from now on."""
         self.kinds = self._tracked = kinds
-        for one in self._maps:
+        for one in (*self._maps, *self._history):
             one.clear()
         self._moment = 0
         self.changed()
@@ -304,7 +307,7 @@ class Shadow:
         says of the arguments that addresses are computed from.
         """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
-            for one in (self._words, self._seconds, self._cells):
+            for one in self._history:
                 one.clear()
             self._moment = 0
         return Launching(self, contexts, lines, host, order, written, sound)
@@ -352,6 +355,8 @@ class Launching:
                 words=shadow._words.address,
                 seconds=shadow._seconds.address,
                 cells=shadow._cells.address,
+                cached=shadow._cached.address,
+                cached_pages=shadow._cached_pages.address,
                 limit=shadow.history_limit,
             )
         for context in contexts:
@@ -398,7 +403,7 @@ class Launching:
     def _race(self, record: RaceRecord) -> Found:
         own, other = self._coordinates(record.block), self._coordinates(record.other_block)
         return Found(
-            defect=Defect(Defect.READ_AFTER_WRITE + record.kind),
+            defect=_RACES[record.kind],
             space=("global", "shared")[record.space],
             address=record.address,
             size=record.size,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from cudatool.ptx import Address, Immediate, Instruction, Operand, Pair, Register, Symbol, elements, type_bytes
 from cudatool.sim.jit.emit import ENVIRONMENT, READ, WRITE, Emitter
+from cudatool.sim.jit.instrument import Flag
 from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
@@ -135,7 +136,7 @@ def _observe(e: Emitter, i: Instruction, *fetch: str) -> str:
     used = []
     for size in (1, 2, 4):
         body.label(f"size.{size}")
-        used.append(body.guarded("global", "%pointer", size, READ, i))
+        used.append(body.guarded("global", "%pointer", size, READ, i, flags=Flag.TEXTURE))
         body.emit(f"br label %seen.{size}")
         body.label(f"seen.{size}")
         body.emit("br label %more")
@@ -233,7 +234,8 @@ def _suld(e: Emitter, i: Instruction) -> None:
     for register in targets:
         e.set(register, "0", t)
     with e.when(e.op(f"icmp ne i64 {place}, 0")):
-        pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(targets), READ, i)
+        pointer = e.op(f"inttoptr i64 {place} to ptr")
+        pointer = e.guarded("global", pointer, size * len(targets), READ, i, flags=Flag.TEXTURE)
         for index, register in enumerate(targets):
             at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
             e.set(register, e.op(f"load i{8 * size}, ptr {at}, align {size}"), t)

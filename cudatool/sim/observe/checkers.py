@@ -39,6 +39,7 @@ _DEFECTS: Final = {
     "WRITE_AFTER_WRITE": ("racecheck", "kernel-race", ""),
     "BARRIER_DIVERGED": ("synccheck", "barrier-divergence", "not all threads of the block come to this barrier"),
     "MASK_WITHOUT_CALLER": ("synccheck", "bad-mask", "the member mask lacks a thread that executes the operation"),
+    "STALE_READ": ("racecheck", "stale-read", ""),
     "UNCHECKED": (
         "racecheck",
         "unchecked",
@@ -57,8 +58,9 @@ class CheckFinding:
         One of :data:`CHECKS`.
     kind
         ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"read-only"``, ``"misaligned"``,
-        ``"uninitialized"``, ``"kernel-race"``, ``"barrier-divergence"``, ``"bad-mask"``, ``"invalid-free"``,
-        ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which a part was not looked at.
+        ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``, ``"bad-mask"``,
+        ``"invalid-free"``, ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which a part was
+        not looked at.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
     space, address, size
@@ -68,7 +70,7 @@ class CheckFinding:
     text
         One sentence that says what is wrong with the address.
     other_block, other_thread, other_source
-        The earlier access of a race.
+        The earlier access of a race, or the write of what is read.
     pointer
         The argument of the kernel that the address was computed from; 0 if that is not certain.
     usable
@@ -234,7 +236,7 @@ class Checkers:
         other_block: tuple[int, ...] = ()
         other_thread: tuple[int, ...] = ()
         other_source: SourceLine | None = None
-        if kind == "kernel-race":
+        if kind in ("kernel-race", "stale-read"):
             text = _race_text(found, Reason)
             other_block = found.other_block or found.block
             other_thread = _coordinates(found.other_thread, block)
@@ -304,7 +306,18 @@ class Checkers:
 
 
 def _race_text(found: Found, reasons: type[Reason]) -> str:
-    """Return why nothing orders the accesses of a race, and what would."""
+    """Return why nothing orders the accesses of a race, or why order does not help, and what would."""
+    if found.reason is reasons.READ_ONLY_CACHE:
+        return (
+            "the read-only cache does not see what the same launch writes, and no barrier helps. __ldg() reads through "
+            "it, and so does a const __restrict__ pointer, which promises that the launch does not write there: read "
+            "without these, or in the next launch"
+        )
+    if found.reason is reasons.TEXTURE_CACHE:
+        return (
+            "the texture cache does not see what the same launch has written, and no barrier helps: read by a pointer, "
+            "or in the next launch"
+        )
     other = {"read": "read", "write": "write", "atomic": "atomic update"}[found.other_mode]
     why = {
         reasons.NO_BARRIER: "no barrier between: __syncthreads() orders them",

@@ -3,7 +3,8 @@
     python tests/sim/jit/affine_kernels.py [CASES] [SEED]
 
 A case is a kernel of a few accesses to shared and device memory, with barriers, loops and guards. The oracle writes down
-what each thread accesses between which barriers, and compares every pair. It knows nothing of forms. Distances are such
+what each thread accesses between which barriers, and compares every pair; of reads through the read-only cache it looks
+whether any thread writes there. It knows nothing of forms. Distances are such
 that accesses of different threads often touch by a byte, interleave, run backwards or meet in a later round of a loop.
 """
 
@@ -18,7 +19,7 @@ from itertools import product
 import numpy as np
 
 from cudatool.sim import jit
-from cudatool.sim.jit import Instrument
+from cudatool.sim.jit import Defect, Instrument
 from cudatool.sim.jit.argument_ranges import ArgumentRanges
 from cudatool.sim.jit.independent import OfLaunch
 
@@ -140,7 +141,8 @@ class Case:
                     break
         else:
             raise AssertionError
-        mode = pick(("read", "read", "write", "write", "atomic" if width == 4 else "write"))
+        reads = "read", "cached" if space == "global" else "read"
+        mode = pick((*reads, "write", "write", "atomic" if width == 4 else "write"))
         below = pick((0, 0, 0, 1, x - 1)) if x > 1 else 0
         by_bits, branches = self.random.random() < 0.15, self.random.random() < 0.5
         number = len(self.accesses)
@@ -238,6 +240,7 @@ ld.param.u32 %r8, [zero];
         text.append(
             {
                 "read": f"{guard}ld.{a.space}.u{8 * a.width} {value}, {at};",
+                "cached": f"{guard}ld.{a.space}.nc.u{8 * a.width} {value}, {at};",
                 "write": f"{guard}st.{a.space}.u{8 * a.width} {at}, {source};",
                 "atomic": f"{guard}red.{a.space}.add.u32 {at}, {source};",
             }[a.mode]
@@ -271,9 +274,16 @@ ld.param.u32 %r8, [zero];
                     else:
                         note(one, counts, turn)
         found: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        self.stale: dict[int, set[tuple[int, int]]] = {}  # bytes at which a line reads what the launch writes
+        self.unseen: set[int] = set()  # the lines that write there
         for place, accesses in touched.items():
+            writes = {self.lines[one[3]] for one in accesses if self.accesses[one[3]].mode in ("write", "atomic")}
+            reads = {self.lines[one[3]] for one in accesses if self.accesses[one[3]].mode == "cached"}
+            for line in reads if writes else ():
+                self.stale.setdefault(line, set()).add(place)
+            self.unseen |= writes if reads else set()
             for old, new in product(accesses, accesses):
-                modes = {self.accesses[one[3]].mode for one in (old, new)}
+                modes = {self.accesses[one[3]].mode.replace("cached", "read") for one in (old, new)}
                 ordered = old[:2] == new[:2] or (old[0] == new[0] and old[2] != new[2])
                 if not ordered and modes not in ({"read"}, {"atomic"}):
                     lines = sorted((self.lines[old[3]], self.lines[new[3]]))
@@ -313,6 +323,7 @@ ld.param.u32 %r8, [zero];
         """Return which accesses race that are not looked at, or lie elsewhere than is said."""
         independent, races = self.independent(), self.races()
         wrong: list[object] = [pair for pair in races if independent.intersection(pair)]
+        wrong += independent.intersection({*self.stale, *self.unseen})
         limits = self.limits()
         for a in self.accesses:
             base = self.memory.ctypes.data if a.space == "global" else 0
@@ -335,6 +346,13 @@ ld.param.u32 %r8, [zero];
             shadow=shadow,
         )
         races = self.races()
+        stale = {one.line for one in found if one.defect is Defect.STALE_READ}
+        if false := stale - self.stale.keys():
+            return f"{self.code}: false stale reads: {sorted(false)}"
+        said_stale = set().union(*(self.stale[line] for line in stale))
+        if missed := set().union(*self.stale.values()) - said_stale:  # at a byte, one line stands for all
+            return f"{self.code}: missed stale reads of {sorted(missed)}"
+        found = [one for one in found if one.defect is not Defect.STALE_READ]
         said = {(min(one.line, one.other_line), max(one.line, one.other_line)) for one in found}
         if false := said - races.keys():
             return f"{self.code}: false: {sorted(false)}"

@@ -29,6 +29,7 @@ __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.align
 
 _NB, _NW, _NO, _NA = Reason.NO_BARRIER, Reason.NO_WARP_SYNC, Reason.NO_ORDER, Reason.NARROW_ATOMIC
 _NF, _FENCE, _COPY = Reason.NARROW_FENCE, Reason.NO_FENCE, Reason.NOT_WAITED
+_CACHE = Reason.READ_ONLY_CACHE
 
 MORE_PAIRS = (
     Pair(
@@ -282,5 +283,55 @@ MORE_PAIRS = (
         _NB,
         "s[i] = i; a[64 + i] = __any_sync(~0u, i); a[i] = s[i ^ 32];",
         "s[i] = i; a[64 + i] = __syncthreads_count(i & 1); a[i] = s[i ^ 32];",
+    ),
+    # ---- the read-only cache: what it holds is to be read-only as long as the kernel runs ----
+    Pair(
+        "read_only_after_a_barrier",
+        1,
+        64,
+        _CACHE,
+        "a[i] = i; __syncthreads(); a[64 + i] = __ldg(a + (i ^ 32));",
+        "a[i] = i; __syncthreads(); a[64 + i] = a[i ^ 32];",
+    ),
+    Pair("read_only_in_place", 2, 32, _CACHE, "a[g] = __ldg(a + g) + 1;", "a[g] = __ldg(a + 64 + g) + 1;"),
+    Pair(
+        "read_only_of_a_message",
+        2,
+        1,
+        _CACHE,
+        "if (!k) { a[8] = 1; __threadfence(); va[0] = 1; } else { while (!va[0]) ; __threadfence(); a[16] = __ldg(a + 8); }",
+        "if (!k) { a[8] = 1; __threadfence(); va[0] = 1; } else { while (!va[0]) ; __threadfence(); a[16] = a[8]; }",
+    ),
+    Pair(
+        "read_only_bytes_between_others",
+        2,
+        32,
+        _CACHE,
+        "char v = __ldg(b + 2 * g); b[2 * g] = 1; b[512 + g] = v;",
+        "char v = __ldg(b + 2 * g + 1); b[2 * g] = 1; b[512 + g] = v;",
+    ),
+    Pair(
+        "read_only_vectors",
+        2,
+        8,
+        _CACHE,
+        "int4 v = __ldg((int4 *)a + g); a[4 * g + 3] = v.x;",
+        "int4 v = __ldg((int4 *)a + 16 + g); a[4 * g + 3] = v.x;",
+    ),
+    Pair(
+        "read_only_of_a_counter",
+        1,
+        1,
+        _CACHE,
+        "int before = __ldg(a); atomicAdd(a, 1); a[8] = before;",
+        "int before = __ldg(a + 1); atomicAdd(a, 1); a[8] = before;",
+    ),
+    Pair(
+        "read_only_at_an_index_from_memory",
+        1,
+        32,
+        _CACHE,
+        "int j = va[512 + i] + i; a[j] = 1; a[64 + i] = __ldg(a + i);",
+        "int j = va[512 + i] + i; a[j] = 1; a[64 + i] = __ldg(a + 128 + i);",
     ),
 )

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 
 from cudatool.sim.host_library import library
 from cudatool.sim.jit.instrument import CELL, WORD, Flag, Mode, run_key
-from cudatool.sim.jit.race_engine import RUNS, Order, Races, Run
+from cudatool.sim.jit.race_engine import CACHED, RUNS, Order, RaceRecord, Races, Reason, Run
+
+_PAGE_WORDS = 1024  # how much of the map of reads through the read-only cache the engine looks through at once
+_STALE = 3  # the kind that a record of such a read has
 
 ENDED = 0x7FFFFFFF
 THREADS = 40  # of a block: a warp and a part of one
@@ -53,8 +56,9 @@ class Case:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.memory = [ctypes.create_string_buffer(16 * width + 64) for width in (WORD, WORD, CELL)]
-        words, seconds, cells = ((ctypes.addressof(one) + 63) // 64 * 64 for one in self.memory)
+        sizes = 16 * WORD, 16 * WORD, 16 * CELL, _PAGE_WORDS * CACHED, 4
+        self.memory = [ctypes.create_string_buffer(size + 64) for size in sizes]
+        words, seconds, cells, cached, pages = ((ctypes.addressof(one) + 63) // 64 * 64 for one in self.memory)
         self.plain = self.random.random() < 0.4
         self.copies_alone = self.random.random() < 0.25
         self.waits_for_reads = 0  # of groups that also write, which then may still happen
@@ -71,11 +75,14 @@ class Case:
             words=words,
             seconds=seconds,
             cells=cells,
+            cached=cached,
+            cached_pages=pages,
         )
         self.runs = ctypes.cast(ctypes.c_void_p.from_address(self.engine.handle).value, ctypes.POINTER(Run))
         self.before: list[int] = []  # for each event, the events before it as bits
         self.last: dict[tuple[int, int], int] = {}  # of each thread: its last event, as bits with all before
         self.accesses: list[Access] = []
+        self.through: list[tuple[Reason, int]] = []  # reads through a cache: which one, and the access' number
         self.fenced: dict[tuple[int, int], list[set[int]]] = {}
         self.gained: dict[tuple[int, int], list[set[int]]] = {}
         self.flags: dict[int, Flagged] = {}
@@ -136,6 +143,29 @@ class Case:
             self.call("access", ctypes.c_uint64(first), size, int(flags), self.line, space, key[1])
         else:
             self.step_of_run(self.random.choice((0, 1, 5, RUNS)), first, self.line, size, Mode(flags), space, key[1])
+
+    def read_through(self, key: tuple[int, int]) -> None:
+        """A read through a cache that does not see what the launch writes."""
+        size = self.random.choice((1, 1, 2, 4, 8, 16))
+        first = self.random.randrange(0, 56 - size, size)
+        if self.through and self.random.random() < 0.3:  # the line of the one before, again
+            reason, line = self.through[-1][0], self.accesses[self.through[-1][1]].line
+        else:
+            self.line += 1
+            reason, line = self.random.choice((Reason.READ_ONLY_CACHE, Reason.TEXTURE_CACHE)), self.line
+        function = "cached" if reason is Reason.READ_ONLY_CACHE else "fetched"
+        self.through.append((reason, len(self.accesses)))
+        self.accesses.append(Access(self.step(key), key[0], key[1], 0, first, size, int(Mode.READ), line))
+        if self.random.random() < 0.5:
+            self.call("access", ctypes.c_uint64(first), size, int(Mode.READ), line, 0, key[1])
+        else:
+            self.step_of_run(self.random.choice((0, 1, 5, RUNS)), first, line, size, Mode.READ, 0, key[1])
+        self.call(function, ctypes.c_uint64(first), size, line, key[1])
+        if size == 4 and self.random.random() < 0.3:  # and then the thread updates it
+            self.line += 1
+            flags = int(Mode.ATOMIC | Flag.STRONG | Flag.WIDE)
+            self.accesses.append(Access(self.step(key), key[0], key[1], 0, first, size, flags, self.line))
+            self.call("access", ctypes.c_uint64(first), size, flags, self.line, 0, key[1])
 
     def step_of_run(self, number: int, offset: int, line: int, size: int, mode: Mode, space: int, thread: int) -> None:
         """What inlined code does for an access (``race_step``)."""
@@ -330,6 +360,8 @@ class Case:
                 self.sweep(block)
             elif what < 0.45:
                 self.access(key, uses_copies and self.random.random() < 0.4)
+            elif what < 0.48:
+                self.read_through(key)
             elif what < 0.6:
                 self.strong(key)
             elif what < 0.72:
@@ -377,8 +409,10 @@ class Case:
                 what = self.random.random()
                 if what < 0.3:
                     self.sweep(block)
-                elif what < 0.75:
+                elif what < 0.65:
                     self.access((block, self.random.choice(LANES)), copies=False)
+                elif what < 0.75:
+                    self.read_through((block, self.random.choice(LANES)))
                 else:
                     self.barrier(block)
             self.call("leave")
@@ -402,11 +436,41 @@ class Case:
                     found.setdefault(pair, set()).update((place, byte) for byte in common)
         return found
 
+    def stale(self) -> dict[int, set[tuple[int, int, int, int]]]:
+        """Return the reads through caches that may find old bytes: for each line, the reader and writer of such a byte.
+
+        Of those through the read-only cache, the first ones of each byte, as others are like them.
+        """
+        found: dict[int, set[tuple[int, int, int, int]]] = {}
+        seen: set[int] = set()
+        for reason, number in self.through:
+            read = self.accesses[number]
+            own = set(range(read.first, read.first + read.size))
+            if reason is Reason.READ_ONLY_CACHE:
+                own, seen = own - seen, seen | own
+            for write in self.accesses[: number if reason is Reason.TEXTURE_CACHE else None]:
+                written = range(write.first, write.first + write.size)
+                if not write.space and write.flags & Mode.WRITE and own.intersection(written):
+                    found.setdefault(read.line, set()).add((read.block, read.thread, write.block, write.thread))
+        return found
+
+    def difference_of_stale(self, records: list[RaceRecord]) -> str:
+        """Return what the engine says wrongly of reads through caches."""
+        stale = self.stale()
+        said = {r.line: (r.block, r.thread, r.other_block, r.other_thread) for r in records}
+        if said.keys() != stale.keys():
+            return f"stale reads at {sorted(said)}, not {sorted(stale)}"
+        wrong = sorted(line for line, who in said.items() if who not in stale[line])
+        return f"stale reads of others at {wrong}" if wrong else ""
+
     def difference(self) -> str:
         """Return what the engine says wrongly, empty if nothing."""
         self.run()
         _, records, whole = self.engine.end()
         assert whole
+        if wrong := self.difference_of_stale([record for record in records if record.kind == _STALE]):
+            return wrong
+        records = [record for record in records if record.kind != _STALE]
         said = {(min(r.other_line, r.line), max(r.other_line, r.line)) for r in records}
         races = self.races()
         if false := said - races.keys():

@@ -82,6 +82,7 @@ def test_no_access_that_races_is_left_out_or_lies_elsewhere():
     assert {0, 1} <= set(left_out)
     assert 20 < sum(0 < part < 1 for part in left_out)
     assert 40 < sum(bool(case.races()) for case in cases)
+    assert 5 < sum(bool(case.stale) for case in cases)
 
 
 def test_checks_that_are_left_out_would_find_nothing():

@@ -91,6 +91,30 @@ def test_a_store_races_with_another_threads_fetch(memory, ptx_kernel):
     assert Defect.WRITE_AFTER_READ in {f.defect for f in found}
 
 
+@pytest.mark.parametrize(("first", "second", "expected"), [("st", "tex", {Defect.STALE_READ: 8}), ("tex", "st", {})])
+def test_a_fetch_after_a_write_of_its_own_launch_is_reported_and_one_before_it_is_not(
+    memory, ptx_kernel, first, second, expected
+):
+    """Each thread fetches the word that it alone writes: nothing races."""
+    record = describe(memory.ctypes.data, FLOAT, 1, 16, 1)
+    code = {
+        "tex": "tex.1d.v4.u32.s32 {%r0, %r1, %r2, %r3}, [%h, {%t}]; st.global.v4.b32 [%a+32768], {%r0, %r1, %r2, %r3};",
+        "st": "st.global.b32 [%b], %t;",
+    }
+    body = f""".reg .b64 %a, %b, %h; .reg .b32 %t, %r<5>; mov.u32 %t, %tid.x;
+    ld.param.u64 %h, [handle]; ld.param.u64 %b, [out]; mad.wide.u32 %a, %t, 16, %b; mad.wide.u32 %b, %t, 4, %b;
+    {code[first]} {code[second]} ret;"""
+    kernel = ptx_kernel(".param .u64 handle, .param .u64 out", body)
+    params = (ctypes.c_uint64 * 2)(ctypes.addressof(record), memory.ctypes.data)
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
+    for _ in range(2):  # what the launch before has written may be fetched
+        found = kernel.launch(
+            grid=(1, 1, 1), block=(8, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+        )
+        assert expected == {one.defect: one.count for one in found}
+        assert all((one.address, one.thread) == (memory.ctypes.data, one.other_thread) for one in found)
+
+
 def test_a_fetch_between_levels_of_detail_reads_both(memory, ptx_kernel):
     records = (Record * 2)(
         describe(memory.ctypes.data, FLOAT, 1, 16, 16), describe(memory.ctypes.data + 1024, FLOAT, 1, 8, 8)
