@@ -309,9 +309,10 @@ def _race_text(found: Found, reasons: type[Reason]) -> str:
     """Return why nothing orders the accesses of a race, or why order does not help, and what would."""
     if found.reason is reasons.READ_ONLY_CACHE:
         return (
-            "the read-only cache does not see what the same launch writes, and no barrier helps. __ldg() reads through "
-            "it, and so does a const __restrict__ pointer, which promises that the launch does not write there: read "
-            "without these, or in the next launch"
+            "what is read through the read-only cache must not be written in the same launch, before or after the "
+            "read: the cache does not see it, and no barrier helps. __ldg() reads through it, and so does a const "
+            "__restrict__ pointer, which promises that the launch does not write there: read without these, or in the "
+            "next launch"
         )
     if found.reason is reasons.TEXTURE_CACHE:
         return (
