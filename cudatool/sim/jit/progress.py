@@ -12,7 +12,8 @@ A poll is a read that may see another value each time, in a loop whose end depen
 - an atomic operation that changes nothing (``atom.add`` of 0), an exchange, and a compare-and-swap whose expected value
   stays the same: a lock. One that is tried again with the value it found always succeeds for some thread.
 
-``nanosleep`` suspends always.
+``nanosleep`` suspends always, unless for no time: libcu++ sleeps 0 ns after each atomic access that finds its object in
+local memory (around a compiler's error, nvbug 4064730), and a kernel may have a hundred of these.
 
 Of polls that a loop comes to in turn only the first gets a ``yield``, so that nothing comes between those of one time
 around. Warps that run in step rely on that: in the histograms of CUDA's first samples each lane adds to a counter,
@@ -38,7 +39,8 @@ _POLLING_LOADS = frozenset({"volatile", "relaxed", "acquire", "mmio", "cg", "cv"
 def insert_yields(function: Function) -> Function:
     """Return `function` with ``yield`` before each poll and ``progress`` where waiting is over."""
     code = function.instructions
-    candidates = [index for index, one in enumerate(code) if _may_poll(one) or one.opcode == "nanosleep"]
+    zeros = _zeros(code) if any(one.opcode == "nanosleep" for one in code) else set()
+    candidates = [index for index, one in enumerate(code) if _may_poll(one) or _sleeps(one, zeros)]
     if not candidates:
         return function
     flow = Flow(function)
@@ -87,10 +89,28 @@ def _insert(function: Function, before: dict[int, list[Instruction]]) -> Functio
     return replace(function, instructions=instructions, labels=labels)
 
 
+def _zeros(code: list[Instruction]) -> set[str]:
+    """Return the registers that only ever become 0."""
+    zeros: set[str] = set()
+    others: set[str] = set()
+    for one in code:
+        (zeros if one.opcode == "mov" and _is_constant(one.operands[1], 0) else others).update(writes(one))
+    return zeros - others
+
+
+def _sleeps(instruction: Instruction, zeros: set[str]) -> bool:
+    if instruction.opcode != "nanosleep":
+        return False
+    (time,) = instruction.operands
+    return not (time.name in zeros if isinstance(time, Register) else _is_constant(time, 0))
+
+
 def _may_poll(instruction: Instruction) -> bool:
     modifiers = instruction.modifiers
     if instruction.opcode == "ld":
-        return not _POLLING_LOADS.isdisjoint(modifiers)
+        return "local" not in modifiers and not _POLLING_LOADS.isdisjoint(
+            modifiers
+        )  # no other thread writes local memory
     if opcode_of(instruction.opcode).access is not Access.ATOMIC or not has_result(instruction):
         return False
     if "exch" in modifiers or "cas" in modifiers:

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
+from cudatool.ptx import parse
 from cudatool.sim import jit
+from cudatool.sim.jit.progress import insert_yields
 
 THREADS = [1, 3]
 
@@ -57,6 +59,29 @@ extern "C" __global__ void held_across_a_barrier(int *lock, int *out) {
     if (threadIdx.x == 0) { *(volatile int *)out = seen + 1; __threadfence(); atomicExch(lock, 0); }
 }
 """
+
+
+def test_sleeping_for_no_time_suspends_nothing(ptx_of):
+    """libcu++ does so after each atomic access to an object in local memory; a kernel may have a hundred."""
+    slept = "\n".join(f"if (x[{i}] > {i}) {{ x[{i}] = {i}; __nanosleep(0); }}" for i in range(60))
+    source = f'extern "C" __global__ void k(int *x, int n) {{ for (int i = 0; i < n; i++) {{ {slept} x++; }} }}'
+    function = parse(ptx_of(source)).functions["k"]
+    assert 60 == sum(one.opcode == "nanosleep" for one in function.instructions)
+    assert not any(one.opcode == "yield" for one in insert_yields(function).instructions)
+    slower = parse(ptx_of(source.replace("__nanosleep(0)", "__nanosleep(20)"))).functions["k"]
+    assert 60 == sum(one.opcode == "yield" for one in insert_yields(slower).instructions)
+
+
+def test_reading_local_memory_again_waits_for_nobody(ptx_of):
+    source = """extern "C" __global__ void k(int *x, int n) {
+        volatile int own[8];
+        for (int i = 0; i < 8; i++) own[i] = x[i];
+        while (own[n & 7] < 100) own[n++ & 7] += 3;
+        *x = n;
+    }"""
+    function = parse(ptx_of(source)).functions["k"]
+    assert any({"volatile", "local"} <= set(one.modifiers) for one in function.instructions)
+    assert not any(one.opcode == "yield" for one in insert_yields(function).instructions)
 
 
 @pytest.mark.parametrize("threads", THREADS)
