@@ -316,14 +316,16 @@ class Policy:
     ) -> PrivatePool:
         """Make a private pool, or count one more user of it."""
         private = self._private.get(pool)
+        if private is not None and private.use_count == 0:
+            if private.reserved:
+                raise UsageError(f"pool {pool} has no user any more and is being given back; use another id")
+            private = None  # nothing is left of it
         if private is None:
             if pool == DEFAULT_POOL:
                 raise UsageError("pool (0, 0) is the default pool, not a private one")
             expandable = self._settings.expandable_segments and provider is None
             small, large = self._block_pools(pool, provider or self._provider, expandable, splits)
             private = self._private[pool] = PrivatePool(pool, small, large, use_on_oom=use_on_oom)
-        elif private.use_count == 0:
-            raise UsageError(f"pool {pool} has no user any more and is being given back; use another id")
         else:
             private.use_count += 1
         return private

@@ -95,6 +95,13 @@ def test_emptying_a_pool_that_never_had_memory_counts_a_wait_as_pytorchs_does(al
     assert before + 1 == allocator.stats()["num_sync_all_streams"]
 
 
+def test_id_of_an_unused_pool_without_memory_can_be_used_again(allocator: CachingAllocator) -> None:
+    for _ in range(2):
+        allocator.create_or_incref_pool(POOL)
+        assert 1 == allocator.pool_use_count(POOL)
+        allocator.release_pool(POOL)
+
+
 def test_retry_releases_unused_pools(make: Make) -> None:
     allocator = make("", 40 * MIB)
     allocator.create_or_incref_pool(POOL)
