@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,14 @@ from cudatool.trace import Recorder, hooks, read, stacks
 from cudatool.trace._append import Tail
 from cudatool.trace._emit import Thread
 from cudatool.trace.events import Event, Kind, WarningFlag
+
+
+def _emits(name: str) -> CodeType:
+    """A frame that no stack has had yet, in which an event is emitted.
+
+    Compiled, since ``exec`` of a text out of which KeyboardInterrupt comes lets Python end with SIGINT, caught or not.
+    """
+    return compile(f"emit(kind, name={name!r})", "<emits>", "exec")
 
 
 def references(*objects: object) -> list[int]:
@@ -193,7 +202,7 @@ def test_interruption_in_the_capture_of_a_stack_waits_until_subscribers_have_the
     try:
         monkeypatch.setattr(stacks, "_role", role_and_signal)
         with pytest.raises(KeyboardInterrupt):
-            exec("emit(kind, name='new frame')", {"emit": hooks.emit, "kind": Kind.MEM_ALLOC})
+            exec(_emits("new frame"), {"emit": hooks.emit, "kind": Kind.MEM_ALLOC})
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [event.name for event in events] == ["new frame"]
@@ -221,7 +230,7 @@ def test_what_a_finalizer_emits_while_a_stack_is_captured_has_the_earlier_time(m
     hooks.subscribe(events.append)
     monkeypatch.setattr(stacks, "_role", role_after_a_collection)
     Late()
-    exec("emit(kind, name='frame that is new')", {"emit": hooks.emit, "kind": Kind.MEM_ALLOC})
+    exec(_emits("frame that is new"), {"emit": hooks.emit, "kind": Kind.MEM_ALLOC})
     assert ["finalizer", "frame that is new"] == [event.name for event in events]
     assert events[0].time <= events[1].time
 
