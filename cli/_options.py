@@ -18,7 +18,6 @@ from cudatool.units import parse_bytes
 __all__ = [
     "BESIDE",
     "device_option",
-    "engine_option",
     "force_option",
     "html_option",
     "is_page",
@@ -48,14 +47,6 @@ device_option = option(
     group="Device",
     help="auto, cuda, or sim with options, such as sim:memory=8GiB,count=2. Default: $CUDATOOL_DEVICE, else auto: a "
     "GPU where one answers, else sim.",
-)
-
-engine_option = option(
-    "--engine",
-    type=click.Choice(["duckdb", "ray"]),
-    default="duckdb",
-    group="Engine",
-    help="duckdb: this process (default). ray: a Ray cluster, the one of RAY_ADDRESS if that is set.",
 )
 
 

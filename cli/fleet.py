@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudatool.cli._command import Files, command, option
-from cudatool.cli._options import engine_option, force_option, page_option
+from cudatool.cli._engine import engine_option, memory_option
+from cudatool.cli._options import force_option, page_option
 from cudatool.cli._pages import open_page
 from cudatool.cli._text import (
     bytes_or_unknown,
@@ -28,7 +29,7 @@ from cudatool.fleet.ask import keep_here
 from cudatool.fleet.cluster import opened_on, ray_cluster
 from cudatool.fleet.compare import Limit, compare, parse_limit
 from cudatool.fleet.picture import picture
-from cudatool.fleet.query import MEMORY, opened
+from cudatool.fleet.query import opened
 from cudatool.fleet.report import fleet_report
 from cudatool.fleet.words import ENDS, described, described_pair
 from cudatool.progress import step
@@ -75,12 +76,7 @@ _DIVIDED = {"site": "Call site", "category": "Category", "library": "Library"}
 @page_option("Write a page of all runs; it needs no network.")
 @force_option
 @option("--json", "as_json", is_flag=True, group="Output", help='Print JSON ("schema": "cudatool.fleet/1").')
-@option(
-    "--memory",
-    default=MEMORY,
-    metavar="SIZE",
-    help=f"What DuckDB may use of the memory, in each task of a cluster too. Default: {MEMORY}.",
-)
+@memory_option
 @engine_option
 def fleet(
     dataset: Path,

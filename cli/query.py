@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudatool.cli._command import Files, command, option
-from cudatool.cli._options import engine_option
+from cudatool.cli._engine import engine_option, memory_option
 from cudatool.cli._text import new_table, plain, results
 from cudatool.fleet.cluster import asked_on, ray_cluster
-from cudatool.fleet.query import MEMORY, ask, opened
+from cudatool.fleet.query import ask, opened
 from cudatool.progress import step
 from cudatool.text import json_text, printable
 
@@ -48,12 +48,7 @@ _MOST = 1000  # rows of the table
     help=f"table: at most {_MOST:,} rows. csv and json: all; csv has control characters as \\x1b.",
 )
 @option("--json", "as_json", is_flag=True, help='Short for --format json ("schema": "cudatool.query/1").')
-@option(
-    "--memory",
-    default=MEMORY,
-    metavar="SIZE",
-    help=f"What DuckDB may use of the memory, in each task of a cluster too. Default: {MEMORY}.",
-)
+@memory_option
 @engine_option
 def query(dataset: Path, sql: str, kind: str, as_json: bool, memory: str, engine: str) -> None:
     """Ask a data set of traces one question, in DuckDB's SQL.

@@ -185,15 +185,9 @@ class _Two:
             yield PairDifference(Difference.ENDED_EARLY, values=(ended[0], ended[1]))
 
     def leaks(self) -> Iterator[PairDifference]:
-        rows = self.ask(
-            "SELECT coalesce(site, '') AS site, coalesce(sum(growth) FILTER (rank = $one), 0)::BIGINT AS one, "
-            "coalesce(sum(growth) FILTER (rank = $two), 0)::BIGINT AS two "
-            "FROM leaks JOIN member USING (run, rank, trace, device) WHERE run = $run AND is_certain GROUP BY ALL "
-            "HAVING count(DISTINCT rank) = 1 ORDER BY greatest(one, two) DESC, site",
-            **self.ranks,
+        yield from self._by_site(
+            Difference.LEAK, "growth", "leaks", "is_certain", "count(DISTINCT rank) = 1", "greatest(one, two)"
         )
-        for row in rows:
-            yield PairDifference(Difference.LEAK, (row["site"], row["site"]), (row["one"], row["two"]))
         if "could not tell" in self.of("leak_verdict"):
             self.say("Leaks: no steps that repeat were found on each of the ranks.")
 
@@ -210,7 +204,9 @@ class _Two:
             self.say("The sequence of allocations: it was not recorded on both ranks.")
             return
         if last[0]["hash"] == last[1]["hash"] and one == two:
-            yield from self._not_freed()
+            yield from self._by_site(
+                Difference.NOT_FREED, "never_freed", "sites", "true", "one <> two", "abs(one - two)"
+            )
             return
         self.say("Blocks that are not freed: the ranks do not make the same allocations.")
         at = first_differences(self.ask, last[0]).get(last[1]["rank"], min(one, two))
@@ -218,16 +214,19 @@ class _Two:
             found = parting(self.ask, self.ranks["one"], self.ranks["two"], at)
             yield PairDifference(found.difference, found.sites, found.requested, at, found.steps)
 
-    def _not_freed(self) -> Iterator[PairDifference]:
+    def _by_site(
+        self, difference: Difference, column: str, table: str, where: str, having: str, order: str
+    ) -> Iterator[PairDifference]:
+        """Yield the call sites of a table whose sums of a column meet a condition."""
         rows = self.ask(
-            "SELECT coalesce(site, '') AS site, coalesce(sum(never_freed) FILTER (rank = $one), 0)::BIGINT AS one, "
-            "coalesce(sum(never_freed) FILTER (rank = $two), 0)::BIGINT AS two "
-            "FROM sites SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run GROUP BY ALL "
-            "HAVING one <> two ORDER BY abs(one - two) DESC, site",
+            f"SELECT coalesce(site, '') AS site, coalesce(sum({column}) FILTER (rank = $one), 0)::BIGINT AS one, "
+            f"coalesce(sum({column}) FILTER (rank = $two), 0)::BIGINT AS two "
+            f"FROM {table} SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND {where} GROUP BY ALL "
+            f"HAVING {having} ORDER BY {order} DESC, site",
             **self.ranks,
         )
         for row in rows:
-            yield PairDifference(Difference.NOT_FREED, (row["site"], row["site"]), (row["one"], row["two"]))
+            yield PairDifference(difference, (row["site"], row["site"]), (row["one"], row["two"]))
 
     def memory(self) -> Iterator[PairDifference]:
         one, two = self.of("peak_active")

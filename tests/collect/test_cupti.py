@@ -257,12 +257,18 @@ def enqueue(name, stream):
     return correlation, lambda: hooks.emit(Kind.KERNEL_LAUNCH, correlation=correlation, stream=stream, name=name)
 
 
-def test_when_the_kernels_of_our_runtime_ran_is_told_with_its_launch(collected):
-    log = collected.log
+def ran_before_its_report(log):
+    """A kernel of our runtime has run from 100 to 250 ns: return the launch's number, and what reports the launch."""
     log.names.append(b"ours")
     correlation, report = enqueue("ours", 5)
     log.put(What.OPERATION, correlation, correlation=3)
     log.put(What.KERNEL, 100, 250, 13, 1, 4, 128, 0, 0, time=100, correlation=3, thread=0)
+    return correlation, report
+
+
+def test_when_the_kernels_of_our_runtime_ran_is_told_with_its_launch(collected):
+    correlation, report = ran_before_its_report(collected.log)
+    log = collected.log
     log.put(What.KERNEL, 250, 260, 13, 1, 4, 128, 0, 0, time=250, correlation=3, thread=0)  # a product is two kernels
     report()
     log.put(What.KERNEL, 300, 350, 13, 1, 4, 128, 0, 0, time=300, correlation=9, thread=0)  # of another library
@@ -275,11 +281,7 @@ def test_when_the_kernels_of_our_runtime_ran_is_told_with_its_launch(collected):
 
 
 def test_a_kernel_that_ran_before_our_runtime_reports_its_launch_waits_for_that(collected):
-    log = collected.log
-    log.names.append(b"ours")
-    correlation, report = enqueue("ours", 5)
-    log.put(What.OPERATION, correlation, correlation=3)
-    log.put(What.KERNEL, 100, 250, 13, 1, 4, 128, 0, 0, time=100, correlation=3, thread=0)
+    _, report = ran_before_its_report(collected.log)
     collected.collector.flush()
     assert not collected.events
     report()
@@ -289,11 +291,7 @@ def test_a_kernel_that_ran_before_our_runtime_reports_its_launch_waits_for_that(
 
 
 def test_a_kernel_of_an_operation_that_failed_is_not_told(collected):
-    log = collected.log
-    log.names.append(b"ours")
-    correlation, report = enqueue("ours", 5)
-    log.put(What.OPERATION, correlation, correlation=3)
-    log.put(What.KERNEL, 100, 250, 13, 1, 4, 128, 0, 0, time=100, correlation=3, thread=0)
+    _, report = ran_before_its_report(collected.log)
     collected.collector.flush()
     collected.collector.flush()
     report()

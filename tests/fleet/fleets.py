@@ -48,7 +48,7 @@ def _base(path: str) -> Trace:
         sizes, which = np.unique(records["size"], return_inverse=True)
         for number in range(len(sizes)):
             frames += [Frame("/env/lib/python3.11/site-packages/lib/ops.py", "empty", 10 + number % 7)]
-            frames += [Frame("/work/train.py", f"site_{number}", 100 + number)]
+            frames += [Frame("/home/me/train.py", f"site_{number}", 100 + number)]
             stacks.append((2 * number, 2 * number + 1))
         alloc = (records["kind"] == Kind.BLOCK_ALLOC) | (records["kind"] == Kind.BLOCK_FREE_REQUESTED)
         records["stack"] = np.where(alloc, 1 + which, 0)
@@ -93,7 +93,7 @@ def _leak(trace: Trace) -> Trace:
     new["address"] = (1 << 45) + np.arange(len(at), dtype=np.uint64) * (4 << 20)
     new["time"], new["device"] = records["time"][at], records["device"][_births(trace)[0]]
     new["stack"] = len(trace.stacks)
-    frames = [*trace.frames, Frame("/work/train.py", "keep_history", 41)]
+    frames = [*trace.frames, Frame("/home/me/train.py", "keep_history", 41)]
     return replace(
         trace, records=np.insert(records, at, new), frames=frames, stacks=[*trace.stacks, (len(frames) - 1,)]
     )

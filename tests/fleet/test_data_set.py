@@ -106,8 +106,8 @@ def test_tables_are_what_the_analysis_says(five_ranks: Path) -> None:
 
 def test_call_sites_are_written_as_elsewhere() -> None:
     stacks = [
-        (Frame("/env/lib/python3.11/site-packages/lib/ops.py", "empty", 7), Frame("/work/a/train.py", "step", 12)),
-        (Frame("/work/rank.py", "<module>", 6),),
+        (Frame("/env/lib/python3.11/site-packages/lib/ops.py", "empty", 7), Frame("/home/me/a/train.py", "step", 12)),
+        (Frame("/home/me/rank.py", "<module>", 6),),
     ]
     frames = [frame for stack in stacks for frame in stack]
     records = np.zeros(3, RECORD)

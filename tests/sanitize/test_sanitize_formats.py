@@ -483,7 +483,7 @@ ANY_REPORT = st.builds(
 )
 @given(report=ANY_REPORT)
 def test_no_text_in_a_trace_breaks_a_format(check_schema, report):
-    run = Run("/work", CHECKS)
+    run = Run("/home/me", CHECKS)
     report = accepted(report, parse_rules(["file=a"]))
     texts = {render: render(report, run) for render in RENDERERS}
     for text in texts.values():

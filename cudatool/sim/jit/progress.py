@@ -108,9 +108,8 @@ def _sleeps(instruction: Instruction, zeros: set[str]) -> bool:
 def _may_poll(instruction: Instruction) -> bool:
     modifiers = instruction.modifiers
     if instruction.opcode == "ld":
-        return "local" not in modifiers and not _POLLING_LOADS.isdisjoint(
-            modifiers
-        )  # no other thread writes local memory
+        # No other thread writes local memory.
+        return "local" not in modifiers and not _POLLING_LOADS.isdisjoint(modifiers)
     if opcode_of(instruction.opcode).access is not Access.ATOMIC or not has_result(instruction):
         return False
     if "exch" in modifiers or "cas" in modifiers:

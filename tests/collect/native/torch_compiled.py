@@ -8,13 +8,12 @@ stack which memory would get there.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 import torch._inductor.config
+from drained import drained
 from torch._C._dynamo import guards
 
 from cudatool.collect import _cupti
@@ -45,16 +44,10 @@ extension.backward(True)
 result.sum().backward()
 extension.backward(False)
 
-call_driver = ctypes.CDLL(libcupti).call_driver
-call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
-call_driver(1, 0, 0)  # without a row there is nothing to drain
-_, _, frames, stacks, _ = _cupti.drain()
+stack_of = drained(libcupti)
 wrong = 0
 for in_backward, number, truth in noted:
-    places = []
-    for frame in np.frombuffer(stacks[number - 1], np.uint32)[1:] if number else ():
-        key = frames[frame - 1]
-        places.append((key[4:].partition(b"\0")[0].decode(), int.from_bytes(key[:4], "little")))
+    places = stack_of(number)
     if truth not in places[:2]:  # the innermost is `noting`
         wrong += 1
         print("backward" if in_backward else "forward", "\n  found", places[:3], "\n  truth", truth)

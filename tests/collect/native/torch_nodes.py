@@ -8,15 +8,14 @@ For each operator that a node of the backward graph calls, anomaly mode knows th
 
 from __future__ import annotations
 
-import ctypes
 import random
 import re
 import sys
 import threading
 from typing import Any
 
-import numpy as np
 import torch
+from drained import drained
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -119,16 +118,10 @@ with torch.autograd.set_detect_anomaly(True, check_nan=False):
     for thread in threads:
         thread.join()
 
-call_driver = ctypes.CDLL(libcupti).call_driver
-call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
-call_driver(1, 0, 0)  # without a row there is nothing to drain
-_, _, frames, stacks, _ = _cupti.drain()
+stack_of = drained(libcupti)
 wrong = 0
 for what, number, truth in checked:
-    found = []
-    for frame in np.frombuffer(stacks[number - 1], np.uint32)[1:] if number else ():
-        key = frames[frame - 1]
-        found.append((key[4:].partition(b"\0")[0].decode(), int.from_bytes(key[:4], "little")))
+    found = stack_of(number)
     if found != truth:
         wrong += 1
         if wrong < 5:
