@@ -31,13 +31,13 @@ from cudatool.fleet.compare import Limit, compare, parse_limit
 from cudatool.fleet.picture import picture
 from cudatool.fleet.query import opened
 from cudatool.fleet.report import fleet_report
-from cudatool.fleet.words import ENDS, described, described_pair
+from cudatool.fleet.words import DIVISIONS, ENDS, described, described_pair, rank_list
 from cudatool.progress import step
-from cudatool.text import printable, shortened
+from cudatool.text import printable
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from rich.console import Console
 
@@ -50,9 +50,7 @@ __all__ = ["fleet"]
 
 _MOST = 20  # rows of a table
 _APART = 5  # steps, and ranks that come late
-_LONGEST = 30  # characters of a group's ranks
 _UNCLEAR = 4  # exit status
-_DIVIDED = {"site": "Call site", "category": "Category", "library": "Library"}
 
 
 @command(
@@ -190,7 +188,7 @@ def _print_pair(console: Console, pair: Pair) -> None:
     for rank, only in zip(pair.ranks, pair.libraries, strict=True):
         if only:
             console.print(f"Loaded by rank {rank} only: {printable(', '.join(only))}", markup=False)
-    for by, title in _DIVIDED.items():
+    for by, title in DIVISIONS.items():
         table = new_table(title, numbers=(one, two))
         for row in [row for row in pair.memory if row.by == by][:_MOST]:
             table.add_row(plain(row.name), *map(format_bytes, row.bytes))
@@ -224,23 +222,11 @@ def _print_pace(console: Console, run: RunReport) -> None:
     for rank, group in sorted(latest, key=lambda pair: -pair[0].awaited)[:_APART]:
         waits = format_time(max(rank.awaited, 0)), format_time(rank.waited)
         table.add_row(
-            _ranks(one.rank for one in group.ranks),
+            rank_list(one.rank for one in group.ranks),
             *(str(rank.rank), *waits, f"{group.compared:,}", format_time(group.span)),
         )
     print_table(console, "Collectives of groups of ranks", table)
     print_rest(console, len(run.groups), _APART, "groups")
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as ``0-3, 8, 12-15``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return shortened(", ".join(words), _LONGEST)
 
 
 def _print_comparison(console: Console, compared: Comparison) -> None:

@@ -159,6 +159,9 @@ class FleetView {
 
   showFindings() {
     const { findings, compared, pair } = this.run;
+    byId("findings-title").textContent = pair ? "In what the two ranks differ" : "Different from the other ranks";
+    byId("pair-libraries").hidden = !pair;
+    byId("pair-memory-box").hidden = !pair?.memory.length;
     if (pair) {
       this.showPair(pair);
       return;
@@ -170,11 +173,16 @@ class FleetView {
   }
 
   /** Show in what two ranks differ; which one is wrong cannot be told. */
-  showPair({ ranks, differences }) {
+  showPair({ ranks, differences, memory, libraries }) {
     const both = () => element("span", {}, this.link(ranks[0]), " and ", this.link(ranks[1]));
     byId("verdict").textContent = differences.length ? "The two ranks differ; which one is wrong cannot be told." : "The two ranks do not differ in what was compared.";
     byId("findings-box").hidden = !differences.length;
     fillTable("findings", differences.slice(0, MOST_FINDINGS).map((one) => [both(), one.in, one.text]));
+    const loaded = libraries.map((only, i) => only.length ? `Loaded by rank ${ranks[i]} only: ${only.join(", ")}` : "").filter(Boolean);
+    byId("pair-libraries").replaceChildren(...loaded.map((line) => element("li", {}, line)));
+    const head = byId("pair-memory").tHead.rows[0].cells;
+    ranks.forEach((rank, i) => { head[2 + i].textContent = `Rank ${rank}`; });
+    fillTable("pair-memory", memory.map(({ by, name, bytes: [one, two] }) => [by, name, formatBytes(one), formatBytes(two), `rank ${ranks[one > two ? 0 : 1]} by ${formatBytes(Math.abs(one - two))}`]));
   }
 
   /** Put the ranks of the picture into the order that was chosen. */
@@ -324,12 +332,22 @@ class FleetView {
     const apart = (i) => steps.longest[i] - steps.median[i];
     const largest = Array.from(steps.step.keys()).sort((a, b) => apart(b) - apart(a)).slice(0, MOST_APART);
     fillTable("steps", largest.map((i) => [String(steps.step[i]), formatTime(steps.median[i]), formatTime(steps.longest[i]), this.link(steps.longest_rank[i])]));
+    this.showGroups();
     byId("waits-card").hidden = !collectives;
     if (!collectives) return;
     const { rank, waited, awaited, last, compared } = collectives;
     byId("waits-said").textContent = `${counted(compared, "collective")} of all ranks, within ${formatTime(collectives.span)}`;
     const late = Array.from(rank.keys()).sort((a, b) => awaited[b] - awaited[a]).slice(0, MOST_APART);
     fillTable("waits", late.map((i) => [this.link(rank[i]), formatTime(Math.max(0, awaited[i])), formatTime(waited[i]), `${formatCount(last[i])} of ${formatCount(compared)}`]));
+  }
+
+  /** Show which rank of a group of ranks, such as one of a mesh, the others wait for. */
+  showGroups() {
+    const groups = this.run.groups.toSorted((a, b) => b.awaited - a.awaited);
+    byId("groups-card").hidden = !groups.length;
+    fillTable("groups", groups.slice(0, MOST_APART).map((group) => [group.ranks, this.link(group.latest), formatTime(Math.max(0, group.awaited)), formatTime(group.waited),
+      formatCount(group.compared), formatTime(group.span)]));
+    byId("groups-rest").textContent = groups.length > MOST_APART ? `... and ${counted(groups.length - MOST_APART, "more group")}` : "";
   }
 
   // All ranks.

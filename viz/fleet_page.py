@@ -9,8 +9,10 @@ from typing import Any
 
 from cudatool.files import write_whole
 from cudatool.fleet.compare import Comparison
+from cudatool.fleet.pace import Collectives
+from cudatool.fleet.pair import Pair
 from cudatool.fleet.picture import Picture
-from cudatool.fleet.words import described, described_pair
+from cudatool.fleet.words import DIVISIONS, described, described_pair, rank_list
 from cudatool.viz.page import assembled, packed
 from cudatool.viz.payload import Columns, framed
 
@@ -68,14 +70,7 @@ def _run(picture: Picture, columns: Columns) -> dict[str, Any]:
             "ending": [rank.ending for rank in ranks],
         },
         "findings": [{"rank": one.rank, "in": one.difference, "text": described(one)} for one in report.findings],
-        "pair": None
-        if report.pair is None
-        else {
-            "ranks": report.pair.ranks,
-            "differences": [
-                {"in": one.difference, "text": described_pair(report.pair, one)} for one in report.pair.differences
-            ],
-        },
+        "pair": None if report.pair is None else _pair(report.pair),
         "ends": [
             {"rank": end.rank, "in": end.difference, "after": None if end.unix_ns is None else end.unix_ns - first}
             for end in report.ends
@@ -97,5 +92,27 @@ def _run(picture: Picture, columns: Columns) -> dict[str, Any]:
                 for name in ("rank", "waited", "awaited", "last")
             },
         },
+        "groups": [_group(group) for group in report.groups],
         "sites": [asdict(site) for site in picture.sites],
+    }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {
+        "ranks": pair.ranks,
+        "differences": [{"in": one.difference, "text": described_pair(pair, one)} for one in pair.differences],
+        "memory": [{"by": DIVISIONS[row.by], "name": row.name, "bytes": row.bytes} for row in pair.memory],
+        "libraries": pair.libraries,
+    }
+
+
+def _group(group: Collectives) -> dict[str, Any]:
+    latest = max(group.ranks, key=lambda rank: rank.awaited)
+    return {
+        "ranks": rank_list(one.rank for one in group.ranks),
+        "latest": latest.rank,
+        "awaited": latest.awaited,
+        "waited": latest.waited,
+        "compared": group.compared,
+        "span": group.span,
     }

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from cudatool.fleet.pair import Pair, PairDifference
 from cudatool.fleet.report import Difference, Finding
+from cudatool.text import shortened
 from cudatool.units import format_bytes, format_time
 
-__all__ = ["ENDS", "described", "described_pair"]
+__all__ = ["DIVISIONS", "ENDS", "described", "described_pair", "rank_list"]
 
 ENDS: Final = {Difference.OOM: "ran out of memory", Difference.ENDED_EARLY: "its recording ended early"}
+DIVISIONS: Final = {"site": "Call site", "category": "Category", "library": "Library"}
+"""By what the memory of two ranks is divided (:attr:`~cudatool.fleet.pair.MemoryDifference.by`)."""
+
+_LONGEST: Final = 30  # characters of a list of ranks
 
 
 def described(finding: Finding) -> str:
@@ -60,9 +66,21 @@ def described_pair(pair: Pair, found: PairDifference) -> str:
         Difference.STRAGGLER: f"steps take {times[0]} on {one}, {times[1]} on {two}",
         Difference.AWAITED: f"{one} waits {times[0]} in collectives, {two} {times[1]}: {more[1]} comes later",
         Difference.CLOCK: f"steps begin {format_time(abs(a))} earlier on {more[0]} than on {more[1]}, always so",
-        Difference.PEAK: f"peak: {one} {sizes[0]}, {two} {sizes[1]}",
+        Difference.PEAK: f"{one} {sizes[0]}, {two} {sizes[1]}",
         Difference.ENDED_EARLY: f"the recording of {ended} ended early, that of {two if ended == one else one} did not",
     }[found.difference]
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return ranks as ``0-3, 8, 12-15``, shortened where they are many."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return shortened(", ".join(words), _LONGEST)
 
 
 def _in_step(found: PairDifference) -> str:

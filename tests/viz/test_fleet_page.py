@@ -15,7 +15,7 @@ from twin import payload_of, unpack
 from cudatool import viz
 from cudatool.fleet.compare import Comparison, Metric, MetricChange, SiteChange
 from cudatool.fleet.pace import Collectives, RankWait, StepTime
-from cudatool.fleet.pair import Pair, PairDifference
+from cudatool.fleet.pair import MemoryDifference, Pair, PairDifference
 from cudatool.fleet.picture import Picture, SiteBytes, StepMemory
 from cudatool.fleet.report import Difference, Finding, RankEnd, RankMemory, RunReport
 from cudatool.fleet.words import described, described_pair
@@ -107,7 +107,8 @@ def test_the_payload_of_a_run_that_has_nothing() -> None:
 def two_ranks() -> Picture:
     found = PairDifference(Difference.SIZE, ("a.py:1 (f)",) * 2, (MIB, 3 * MIB), 7, (2, 2))
     one = pictured(2, differs=None)
-    return replace(one, report=replace(one.report, pair=Pair((0, 1), (found,), (), ((), ()))))
+    held = (MemoryDifference("site", "a.py:1 (f)", (MIB, 3 * MIB)), MemoryDifference("library", "nccl", (2 * MIB, 0)))
+    return replace(one, report=replace(one.report, pair=Pair((0, 1), (found,), held, (("nccl",), ()))))
 
 
 def test_the_payload_of_two_ranks_names_both() -> None:
@@ -118,6 +119,9 @@ def test_the_payload_of_two_ranks_names_both() -> None:
     words = "from allocation 7 on (step 2), a.py:1 (f): rank 0 requests 1 MiB, rank 1 3 MiB"
     assert words == described_pair(one.report.pair, one.report.pair.differences[0])
     assert [{"in": "size", "text": words}] == pair["differences"]
+    assert [("Call site", "a.py:1 (f)"), ("Library", "nccl")] == [(row["by"], row["name"]) for row in pair["memory"]]
+    assert [[MIB, 3 * MIB], [2 * MIB, 0]] == [row["bytes"] for row in pair["memory"]]
+    assert [["nccl"], []] == pair["libraries"]
 
 
 @in_browser
@@ -128,8 +132,43 @@ def test_two_ranks_are_shown_side_by_side_and_none_is_accused(tmp_path: Path) ->
         assert ["0 and 1", "size"] == rows(page, "findings")[0][:2]
         assert ["0", "2"] == [row[-1] for row in rows(page, "runs")]
         assert "which one is wrong cannot be told" in page.evaluate("byId('verdict').textContent")
+        assert ["Call site", "a.py:1 (f)", "1 MiB", "3 MiB", "rank 1 by 2 MiB"] == rows(page, "pair-memory")[0]
+        assert ["Library", "nccl", "2 MiB", "0 B", "rank 0 by 2 MiB"] == rows(page, "pair-memory")[1]
+        assert "Loaded by rank 0 only: nccl" == page.evaluate("byId('pair-libraries').textContent")
         page.evaluate("fleetView.show(0)")
+        assert page.evaluate("byId('pair-memory-box').hidden") and "" == page.evaluate(
+            "byId('pair-libraries').textContent"
+        )
         assert "The two ranks do not differ" in page.evaluate("byId('verdict').textContent")
+        assert [] == page.errors
+
+
+def test_groups_of_ranks_are_named_with_the_rank_that_each_waits_for() -> None:
+    groups = tuple(
+        Collectives(10, 10**9, tuple(RankWait(rank, 1000, late * (rank == last), 0, 0) for rank in ranks))
+        for ranks, last, late in (((0, 1, 2, 3), 3, 10**6), ((4, 5, 7), 4, 10**8))
+    )
+    one = pictured()
+    one = replace(one, report=replace(one.report, groups=groups))
+    document = unpack(fleet_payload("set", [one]))
+    assert [("0-3", 3), ("4-5, 7", 4)] == [(group["ranks"], group["latest"]) for group in document["runs"][0]["groups"]]
+
+
+@in_browser
+def test_groups_of_ranks_are_shown_the_latest_first(tmp_path: Path) -> None:
+    groups = tuple(
+        Collectives(10, 10**9, tuple(RankWait(rank, 1000, 10**6 * last, 0, 0) for rank in (last, last + 1)))
+        for last in range(9)
+    )
+    one = pictured(10)
+    with_groups = replace(one, report=replace(one.report, groups=groups))
+    viz.write_fleet("set", [one, with_groups], None, tmp_path / "fleet.html")
+    with Page(tmp_path / "fleet.html") as page:
+        assert page.evaluate("byId('groups-card').hidden")
+        page.evaluate("fleetView.show(1)")
+        shown = rows(page, "groups")
+        assert ["8-9", "8", "8 ms", "1 us", "10", "1 s"] == shown[0] and 8 == len(shown)
+        assert "... and 1 more group" == page.evaluate("byId('groups-rest').textContent")
         assert [] == page.errors
 
 
