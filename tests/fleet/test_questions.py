@@ -57,7 +57,7 @@ def test_recipe_names_the_rank_with_most_memory(five_ranks: Path) -> None:
         "INSTALL httpfs",
         "LOAD httpfs",
         "CREATE TABLE t AS SELECT 1",
-        "PRAGMA database_list",
+        "PRAGMA enable_profiling",
         "SELECT 1; SELECT 2",
         "SELECT 1; COPY (SELECT 1) TO '{data}/x.csv'",
         "SELECT * FROM query('COPY (SELECT 1) TO ''{data}/x.csv''')",
