@@ -11,7 +11,7 @@ from cudatool.text import printable, short_names
 from cudatool.trace.model import Ending
 from cudatool.units import counted, format_bytes, format_time
 
-__all__ = ["ENDINGS", "as_json", "as_lines", "change", "clock", "device_words", "rate"]
+__all__ = ["ENDINGS", "as_json", "as_lines", "change", "clock", "device_words", "ledger_rows", "rate"]
 
 ENDINGS: Final = {
     Ending.CLOSED: "the recording ended",
@@ -54,6 +54,12 @@ def device_words(device: LiveDevice) -> str:
     return ", ".join(parts)
 
 
+def ledger_rows(device: LiveDevice) -> list[tuple[int, str, str]]:
+    """Return what all the memory is that the driver charges: bytes, who holds them, and as what."""
+    rows = [(line.size, *line.words) for line in device.ledger]
+    return [*rows, (device.unknown, "unknown", "")] if device.unknown else rows
+
+
 def as_json(watched: Watched, picture: LivePicture) -> dict[str, Any]:
     """Return a picture as plain data."""
     return {
@@ -74,6 +80,12 @@ def as_lines(watched: Watched, picture: LivePicture) -> list[str]:
     lines += [f"Device {device.device}: {device_words(device)}." for device in picture.devices]
     if not picture.events:
         lines.append("No events yet.")
+    for device in picture.devices:
+        if held := ledger_rows(device):
+            lines.append(f"Memory that the driver charges, device {device.device}:")
+            words = (f"{owner}, {how}" if how else owner for _, owner, how in held)
+            sizes = (format_bytes(size) for size, _, _ in held)
+            lines += [f"{n}. {who}: {size}" for n, (who, size) in enumerate(zip(words, sizes, strict=True), 1)]
     names = short_names([kernel.name for kernel in picture.kernels])
     kernels = [_kernel(name, kernel) for name, kernel in zip(names, picture.kernels, strict=True)]
     for title, rows, count in (

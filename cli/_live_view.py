@@ -13,8 +13,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from cudatool.analyze.live import CURVE_NS, CURVE_POINTS, LivePicture
-from cudatool.cli._live_text import change, clock, device_words, rate
+from cudatool.analyze.live import CURVE_NS, CURVE_POINTS, LiveDevice, LivePicture
+from cudatool.cli._live_text import change, clock, device_words, ledger_rows, rate
 from cudatool.cli._watched import Watched
 from cudatool.text import printable, short_names
 from cudatool.trace.frames import frame_rank
@@ -41,11 +41,13 @@ _SORTS: Final = {
     },
     "kernels": {"per_second": "launches a second", "launches": "launches so far", "time_ns": "time on the device"},
     "streams": {"per_second": "operations a second", "operations": "operations so far"},
+    "ledger": {"bytes": "bytes"},
 }
 _COLUMNS: Final = {
     "sites": ("Bytes", "Change", "Blocks", "Call site"),
     "kernels": ("A second", "Launches", "Time", "Kernel"),
     "streams": ("A second", "Operations", "Stream"),
+    "ledger": ("Bytes", "Share", "Held by, and as what"),
 }
 _TITLES: Final = {"sites": "Call sites", "kernels": "Kernels", "streams": "Streams"}
 
@@ -107,6 +109,7 @@ class LiveView(App[None]):
         Binding("1", "show('sites')", "Sites"),
         Binding("2", "show('kernels')", "Kernels"),
         Binding("3", "show('streams')", "Streams"),
+        Binding("4", "show('ledger')", "Ledger"),
         Binding("d", "device", "Device", show=False),
     ]
     ENABLE_COMMAND_PALETTE = False
@@ -148,7 +151,7 @@ class LiveView(App[None]):
     # --- keys ---
 
     def action_show(self, listed: str) -> None:
-        """List call sites, kernels or streams."""
+        """List call sites, kernels, streams, or what the memory is that the driver charges."""
         self._listed = listed
         self._table.clear(columns=True)
         for title in _COLUMNS[listed]:
@@ -244,7 +247,7 @@ class LiveView(App[None]):
     def _curve(self, picture: LivePicture) -> Text:
         if not picture.devices:
             return Text("No memory was allocated yet.")
-        device = picture.devices[self._device % len(picture.devices)].device
+        device = self._chosen(picture).device
         columns = max(self.size.width - _LABEL, 10)
         allocated, reserved = self._watched.state.curve(device, columns)
         lines = curve_lines(allocated, reserved, _CURVE_ROWS)
@@ -255,8 +258,13 @@ class LiveView(App[None]):
             "\n".join(f"{label[: _LABEL - 1]:<{_LABEL}}{line}" for label, line in zip(labels, lines, strict=True))
         )
 
+    def _chosen(self, picture: LivePicture) -> LiveDevice:
+        return picture.devices[self._device % len(picture.devices)]
+
     def _what(self, picture: LivePicture) -> Text:
         listed = self._listed
+        if listed == "ledger":
+            return Text(self._whose(picture), overflow="ellipsis", no_wrap=True)
         count = {"sites": picture.site_count, "kernels": picture.kernel_count, "streams": picture.stream_count}[listed]
         search = f", containing {self._search!r}" if self._search else ""
         mark = f"; marked at {clock(picture.marked_ns)}" if picture.marked_ns and listed == "sites" else ""
@@ -264,6 +272,13 @@ class LiveView(App[None]):
         return Text(
             printable(f"{_TITLES[listed]} by {by} ({count:,}{search}){mark}"), overflow="ellipsis", no_wrap=True
         )
+
+    def _whose(self, picture: LivePicture) -> str:
+        if not picture.devices or not self._chosen(picture).ledger:
+            return "Ledger: NVML has not said what the driver charges (it does on a GPU)"
+        device = self._chosen(picture)
+        whose = "all processes (NVML does not name them)" if device.charged is None else "this process"
+        return f"Memory of {whose} on device {device.device}, by who holds it"
 
     def _rows(self, picture: LivePicture) -> Iterable[tuple[str, tuple[str, ...]]]:
         if self._listed == "sites":
@@ -276,6 +291,12 @@ class LiveView(App[None]):
             for kernel, name in zip(picture.kernels, names, strict=True):
                 time = format_time(kernel.time_ns) if kernel.time_ns else ""
                 yield kernel.name, (rate(kernel.per_second), f"{kernel.launches:,}", time, name)
+        elif self._listed == "ledger":
+            rows = ledger_rows(self._chosen(picture)) if picture.devices else []
+            whole = sum(size for size, _, _ in rows)
+            for size, owner, how in rows:
+                share = f"{size / whole:.1%}" if whole else ""
+                yield f"{owner}, {how}", (format_bytes(size), share, f"{owner}, {how}" if how else owner)
         else:
             for stream in picture.streams:
                 yield stream.label, (rate(stream.per_second), f"{stream.operations:,}", stream.label)

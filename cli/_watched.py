@@ -94,8 +94,11 @@ class Watched:
 
     def picture(self, *, most: int = 20, sort: str = "bytes", search: str = "") -> LivePicture:
         """Return what there is now: see :meth:`LiveState.picture`."""
-        totals = self._follower.header.get("total_memory", ())
-        return self.state.picture(self._follower, most=most, sort=sort, search=search, totals=totals)
+        header = self._follower.header
+        totals, libraries = header.get("total_memory", ()), header.get("libraries", ())
+        return self.state.picture(
+            self._follower, most=most, sort=sort, search=search, totals=totals, libraries=libraries
+        )
 
     def _has_our_clock(self) -> bool:
         """Return whether the events' clock is this machine's: the header has both clocks at one moment."""

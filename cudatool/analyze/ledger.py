@@ -12,7 +12,8 @@ No call has the size of the memory that contexts, modules, graphs, streams and k
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -23,9 +24,9 @@ from cudatool.trace.events import Kind, UseFlag
 from cudatool.trace.frames import calling_library
 from cudatool.trace.libraries import Library, libraries_of
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Frame, Trace
 
-__all__ = ["Holder", "Ledger", "LedgerLine", "ledger"]
+__all__ = ["BY_SIZE", "Causes", "Holder", "Ledger", "LedgerLine", "ledger", "lines_by_name"]
 
 
 class Holder(StrEnum):
@@ -133,10 +134,11 @@ _OWNERS: Final = (
     (re.compile(r"libtriton|cuda_utils"), "Triton"),
     (re.compile(r"libtensorflow"), "TensorFlow"),
 )
-_MEMORY: Final = {
+BY_SIZE: Final[dict[int, int]] = {
     **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
     **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
 }
+"""Events of calls that take memory by size (1), and that give it back (-1)."""
 
 
 def ledger(
@@ -160,9 +162,12 @@ def ledger(
     charged = rows["size" if knows_process else "address"].astype(np.int64)
     known = _known(trace, readings, device)
     at = int(np.argmax(charged) if moment is None else np.searchsorted(readings, moment, side="right") - 1)
-    driver = _driver(charged[: at + 1], known[: at + 1], rows["flags"][: at + 1].tolist(), "window" in trace.header)
+    causes = Causes()
+    for number, rest in enumerate((charged - known)[: at + 1].tolist()):
+        is_from_before = number == 0 and "window" in trace.header
+        causes.note(rest, _BEFORE if is_from_before else int(rows["flags"][number]))
     index, used = int(readings[at]), int(rows["address"][at])
-    lines = [*_by_name(trace, segments, curve, index), *driver]
+    lines = [*_by_name(trace, segments, curve, index), *causes.lines()]
     lines.sort(key=lambda line: -line.size)
     unknown = int(charged[at]) - sum(line.size for line in lines)
     return Ledger(
@@ -182,24 +187,35 @@ def _known(trace: Trace, readings: Ints, device: int) -> Ints:
     """Return the bytes that calls had taken by size at each reading."""
     records = trace.records
     sign = np.zeros(256, np.int64)
-    for kind, way in _MEMORY.items():
+    for kind, way in BY_SIZE.items():
         sign[kind] = way
     growth = sign[records["kind"]] * records["size"].astype(np.int64) * (records["device"] == device)
     known: Ints = np.cumsum(growth)[readings]
     return known
 
 
-def _driver(charged: Ints, known: Ints, causes: list[int], from_before: bool) -> Iterator[LedgerLine]:
-    """Yield the memory that the driver took implicitly, by its cause."""
-    amounts: dict[int, int] = {}
-    rest_before = 0
-    for number, (rest, cause) in enumerate(zip((charged - known).tolist(), causes, strict=True)):
-        growth, rest_before = rest - rest_before, rest
-        if number == 0 and from_before:
-            cause = _BEFORE
+class Causes:
+    """The memory that the driver took implicitly, by what had happened, from one reading to the next."""
+
+    def __init__(self) -> None:
+        self._amounts: dict[int, int] = {}
+        self._rest = 0
+
+    def note(self, rest: int, cause: int) -> None:
+        """Take a reading.
+
+        Parameters
+        ----------
+        rest
+            Bytes that the driver charges beyond what calls took by size.
+        cause
+            Flags (:class:`~cudatool.trace.events.UseFlag`) of what had happened since the reading before.
+        """
+        amounts = self._amounts
+        growth, self._rest = rest - self._rest, rest
         if growth > 0:
             amounts[cause] = amounts.pop(cause, 0) + growth
-            continue
+            return
         for one in (0, cause, *reversed(list(amounts))):  # released: first bytes without cause, then the latest growth
             back = min(amounts.get(one, 0), -growth)
             growth += back
@@ -207,11 +223,15 @@ def _driver(charged: Ints, known: Ints, causes: list[int], from_before: bool) ->
                 amounts[one] -= back
         if growth:
             amounts[0] = amounts.get(0, 0) + growth
-    for cause, size in amounts.items():
-        if cause == _BEFORE:
-            yield LedgerLine(Holder.BEFORE, "", size)
-        elif cause:
-            yield LedgerLine(Holder.DRIVER, ", ".join(word for flag, word in _CAUSES.items() if flag & cause), size)
+
+    def lines(self) -> Iterator[LedgerLine]:
+        """Yield a line for each cause, in the order of the last growth; what has none is in no line."""
+        for cause, size in self._amounts.items():
+            if cause == _BEFORE:
+                yield LedgerLine(Holder.BEFORE, "", size)
+            elif cause:
+                owner = ", ".join(word for flag, word in _CAUSES.items() if flag & cause)
+                yield LedgerLine(Holder.DRIVER, owner, size)
 
 
 _BEFORE: Final = -1
@@ -221,24 +241,51 @@ def _by_name(trace: Trace, segments: Lifetimes, curve: Timeline, index: int) -> 
     held = segments.at(index)
     kinds = trace.records["kind"][held.start]
     taken = kinds == Kind.MEM_ALLOC
-    owners: dict[str, int] = {}
+    row = int(np.searchsorted(curve.index, index, side="right")) - 1
+    by_stack = Counter[int]()
     for stack, size in zip(held.stack[taken].tolist(), held.size[taken].tolist(), strict=True):
-        owner = _owner(trace, stack)
-        owners[owner] = owners.get(owner, 0) + size
+        by_stack[stack] += size
+    reserved, active = int(held.size[~taken].sum()), int(curve.active[row]) if row >= 0 else 0
+    yield from lines_by_name(by_stack, trace.stack, active, reserved, libraries_of(trace))
+
+
+def lines_by_name(
+    taken: Mapping[int, int],
+    stack_of: Callable[[int], tuple[Frame, ...]],
+    active: int,
+    reserved: int,
+    libraries: Sequence[str],
+) -> Iterator[LedgerLine]:
+    """Yield what calls took by size, in bytes.
+
+    Parameters
+    ----------
+    taken
+        Live, straight from the driver, by stack.
+    stack_of
+        Gives a stack.
+    active
+        In blocks, and in what was taken straight from the driver.
+    reserved
+        In segments of a caching allocator.
+    libraries
+        Loaded by the program.
+    """
+    owners: Counter[str] = Counter()
+    for stack, size in taken.items():
+        owners[_owner(stack_of(stack))] += size
     for owner, size in owners.items():
         yield LedgerLine(Holder.LIBRARY, owner, size)
-    reserved = int(held.size[~taken].sum())
     if reserved:
-        row = int(np.searchsorted(curve.index, index, side="right")) - 1
-        in_use = min(max(int(curve.active[row]) - int(held.size[taken].sum()), 0), reserved)
-        owner = Library.PYTORCH if Library.PYTORCH in libraries_of(trace) else "cudatool's runtime"
+        in_use = min(max(active - owners.total(), 0), reserved)
+        owner = Library.PYTORCH if Library.PYTORCH in libraries else "cudatool's runtime"
         yield LedgerLine(Holder.BLOCKS, owner, in_use)
         yield LedgerLine(Holder.CACHED, owner, reserved - in_use)
 
 
-def _owner(trace: Trace, stack: int) -> str:
+def _owner(stack: tuple[Frame, ...]) -> str:
     """Return who took memory from the driver: a library by its name, or its file's name; else the program itself."""
-    library = calling_library(trace.stack(stack))
+    library = calling_library(stack)
     if not library:
         return "the program itself"
     return next((owner for pattern, owner in _OWNERS if pattern.search(library)), library)

@@ -13,7 +13,7 @@ grow with the number of events. What a block is, is what :mod:`cudatool.trace.li
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Protocol, TypeVar
@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.analyze.ledger import BY_SIZE, Causes, LedgerLine, lines_by_name
 from cudatool.trace import _sweep
 from cudatool.trace.events import RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
@@ -72,6 +73,11 @@ _SEGMENTS: Final = {
     Kind.MEM_FREE: _ENDED,
 }
 _LAUNCHES: Final = (Kind.KERNEL_LAUNCH, Kind.GEMM)
+_STRAIGHT: Final = (
+    1  # beside a segment's stack: taken from the driver by the program or a library, without an allocator
+)
+_SIGN: Final = np.array([BY_SIZE.get(kind, 0) for kind in range(256)], np.int64)
+_LEDGER: Final = (_SIGN != 0) | (np.arange(256) == Kind.DEVICE_USE)
 
 
 class Tables(Protocol):
@@ -102,6 +108,12 @@ class LiveDevice:
         Of the device, None if that is not known.
     ooms
         How often memory ran out.
+    ledger
+        What all the memory is that the driver charges, the largest first, as :func:`cudatool.analyze.ledger` says it:
+        at the last reading of NVML, with what calls have taken and given back since. A block that the program has
+        freed is cached here, used by a stream or not. Empty without a reading.
+    unknown
+        Bytes of it that are in no line.
     """
 
     device: int
@@ -112,6 +124,8 @@ class LiveDevice:
     charged: int | None
     total: int | None
     ooms: int
+    ledger: tuple[LedgerLine, ...] = ()
+    unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,17 +285,18 @@ class _Level:
     """The live blocks of one device, or its segments."""
 
     def __init__(self) -> None:
-        self.live: dict[int, tuple[int, int]] = {}  # address -> size, stack
+        self.live: dict[int, tuple[int, int]] = {}  # address -> size, stack (of segments with _STRAIGHT)
         self.now = self.peak = 0
         self.curve = _Curve()
 
-    def pair(self, roles: npt.NDArray[np.uint8], records: _Records, delta: Ints) -> tuple[Ints, Ints, Ints]:
+    def pair(
+        self, roles: npt.NDArray[np.uint8], records: _Records, stack: Ints, delta: Ints
+    ) -> tuple[Ints, Ints, Ints]:
         """Note births and ends in `delta`; return stacks, sizes and numbers of what was added, negative if taken away.
 
         What was born and has ended inside of the piece is in neither.
         """
         address, size = records["address"], records["size"].astype(np.int64)
-        stack = records["stack"]
         count = len(records)
         # What lived before the piece ends when its address is first named in it, freed or born again.
         named, first = np.unique(address, return_index=True)
@@ -296,7 +311,7 @@ class _Level:
         ended = end < count
         np.subtract.at(delta, end[ended], size[start[ended]])
         stay = start[~ended]
-        stacks, sizes = stack[stay].astype(np.int64), size[stay]
+        stacks, sizes = stack[stay], size[stay]
         self.live.update(zip(address[stay].tolist(), zip(sizes.tolist(), stacks.tolist(), strict=True), strict=True))
         if gone:
             at, lost, whose = np.array(gone, np.int64).T
@@ -316,9 +331,57 @@ class _Level:
 class _Device:
     def __init__(self) -> None:
         self.blocks, self.segments = _Level(), _Level()
-        self.charged: int | None = None
-        self.total: int | None = None
+        self.taken: Counter[int] = Counter()  # by stack: bytes that live, straight from the driver
+        self.use: _Use | None = None  # the last reading
+        self.by_size = 0  # bytes that calls took by size, as the ledger counts them
+        self.causes = Causes()
         self.ooms = 0
+
+    def take(self, stacks: Ints, sizes: Ints) -> None:
+        """Note what was taken straight from the driver, negative if given back."""
+        straight = stacks & _STRAIGHT != 0
+        for stack, size in zip((stacks[straight] >> 1).tolist(), sizes[straight].tolist(), strict=True):
+            self.taken[stack] += size
+            if not self.taken[stack]:
+                del self.taken[stack]
+
+    def read(self, use: _Use) -> None:
+        """Take what NVML says."""
+        if self.use is not None and use.names_process != self.use.names_process:
+            self.causes = Causes()  # it did not name processes before: what is charged is something else
+        self.use = use
+        self.causes.note(use.charged - use.by_size, use.causes)
+
+    def ledger(self, tables: Tables, libraries: Sequence[str]) -> tuple[tuple[LedgerLine, ...], int]:
+        """Return the lines, and the bytes that are in none."""
+        if self.use is None:
+            return (), 0
+        reserved = self.segments.now - self.taken.total()
+        lines = [*lines_by_name(self.taken, tables.stack, self.blocks.now, reserved, libraries), *self.causes.lines()]
+        lines.sort(key=lambda line: -line.size)
+        unknown = self.use.charged + self.by_size - self.use.by_size - sum(line.size for line in lines)
+        return tuple(line for line in lines if line.size), unknown
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A reading of NVML, in bytes.
+
+    Attributes
+    ----------
+    charged
+        To this process, or where it names no process the use of the device.
+    causes
+        What had happened since the reading before.
+    by_size
+        What calls had taken by size.
+    """
+
+    charged: int
+    names_process: bool
+    total: int
+    causes: int
+    by_size: int
 
 
 class LiveState:
@@ -359,10 +422,10 @@ class LiveState:
         self._fold_memory(records, kinds, time)
         self._fold_work(records, kinds, time, there)
         self._fold_streams(records, kinds, there)
-        for kind, take in ((Kind.OOM, self._fold_oom), (Kind.DEVICE_USE, self._fold_use)):
-            if there[kind]:
-                for row in records[kinds == kind]:
-                    take(row)
+        self._fold_use(records, kinds)
+        if there[Kind.OOM]:
+            for row in records[kinds == Kind.OOM]:
+                self._device(int(row["device"])).ooms += 1
         self._note_lowest()
 
     def go_on(self, time_ns: int) -> None:
@@ -411,7 +474,10 @@ class LiveState:
             roles = np.where(roles == _MAPPED, np.uint8(0), roles)
         whole = np.flatnonzero(roles)
         part = np.zeros(len(whole), np.int64)
-        stacks, sizes, numbers = level.pair(roles[whole], own[whole], part)
+        stack = own["stack"][whole].astype(np.int64)
+        if not is_block:
+            stack = stack << 1 | np.where(own["kind"][whole] == Kind.MEM_ALLOC, _STRAIGHT, 0)
+        stacks, sizes, numbers = level.pair(roles[whole], own[whole], stack, part)
         delta[whole] += part
         level.move(time, delta)
         if is_block:
@@ -420,6 +486,8 @@ class LiveState:
             np.add.at(self._allocations, born, 1)
             np.add.at(self._bytes, stacks, sizes)
             np.add.at(self._blocks, stacks, numbers)
+        else:
+            device.take(stacks, sizes)
 
     def _widen(self, *stacks: int) -> None:
         """Make room for stacks."""
@@ -488,12 +556,18 @@ class LiveState:
             self._created = [created[~np.isin(created["stream"], list(self._destroyed))]]
             self._destroyed.clear()
 
-    def _fold_oom(self, row: Any) -> None:
-        self._device(int(row["device"])).ooms += 1
-
-    def _fold_use(self, row: Any) -> None:
-        device = self._device(int(row["device"]))
-        device.charged, device.total = int(row["size"]) or None, int(row["aux0"]) or None
+    def _fold_use(self, records: _Records, kinds: npt.NDArray[np.uint8]) -> None:
+        """Take what the ledger needs: readings of NVML, and between them what calls took by size."""
+        found = np.flatnonzero(_LEDGER[kinds])
+        for number in np.unique(records["device"][found]).tolist():
+            device = self._device(number)
+            own = records[found[records["device"][found] == number]]
+            growth = _SIGN[own["kind"]] * own["size"].astype(np.int64)
+            by_size = np.cumsum(growth) + device.by_size
+            for at in np.flatnonzero(own["kind"] == Kind.DEVICE_USE).tolist():
+                size, used, total, flags = (int(own[name][at]) for name in ("size", "address", "aux0", "flags"))
+                device.read(_Use(size or used, bool(size), total, flags, int(by_size[at])))
+            device.by_size = int(by_size[-1])
 
     # --- rows ---
 
@@ -504,7 +578,8 @@ class LiveState:
         most: int = 20,
         sort: str = "bytes",
         search: str = "",
-        totals: tuple[int, ...] | list[int] = (),
+        totals: Sequence[int] = (),
+        libraries: Sequence[str] = (),
     ) -> LivePicture:
         """Return what there is now.
 
@@ -520,6 +595,8 @@ class LiveState:
             Rows whose label or name contains it, in upper or lower case.
         totals
             The memory of each device, as a trace's header has it.
+        libraries
+            That the program loaded, as the header has them.
         """
         first = (self._first_ns or 0) // _SECOND_NS
         second = self._now_ns // _SECOND_NS
@@ -531,7 +608,7 @@ class LiveState:
             float(self._all_rate.of(first, second)[0]),
             self._now_ns - (self._first_ns or 0),
             self._marked_ns,
-            tuple(self._device_row(number, totals) for number in sorted(self._devices)),
+            tuple(self._device_row(number, totals, tables, libraries) for number in sorted(self._devices)),
             sites,
             tuple(kernels[:most]),
             tuple(streams[:most]),
@@ -553,12 +630,21 @@ class LiveState:
         allocated, reserved = (np.append(np.zeros(length - len(curve), np.int64), curve) for curve in curves)
         return _thinned(allocated[-points:], columns), _thinned(reserved[-points:], columns)
 
-    def _device_row(self, number: int, totals: tuple[int, ...] | list[int]) -> LiveDevice:
-        device = self._devices[number]
-        total = totals[number] if 0 <= number < len(totals) else device.total
+    def _device_row(self, number: int, totals: Sequence[int], tables: Tables, libraries: Sequence[str]) -> LiveDevice:
+        device, use = self._devices[number], self._devices[number].use
         blocks, segments = device.blocks, device.segments
+        lines, unknown = device.ledger(tables, libraries)
         return LiveDevice(
-            number, blocks.now, blocks.peak, segments.now, segments.peak, device.charged, total, device.ooms
+            device=number,
+            allocated=blocks.now,
+            peak_allocated=blocks.peak,
+            reserved=segments.now,
+            peak_reserved=segments.peak,
+            charged=use.charged if use is not None and use.names_process else None,
+            total=totals[number] if 0 <= number < len(totals) else (use.total if use is not None else 0) or None,
+            ooms=device.ooms,
+            ledger=lines,
+            unknown=unknown,
         )
 
     def _sites(self, tables: Tables, most: int, sort: str, search: str) -> tuple[tuple[LiveSite, ...], int]:

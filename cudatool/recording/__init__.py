@@ -6,16 +6,18 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
+from cudatool.after_import import AfterImport
 from cudatool.collect import deferred_frees, torch_generated, torch_program
 from cudatool.collect.children import child_processes
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Level
 from cudatool.collect.hand_overs import HandOvers
 from cudatool.collect.torch_blocks import TorchBlocks
+from cudatool.errors import OutputError
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
 from cudatool.recording.identity import job_facts
@@ -139,7 +141,7 @@ def record(
         )
         beside = nullcontext() if children is None else _children.unrecorded()
         reporting = _reporting(recorder) if on_oom else nullcontext()
-        with recorder, reporting, _children.recorded(family, recorder) if children else beside:
+        with recorder, _naming(recorder), reporting, _children.recorded(family, recorder) if children else beside:
             try:
                 yield recorder
             finally:
@@ -147,6 +149,24 @@ def record(
                 drain()
                 if not recorder.is_closed:  # as it happens in a forked child
                     recorder.add_facts({"libraries": libraries()})
+
+
+@contextmanager
+def _naming(recorder: Recorder) -> Iterator[None]:
+    """Name libraries in a trace as soon as they are imported: of a program that is killed, its end writes nothing."""
+
+    def note(_: ModuleType) -> None:
+        with suppress(OutputError):  # the recorder says so itself
+            recorder.add_facts({"libraries": libraries()})
+
+    finders = [AfterImport(module, note) for module in _LIBRARIES]
+    try:
+        for finder in finders:
+            finder.start()
+        yield
+    finally:
+        for finder in finders:
+            finder.stop()
 
 
 @contextmanager

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cudatool.analyze.ledger import ledger
 from cudatool.analyze.live import CURVE_NS, CURVE_POINTS, LiveState
-from cudatool.trace.events import RECORD, Kind, StreamFlag
+from cudatool.trace.events import RECORD, Kind, StreamFlag, UseFlag
 from cudatool.trace.lifetimes import blocks, segments, timeline
 from cudatool.trace.model import Frame, Trace
 
@@ -43,13 +46,13 @@ def rows(*events: dict[str, int]) -> np.ndarray:
 
 
 @st.composite
-def _recordings(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
+def _recordings(draw: st.DrawFn, kinds: tuple[Kind, ...] = _MEMORY) -> tuple[np.ndarray, list[int]]:
     """Any order of events at a few addresses, as a damaged or late recording may have it, and where to cut it."""
     count = draw(st.integers(1, 60))
     events = [
         {
             "time": draw(st.integers(0, 3 * _S)),
-            "kind": draw(st.sampled_from(_MEMORY)),
+            "kind": draw(st.sampled_from(kinds)),
             "device": draw(st.integers(0, 1)),
             "address": draw(st.integers(1, 6)) * 16,
             "size": draw(st.integers(0, 40)),
@@ -106,6 +109,56 @@ def _compare(state: LiveState, records: np.ndarray) -> None:
         held.setdefault(stack, []).append(size)
     expected = {stack: (sum(sizes), len(sizes)) for stack, sizes in held.items() if sum(sizes)}
     assert expected == {site.stack: (site.bytes, site.blocks) for site in picture.sites}
+
+
+# Where a free was requested and is not completed, the block is cached here, and still in use there.
+_LEDGER = (*(kind for kind in _MEMORY if kind != Kind.BLOCK_FREE_REQUESTED), *[Kind.DEVICE_USE] * 5)
+
+
+@given(_recordings(_LEDGER), st.booleans(), st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=200)
+def test_the_ledger_is_at_each_reading_what_the_whole_analysis_says(
+    recording: tuple[np.ndarray, list[int]], names_process: bool, chance: random.Random
+) -> None:
+    records, cuts = recording
+    use = np.flatnonzero(records["kind"] == Kind.DEVICE_USE)
+    records["address"][use] = [chance.randrange(100, 300) for _ in use]
+    records["size"][use] = [names_process * chance.randrange(1, 100) for _ in use]
+    records["flags"][use] = [chance.choice([0, 1, 2, 3]) for _ in use]
+    records["aux0"][use] = 1000
+    state, libraries = LiveState(), chance.choice([[], ["PyTorch"]])
+    cuts = sorted({0, *cuts, *(use + 1).tolist()})
+    for begin, end in pairwise(cuts):
+        state.fold(records[begin:end])
+        if records["kind"][end - 1] == Kind.DEVICE_USE:
+            # Frames' numbers are those of the stacks.
+            frames = [Frame("/home/me/train.py", "step", number) for number in range(4)]
+            stacks = [() if not number else (number,) for number in range(4)]
+            trace = Trace(records[:end], stacks=stacks, frames=frames, header={"libraries": libraries})
+            number = int(records["device"][end - 1])
+            of_device = segments(trace).of_device(number)
+            line = timeline(trace, blocks(trace).of_device(number), of_device)
+            whole = ledger(trace, of_device, line, number, moment=end - 1)
+            [found] = [one for one in state.picture(_Tables(), libraries=libraries).devices if one.device == number]
+            assert whole is not None
+            assert (whole.lines, whole.unknown, whole.process) == (found.ledger, found.unknown, found.charged)
+
+
+def test_what_calls_took_since_the_last_reading_is_in_the_ledger() -> None:
+    state = LiveState()
+    state.fold(
+        rows(
+            {"kind": Kind.DEVICE_USE, "size": 100, "address": 150, "aux0": 1000, "flags": UseFlag.CONTEXT},
+            {"kind": Kind.MEM_ALLOC, "address": 64, "size": 30, "stack": 1},
+            {"kind": Kind.SEGMENT_ALLOC, "address": 128, "size": 50},
+            {"kind": Kind.BLOCK_ALLOC, "address": 128, "size": 20},
+        )
+    )
+    [device] = state.picture(_Tables(), libraries=["PyTorch"]).devices
+    assert [(100, "the driver"), (30, "PyTorch"), (30, "the program itself"), (20, "PyTorch")] == sorted(
+        ((line.size, line.words[0]) for line in device.ledger), key=lambda row: (-row[0], row[1])
+    )[:4]
+    assert (100, 0) == (device.charged, device.unknown)
 
 
 def test_a_change_is_counted_from_the_mark() -> None:

@@ -44,6 +44,15 @@ def test_kill_loses_nothing_that_was_done(tmp_path):
         assert trace.notes  # it says that the program did not end
 
 
+def test_kill_leaves_the_names_of_the_libraries(run_command, tmp_path):
+    for library in ("cupy", "jax", "tensorflow"):
+        (tmp_path / f"{library}.py").touch()
+    program = "import os, jax\nimport cudatool as ct\nkept = ct.empty(1000)\nimport cupy\nos.kill(os.getpid(), 9)\n"
+    (tmp_path / "program.py").write_text(program)
+    run_command("run", "--device", "sim", "-o", "run.ctrace", "program.py", cwd=tmp_path)
+    assert ["CuPy", "JAX"] == read(tmp_path / "run.ctrace").header["libraries"]
+
+
 @pytest.mark.parametrize(
     ("ending", "status"),
     [

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from cudatool.cli._live_text import as_lines, rate
+from cudatool.cli._live_text import as_json, as_lines, rate
 from cudatool.cli._live_view import LiveView, curve_lines, is_due
 from cudatool.cli._schemas import schema_of_command
 from cudatool.cli._watched import Watched, trace_of_process
 from cudatool.errors import UsageError
 from cudatool.trace import Recorder, hooks, stacks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, UseFlag
 from cudatool.trace.model import Ending, Frame
 
 _PROGRAM = """
@@ -322,6 +322,58 @@ def test_the_view_shows_memory_sites_kernels_and_streams(tmp_path):
         drive(tmp_path / "t.ctrace", steps)
     finally:
         recorder.close()
+
+
+def charged(recorder: Recorder) -> Recorder:
+    """The same, where NVML has said what the driver charges."""
+    hooks.emit(Kind.DEVICE_USE, device=0, size=20 << 20, address=25 << 20, aux0=1 << 30, flags=UseFlag.CONTEXT)
+    return recorder
+
+
+def test_the_view_shows_what_all_the_memory_is_that_the_driver_charges(tmp_path):
+    recorder = charged(recording(tmp_path / "t.ctrace"))
+
+    async def steps(view, pilot):
+        await pilot.press("4")
+        text = shown(view)
+        assert "Memory of this process on device 0, by who holds it" in text
+        rows = [line.split() for line in text.splitlines() if "%" in line]
+        assert ["12", "MiB", "60.0%", "the", "driver,", "context"] == rows[0]
+        assert ["5", "MiB", "25.0%", "cudatool's", "runtime,", "cached"] == rows[1]
+        await pilot.press("s")  # there is one column to sort by
+        assert "60.0%" in shown(view)
+
+    try:
+        drive(tmp_path / "t.ctrace", steps)
+    finally:
+        recorder.close()
+
+
+def test_without_a_reading_the_view_says_that_there_is_no_ledger(tmp_path):
+    recorder = recording(tmp_path / "t.ctrace")
+
+    async def steps(view, pilot):
+        await pilot.press("4")
+        assert "NVML has not said what the driver charges" in shown(view)
+
+    try:
+        drive(tmp_path / "t.ctrace", steps)
+    finally:
+        recorder.close()
+
+
+def test_text_and_json_say_what_all_the_memory_is_that_the_driver_charges(tmp_path):
+    charged(recording(tmp_path / "t.ctrace")).close()
+    watched = Watched(tmp_path / "t.ctrace")
+    watched.catch_up()
+    picture = watched.picture()
+    text = as_lines(watched, picture)
+    at = text.index("Memory that the driver charges, device 0:")
+    assert ["1. the driver, context: 12 MiB", "2. cudatool's runtime, cached: 5 MiB"] == text[at + 1 : at + 3]
+    found = json.loads(json.dumps(as_json(watched, picture)))
+    Draft202012Validator(schema_of_command("live")).validate(found)
+    assert {"holder": "driver", "owner": "context", "size": 12 << 20} == found["devices"][0]["ledger"][0]
+    watched.close()
 
 
 def test_keys_sort_search_and_mark(tmp_path):
