@@ -209,29 +209,31 @@ def _copy(e: Emitter, i: Instruction) -> None:
 
 
 def _observe_source(e: Emitter, i: Instruction, space: str, pointer: str, size: int, given: str) -> str:
-    """Let checkers see what is read: all of it, or its first and last byte if part of it is."""
+    """Let checkers see the `given` bytes that are read; return the pointer to use.
+
+    One access for each bit of their number, the largest first: each is aligned to its size, and none reads more.
+    """
     if given == str(size) or not e.instrument:
         return e.guarded(space, pointer, size, READ, i, flags=Flag.ASYNC)
-    start, partly, some, part_end, whole, whole_end, after = (e.new_label() for _ in range(7))
-    e.emit(f"br label %{start}")
-    e.label(start)
-    e.emit(f"br i1 {e.op(f'icmp eq i32 {given}, {size}')}, label %{whole}, label %{partly}")
-    e.label(whole)
-    all_of_it = e.guarded(space, pointer, size, READ, i, flags=Flag.ASYNC)
-    e.emit(f"br label %{whole_end}")
-    e.label(whole_end)
-    e.emit(f"br label %{after}")
-    e.label(partly)
-    e.emit(f"br i1 {e.op(f'icmp eq i32 {given}, 0')}, label %{after}, label %{some}")
-    e.label(some)
-    last = e.op(f"getelementptr i8, ptr {pointer}, i32 {e.op(f'sub i32 {given}, 1')}")
-    part = e.guarded(space, pointer, 1, READ, i, flags=Flag.ASYNC)
-    e.guarded(space, last, 1, READ, i, flags=Flag.ASYNC)
-    e.emit(f"br label %{part_end}")
-    e.label(part_end)
-    e.emit(f"br label %{after}")
-    e.label(after)
-    return e.op(f"phi ptr [ {all_of_it}, %{whole_end} ], [ {pointer}, %{partly} ], [ {part}, %{part_end} ]")
+    used, bit = pointer, size
+    while bit:
+        before, some, last, after = (e.new_label() for _ in range(4))
+        e.emit(f"br label %{before}")
+        e.label(before)
+        is_set = e.op(f"icmp ne i32 {e.op(f'and i32 {given}, {bit}')}, 0")
+        e.emit(f"br i1 {is_set}, label %{some}, label %{after}")
+        e.label(some)
+        offset = e.op(f"and i32 {given}, {-2 * bit}")
+        part = e.op(f"getelementptr i8, ptr {pointer}, i32 {offset}")
+        seen = e.guarded(space, part, bit, READ, i, flags=Flag.ASYNC)
+        e.emit(f"br label %{last}")
+        e.label(last)  # if a part must not be read, nothing is
+        sound = e.op(f"select i1 {e.op(f'icmp eq ptr {seen}, {part}')}, ptr {used}, ptr {seen}")
+        e.emit(f"br label %{after}")
+        e.label(after)
+        used = e.op(f"phi ptr [ {used}, %{before} ], [ {sound}, %{last} ]")
+        bit //= 2
+    return used
 
 
 # ---- mbarrier ----

@@ -48,6 +48,67 @@ def test_only_the_bytes_that_are_given_are_read(check):
     assert (Defect.INVALID, 1) == (found.defect, found.size)
 
 
+@pytest.fixture
+def copies(ptx_kernel):
+    """A copy whose thread reads `given` of `size` bytes at the start of memory; another one may write to a byte of it."""
+    whole = np.zeros(3 * 4096, np.uint8)
+    memory = whole[-whole.ctypes.data % 4096 :][:4096]
+
+    def of(size, more=""):
+        cache = "cg" if size == 16 else "ca"
+        kernel = ptx_kernel(
+            ".param .u64 p, .param .u64 given, .param .u64 written",
+            HEAD
+            + f"""ld.param.u64 %q, [given]; cvt.u32.u64 %x, %q; ld.param.u64 %q, [written]; add.u64 %q, %p, %q;
+            setp.eq.u32 %go, %t, 1; @!%go cp.async.{cache}.shared.global [%s], [%p], {size}, %x; {more}
+            cp.async.wait_all; ret;""",
+        )
+
+        def run(given, written=0, *, block=1, **observers):
+            params = (ctypes.c_uint64 * 3)(memory.ctypes.data, given, written)
+            address = ctypes.addressof(params)
+            return kernel.launch(grid=(1, 1, 1), block=(block, 1, 1), shared_bytes=0, params=address, **observers)
+
+        return memory, run
+
+    return of
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_of_a_partial_copy_every_byte_that_is_read_races_and_no_other_one(copies, size):
+    memory, run = copies(size, "mov.u32 %y, 7; @%go st.global.u8 [%q], %y;")
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
+    for given in range(size + 1):
+        raced = {byte for byte in range(size + 1) if run(given, byte, block=2, shadow=shadow)}
+        assert set(range(given)) == raced
+
+
+def test_footprint_of_a_partial_copy_is_what_it_reads(copies):
+    memory, run = copies(16)
+    for given in range(17):
+        footprint = jit.Footprint(memory.ctypes.data, memory.nbytes)
+        run(given, footprint=footprint)
+        assert ([(memory.ctypes.data, given, 1)] if given else []) == footprint.ranges()
+
+
+def test_every_byte_that_a_partial_copy_reads_must_have_a_value(copies):
+    memory, run = copies(16)
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.INITCHECK)
+    for missing in range(16):
+        shadow.allocated(memory.ctypes.data, memory.nbytes)
+        shadow.written(memory.ctypes.data, missing)
+        shadow.written(memory.ctypes.data + missing + 1, 15 - missing)
+        assert [given > missing for given in range(17)] == [bool(run(given, shadow=shadow)) for given in range(17)]
+
+
+def test_all_of_a_partial_copys_target_is_written(copies):
+    memory, run = copies(
+        16, "cvt.u32.u64 %y, %q; cvt.u32.u64 %x, %p; sub.u32 %y, %y, %x; add.u32 %y, %y, %s;@%go st.shared.u8 [%y], %t;"
+    )
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
+    assert list(range(16)) == [byte for byte in range(17) if run(4, byte, block=2, shadow=shadow)]
+
+
 def test_matrix_row_outside_of_shared_memory_is_reported(check):
     body = """.reg .b32 %r<4>; mad.lo.u32 %x, %t, 16, %s; add.u32 %x, %x, 1024;
     ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r0, %r1}, [%x]; ret;"""
