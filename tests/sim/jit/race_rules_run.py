@@ -1,0 +1,86 @@
+"""Does racecheck say of kernels what CUDA's rules say? Pairs of kernels (:mod:`race_rules`), of which one races.
+
+    python tests/sim/jit/race_rules_run.py [--only TEXT]
+
+runs all of them and exits with 1 if one is missed or false; the test suite runs a part, as each kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import race_rules_barriers as barriers
+import race_rules_copies as copies
+import race_rules_flags as flags
+from race_rules import Pair, kernel_name, source
+
+from cudatool.sim import jit
+from cudatool.sim.jit import Defect, Instrument
+
+__all__ = ["PAIRS", "Checker"]
+
+_MODULES = {"barriers": barriers, "copies": copies, "flags": flags}
+PAIRS = [(name, pair) for name, module in _MODULES.items() for pair in module.PAIRS]
+"""All pairs, with the module that each is of."""
+
+_INTEGERS = 16384  # of each of the two arrays
+_RACES = {Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE}
+
+
+class Checker:
+    """Runs the kernels under racecheck, all of them over the same memory."""
+
+    def __init__(self, compiled: Callable[[str], bytes]) -> None:
+        self._kernels = {name: jit.load(compiled(source(m.PAIRS, m.PRELUDE))).kernels for name, m in _MODULES.items()}
+        whole = np.zeros(8 * _INTEGERS + 4096, np.uint8)
+        self._memory = whole[-whole.ctypes.data % 4096 :][: 8 * _INTEGERS]
+        self._shadow = jit.Shadow(self._memory.ctypes.data, self._memory.nbytes, Instrument.RACECHECK)
+
+    def found(self, module: str, pair: Pair, *, racy: bool) -> set[Defect]:
+        """Return what is found in one kernel of a pair."""
+        self._memory[:] = 0
+        first = self._memory.ctypes.data
+        params = (ctypes.c_uint64 * 2)(first, first + 4 * _INTEGERS)
+        found = self._kernels[module][kernel_name(pair, racy=racy)].launch(
+            grid=(pair.grid, 1, 1),
+            block=(pair.block, 1, 1),
+            shared_bytes=0,
+            params=ctypes.addressof(params),
+            shadow=self._shadow,
+        )
+        return {one.defect for one in found}
+
+    def difference(self, module: str, pair: Pair) -> str:
+        """Return what racecheck says other than a pair's labels, empty if nothing."""
+        if false := self.found(module, pair, racy=False):
+            return f"{pair.name}: false: {sorted(false)} ({pair.rule})"
+        found = self.found(module, pair, racy=True)
+        if not found & ({Defect.STALE_READ} if pair.stale else _RACES):
+            return f"{pair.name}: missed ({pair.rule})"
+        return ""
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    from conftest import nvrtc_ptx
+
+    from cudatool import _driver
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name contains this")
+    options = parser.parse_args()
+    _driver.initialize()
+    checker = Checker(nvrtc_ptx)
+    chosen = [one for one in PAIRS if options.only in one[1].name]
+    differences = [text for one in chosen if (text := checker.difference(*one))]
+    sys.stdout.write("".join(f"{text}\n" for text in differences))
+    sys.stdout.write(f"{len(chosen)} pairs, {len(differences)} differences\n")
+    return int(bool(differences))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
