@@ -4,6 +4,8 @@
 //                   and, where asked, the library that called. Launches are not among them: a callback costs too much.
 //   operations      which calls that enqueue work are made for an operation of our runtime: a callback at the beginning
 //                   of launches, too, from the first such operation on
+//   launches        on request, each launch with its arguments, and the images that its code was loaded from: what a
+//                   kernel may touch is inferred from them
 //   activity        kernels, copies and fills, with their times on the device, in buffers that CUPTI hands back
 //   use             how much of a device's memory the driver charges to this process, read from NVML after
 //                   calls that may take memory implicitly: contexts, modules, graphs, streams, local memory
@@ -117,7 +119,7 @@ static struct {
 enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_LOOKED_AT = 8, MOST_NATIVE = 32, MOST_SPARE = 1 << 17 };
 // Kinds of rows that are not driver calls.
 enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
-enum { OPERATION = 0xFF07, BLOCK = 0xFF10 };
+enum { OPERATION = 0xFF07, LAUNCH = 0xFF08, BLOCK = 0xFF10 };
 // What may take device memory implicitly (cudatool.trace.events.UseFlag).
 enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32, USE_POOL = 64 };
 enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but noted by the same calls
@@ -132,7 +134,8 @@ typedef struct {
 
 typedef struct {
   // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out;
-  // n: 8 bytes, of which each value is noted only once
+  // n: 8 bytes, of which each value is noted only once; s: a text, whose number among the names is noted;
+  // m: an image of code, noted in this word and the two that follow, so that it is the last one
   char arguments[WORDS + 1];
   uint8_t at_enter, wants_library, wants_stream_id;
   uint16_t use;      // the cause of use, one of the above
@@ -157,6 +160,9 @@ static size_t spare_capacity;
 static uint64_t lost;
 static uint64_t rows_so_far;  // since the memory use was last read
 static uint64_t waiting;  // rows that have a place among other sources' events, which are told when they happen
+static char* blob;  // what rows point to: arguments of launches, images of code
+static size_t blob_used, blob_capacity;
+static uint64_t blob_base;  // how much was read before; rows have offsets from the beginning of the recording
 
 // An interning table: byte strings, numbered from 1 in the order in which they were added.
 typedef struct {
@@ -272,6 +278,79 @@ static Row* new_row(void) {
   rows_so_far++;
   waiting++;
   return row;
+}
+
+enum { MOST_BLOB = 1 << 28, MOST_IMAGE = 1 << 24 };
+
+// The offset of a copy of these bytes in the blob; UINT64_MAX if there is no room. The lock is held.
+static uint64_t put_blob(const void* data, size_t length) {
+  if (blob_used + length > blob_capacity) {
+    size_t capacity = (blob_used + length) * 2 + 4096;
+    char* more = capacity > MOST_BLOB ? NULL : realloc(blob, capacity);
+    if (!more) return UINT64_MAX;
+    blob = more;
+    blob_capacity = capacity;
+  }
+  memcpy(blob + blob_used, data, length);
+  blob_used += length;
+  return blob_base + blob_used - length;
+}
+
+// ---- images of code ----
+
+enum { IMAGE_TEXT = 1, IMAGE_ELF = 2, IMAGE_FATBIN = 3 };
+#define ELF_MAGIC 0x464C457Fu
+#define FATBIN_MAGIC 0xBA55ED50u
+#define FATBIN_WRAPPER_MAGIC 0x466243B1u
+
+static uint64_t number_at(const char* at, size_t size) {
+  uint64_t value = 0;
+  memcpy(&value, at, size);
+  return value;
+}
+
+// The bytes of an ELF file: up to the end of its last section, segment or table.
+static size_t elf_size(const char* image) {
+  uint64_t sections = number_at(image + 0x28, 8), segments = number_at(image + 0x20, 8);
+  uint64_t section_size = number_at(image + 0x3A, 2), section_count = number_at(image + 0x3C, 2);
+  uint64_t end = sections + section_size * section_count;
+  uint64_t of_segments = segments + number_at(image + 0x36, 2) * number_at(image + 0x38, 2);
+  if (of_segments > end) end = of_segments;
+  for (uint64_t i = 0; i < section_count; i++) {
+    const char* section = image + sections + i * section_size;
+    int has_bytes = number_at(section + 4, 4) != 8;  // SHT_NOBITS
+    uint64_t stop = number_at(section + 0x18, 8) + number_at(section + 0x20, 8);
+    if (has_bytes && stop > end) end = stop;
+  }
+  return (size_t)end;
+}
+
+// What an image is, where it begins and how long it is; the call that loads it has accepted it.
+static int image_at(const char** image, size_t* length) {
+  uint32_t magic = (uint32_t)number_at(*image, 4);
+  if (magic == FATBIN_WRAPPER_MAGIC) {
+    *image = (const char*)(uintptr_t)number_at(*image + 8, 8);
+    magic = (uint32_t)number_at(*image, 4);
+  }
+  if (magic == FATBIN_MAGIC) {
+    *length = (size_t)(number_at(*image + 6, 2) + number_at(*image + 8, 8));
+    return IMAGE_FATBIN;
+  }
+  if (magic == ELF_MAGIC) {
+    *length = elf_size(*image);
+    return IMAGE_ELF;
+  }
+  *length = strlen(*image);
+  return IMAGE_TEXT;
+}
+
+// Words: what it is, and its length; a digest; the offset of a copy, unless it is machine code alone. The lock is held.
+static void note_image(const char* image, uint64_t* words) {
+  size_t length = 0;
+  int kind = image_at(&image, &length);
+  words[0] = (uint64_t)kind | (uint64_t)length << 8;
+  words[1] = length <= MOST_IMAGE ? hashed(image, length) : 0;
+  words[2] = kind != IMAGE_ELF && length <= MOST_IMAGE ? put_blob(image, length) : UINT64_MAX;
 }
 
 // ---- the caller ----
@@ -636,6 +715,126 @@ static void note_operation(const CallbackData* data) {
   pthread_mutex_unlock(&lock);
 }
 
+// ---- launches ----
+
+static uint64_t packed(const int32_t* extents) {
+  return (uint32_t)extents[0] | (uint64_t)(extents[1] & 0xFFFF) << 32 | (uint64_t)(extents[2] & 0xFFFF) << 48;
+}
+
+static int notes_launches;  // of other libraries, with their arguments
+enum { MOST_ARGUMENTS = 1 << 15 };  // bytes: the most that a kernel can have (CUDA 12.1 and later)
+enum { COOPERATIVE = 1, PROGRAMMATIC = 2, ARGUMENTS_UNKNOWN = 4, PER_THREAD = 8 };
+enum { INVALID_VALUE = 1, INVALID_HANDLE = 400 };  // CUresult
+enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_PROGRAMMATIC = 6 };  // CUlaunchAttributeID
+
+typedef struct {
+  uint32_t grid[3], block[3], shared;
+  void* stream;
+} Geometry;  // as in the parameters of cuLaunchKernel, and as CUlaunchConfig begins
+
+typedef struct {
+  int32_t id;
+  char pad[4];
+  union { int32_t number; char all[64]; } value;
+} LaunchAttribute;
+
+typedef struct {
+  Geometry geometry;
+  const LaunchAttribute* attributes;
+  uint32_t attribute_count;
+} LaunchConfig;
+
+typedef struct {
+  void* function;
+  Geometry geometry;
+  void **arguments, **extra;  // the latter is not there in cuLaunchCooperativeKernel
+} KernelLaunch;
+
+typedef struct {
+  const LaunchConfig* config;
+  void* function;
+  void **arguments, **extra;
+} ConfiguredLaunch;
+
+static struct {
+  int (*of_function)(void*, size_t, size_t*, size_t*);  // cuFuncGetParamInfo
+  int (*of_kernel)(void*, size_t, size_t*, size_t*);    // cuKernelGetParamInfo
+} layout;
+
+// Packs a launch's arguments; the bytes, or -1 if they cannot be known. The lock must not be held: it asks the driver.
+static int pack_arguments(const KernelLaunch* launch, char* out) {
+  void* const* extra = launch->arguments ? NULL : launch->extra;
+  if (extra) {  // a buffer with all of them: pairs of a key and a value, up to key 0 (CU_LAUNCH_PARAM_END)
+    const void* buffer = NULL;
+    size_t size = 0;
+    for (; *extra; extra += 2) {
+      if (*extra == (void*)1) buffer = extra[1];
+      if (*extra == (void*)2) size = *(const size_t*)extra[1];
+    }
+    if (!buffer || size > MOST_ARGUMENTS) return -1;
+    memcpy(out, buffer, size);
+    return (int)size;
+  }
+  size_t end = 0, offset, size;
+  if (!layout.of_function || !layout.of_kernel) return -1;
+  int (*of)(void*, size_t, size_t*, size_t*) = layout.of_function;
+  int status = of(launch->function, 0, &offset, &size);
+  if (status == INVALID_HANDLE) status = (of = layout.of_kernel)(launch->function, 0, &offset, &size);
+  for (size_t i = 0; !status; status = of(launch->function, ++i, &offset, &size)) {
+    if (!launch->arguments || !launch->arguments[i] || offset + size > MOST_ARGUMENTS) return -1;
+    if (offset > end) memset(out + end, 0, offset - end);
+    memcpy(out + offset, launch->arguments[i], size);
+    end = offset + size;
+  }
+  return status == INVALID_VALUE ? (int)end : -1;  // there is no such parameter: these were all
+}
+
+static void note_launch(const CallbackData* data) {
+  static __thread char arguments[MOST_ARGUMENTS];
+  KernelLaunch launch = {0};
+  uint64_t flags = 0;
+  if (!strncmp(data->function, "cuLaunchKernelEx", 16)) {
+    const ConfiguredLaunch* given = data->params;
+    launch = (KernelLaunch){given->function, given->config->geometry, given->arguments, given->extra};
+    for (uint32_t i = 0; i < given->config->attribute_count; i++) {
+      const LaunchAttribute* one = &given->config->attributes[i];
+      if (one->id == ATTRIBUTE_COOPERATIVE && one->value.number) flags |= COOPERATIVE;
+      if (one->id == ATTRIBUTE_PROGRAMMATIC && one->value.number) flags |= PROGRAMMATIC;
+    }
+  } else {
+    int is_cooperative = !strncmp(data->function, "cuLaunchCooperativeKernel", 25);
+    memcpy(&launch, data->params, is_cooperative ? offsetof(KernelLaunch, extra) : sizeof launch);
+    flags = is_cooperative ? COOPERATIVE : 0;
+  }
+  if (strstr(data->function, "_ptsz")) flags |= PER_THREAD;
+  int length = pack_arguments(&launch, arguments);
+  if (length < 0) flags |= ARGUMENTS_UNKNOWN;
+  uint32_t device = device_of(data->context);
+  const char* name = data->symbol ? data->symbol : "";
+  pthread_mutex_lock(&lock);
+  uint32_t stack = this_stack(NULL);
+  Row* row = new_row();
+  if (row) {
+    row->time = now();
+    row->what = LAUNCH;
+    row->thread = this_thread();
+    row->correlation = data->correlation;
+    row->stack = stack;
+    row->device = device;
+    row->context = data->context_uid;
+    row->words[0] = (uintptr_t)launch.function;
+    row->words[1] = (uintptr_t)launch.geometry.stream;
+    row->words[2] = packed((const int32_t*)launch.geometry.grid);
+    row->words[3] = packed((const int32_t*)launch.geometry.block);
+    row->words[5] = length < 0 ? UINT64_MAX : put_blob(arguments, (size_t)length);
+    if (row->words[5] == UINT64_MAX) flags |= ARGUMENTS_UNKNOWN, length = 0;
+    row->words[4] = launch.geometry.shared | flags << 32;
+    row->words[6] = (uint64_t)length;
+    row->words[7] = intern(&names, name, strlen(name));
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
   (void)unused;
   if (!recording) return;
@@ -650,7 +849,10 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     if (data->site == API_ENTER) note_operation(data);
     return;
   }
-  if (call->launches) return;
+  if (call->launches) {
+    if (notes_launches && data->site == API_EXIT && data->result && !*(const int*)data->result) note_launch(data);
+    return;
+  }
   if (!call->arguments[0] || (data->site == API_ENTER) != (call->at_enter != 0)) return;
   uint32_t stream = 0;
   uint64_t words[WORDS] = {0};
@@ -701,6 +903,11 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     row->stack = stack;
     row->device = device;
     row->context = data->context_uid;
+    for (int i = 0; call->arguments[i] && !result; i++) {
+      const char* given = (const char*)(uintptr_t)words[i];
+      if (call->arguments[i] == 's') words[i] = given ? intern(&names, given, strlen(given)) : 0;
+      if (call->arguments[i] == 'm' && given) note_image(given, &words[i]);
+    }
     memcpy(row->words, words, sizeof words);
   }
   pthread_mutex_unlock(&lock);
@@ -712,10 +919,6 @@ static void buffer_requested(uint8_t** buffer, size_t* size, size_t* most) {
   *buffer = recording && getpid() == owner ? aligned_alloc(8, BUFFER) : NULL;
   *size = *buffer ? BUFFER : 0;
   *most = 0;
-}
-
-static uint64_t packed(const int32_t* extents) {
-  return (uint32_t)extents[0] | (uint64_t)(extents[1] & 0xFFFF) << 32 | (uint64_t)(extents[2] & 0xFFFF) << 48;
 }
 
 static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, size_t size, size_t valid) {
@@ -865,6 +1068,8 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   pthread_mutex_lock(&lock);
   most_rows = (size_t)most;
   row_count = lost = waiting = 0;  // what the previous recording did not read
+  blob_used = blob_base = 0;
+  notes_launches = 0;
   captures = 0;
   names.sent = frames.sent = stacks.sent = 0;
   context_count = 0;
@@ -914,6 +1119,34 @@ failed:
   return NULL;
 }
 
+static void enable_launches(int on) {
+  for (uint32_t number = 1; number < MOST_CALLS; number++) {
+    // Where that is refused, it is not known when our runtime's kernels ran, nor what other libraries' may touch.
+    if (calls[number].launches) cupti.EnableCallback((uint32_t)on, subscriber, DOMAIN_DRIVER_API, number);
+  }
+  sees_launches = on;
+}
+
+static PyObject* py_watch_launches(PyObject* self, PyObject* argument) {
+  (void)self;
+  int on = PyObject_IsTrue(argument);
+  if (on < 0) return NULL;
+  if (!on) {
+    notes_launches = 0;
+    if (!sees_work && subscriber && getpid() == owner) enable_launches(0);
+    Py_RETURN_NONE;
+  }
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (!driver) driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (driver) {
+    *(void**)&layout.of_function = dlsym(driver, "cuFuncGetParamInfo");
+    *(void**)&layout.of_kernel = dlsym(driver, "cuKernelGetParamInfo");
+  }
+  notes_launches = 1;
+  enable_launches(1);
+  Py_RETURN_NONE;
+}
+
 // Called at the beginning and at the end (0) of each operation of our runtime.
 static PyObject* py_mark(PyObject* self, PyObject* correlation) {
   (void)self;
@@ -921,13 +1154,7 @@ static PyObject* py_mark(PyObject* self, PyObject* correlation) {
   if (value == (unsigned long)-1 && PyErr_Occurred()) return NULL;
   operation = (uint32_t)value;
   marked_in = recordings;  // its end is not marked if the recording ends first
-  if (operation && sees_work && recording && !sees_launches && getpid() == owner) {
-    sees_launches = 1;
-    for (uint32_t number = 1; number < MOST_CALLS; number++) {
-      // Where that is refused, it is not known when our runtime's kernels ran.
-      if (calls[number].launches) cupti.EnableCallback(1, subscriber, DOMAIN_DRIVER_API, number);
-    }
-  }
+  if (operation && sees_work && recording && !sees_launches && getpid() == owner) enable_launches(1);
   Py_RETURN_NONE;
 }
 
@@ -997,11 +1224,20 @@ static int send_new(Table* table, PyObject* list) {
   return 0;
 }
 
+static PyObject* py_digest(PyObject* self, PyObject* image) {
+  (void)self;
+  char* data;
+  Py_ssize_t size;
+  if (PyBytes_AsStringAndSize(image, &data, &size)) return NULL;
+  return PyLong_FromUnsignedLongLong(hashed(data, (size_t)size));
+}
+
 static PyObject* py_drain(PyObject* self, PyObject* unused) {
   (void)self, (void)unused;
   // Made before the lock is taken: making a list may run the garbage collector, and that a finalizer, which calls the
   // driver. The collector does not track bytes.
   PyObject *new_names = PyList_New(0), *new_frames = PyList_New(0), *new_stacks = PyList_New(0), *data = NULL;
+  PyObject* pointed_to = NULL;
   if (!new_names || !new_frames || !new_stacks) goto failed;
   // A thread that has this lock never waits for the interpreter's, so this cannot deadlock.
   pthread_mutex_lock(&lock);
@@ -1017,8 +1253,12 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   row_count = row_capacity = 0;
   lost = waiting = 0;
   int failed = send_new(&names, new_names) || send_new(&frames, new_frames) || send_new(&stacks, new_stacks);
+  uint64_t base = blob_base;
+  if (!failed) pointed_to = PyBytes_FromStringAndSize(blob, (Py_ssize_t)blob_used);
+  blob_base += blob_used;
+  blob_used = 0;
   pthread_mutex_unlock(&lock);
-  if (!failed) data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof *taken));
+  if (pointed_to) data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof *taken));
   Py_BEGIN_ALLOW_THREADS
   if (data && count) memcpy(PyBytes_AS_STRING(data), taken, count * sizeof *taken);
   pthread_mutex_lock(&lock);
@@ -1030,7 +1270,11 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   pthread_mutex_unlock(&lock);
   free(taken);
   Py_END_ALLOW_THREADS
-  if (data) return Py_BuildValue("(NNNNK)", data, new_names, new_frames, new_stacks, (unsigned long long)missing);
+  if (data) {
+    return Py_BuildValue("(NNNNKKN)", data, new_names, new_frames, new_stacks, (unsigned long long)missing,
+                         (unsigned long long)base, pointed_to);
+  }
+  Py_XDECREF(pointed_to);
 failed:
   Py_XDECREF(new_names), Py_XDECREF(new_frames), Py_XDECREF(new_stacks);
   return NULL;
@@ -1248,7 +1492,11 @@ static PyMethodDef methods[] = {
      "is_waiting(): whether the log has rows that come before what other sources report from now on"},
     {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
-    {"drain", py_drain, METH_NOARGS, "drain(): rows, new names, new frames, new stacks, number of rows lost; None if there are no rows"},
+    {"watch_launches", py_watch_launches, METH_O, "watch_launches(on): each launch with its arguments, too, or no more"},
+    {"digest", py_digest, METH_O, "digest(image): the number by which rows name an image of code"},
+    {"drain", py_drain, METH_NOARGS,
+     "drain(): rows, new names, new frames, new stacks, number of rows lost, offset of what rows point to, and its bytes; "
+     "None if there are no rows"},
     {"sort", py_sort, METH_VARARGS,
      "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
      "rows of calls, of work that was done, of contexts, and of operations of our runtime"},

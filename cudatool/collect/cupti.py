@@ -17,7 +17,6 @@ import os
 import re
 import threading
 import weakref
-from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum, StrEnum
@@ -29,6 +28,19 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti
+from cudatool.collect.cupti_calls import (
+    CALLS,
+    CALLS_OF_CODE,
+    PER_THREAD,
+    Call,
+    Order,
+    fill_item,
+    layout,
+    plain_name,
+    sides,
+)
+from cudatool.collect.gpu_launches import Launches, Pointed
+from cudatool.collect.live_memory import LiveMemory
 from cudatool.collect.torch_rows import Action
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.ptx.kernel_names import kernel_name
@@ -42,7 +54,6 @@ from cudatool.trace.events import (
     EventFlag,
     Kind,
     StreamFlag,
-    UseFlag,
     WarningCode,
     WarningFlag,
 )
@@ -100,6 +111,7 @@ class What(IntEnum):
     CONTEXT = 0xFF05
     USE = 0xFF06
     OPERATION = 0xFF07
+    LAUNCH = 0xFF08
     BLOCK = 0xFF10
 
 
@@ -139,113 +151,6 @@ class _Stack(NamedTuple):
     library: str
 
 
-class _Order(NamedTuple):
-    """A call that only orders work: the positions of the arguments that its event needs, -1 for none."""
-
-    kind: Kind
-    stream: int = -1
-    event: int = -1
-    flags: int = -1
-
-    @property
-    def asks(self) -> bool:
-        """Whether the result is an answer: not yet."""
-        return self.kind in (Kind.STREAM_QUERY, Kind.EVENT_QUERY)
-
-
-class _Call(NamedTuple):
-    """How a call is recorded: its arguments as :file:`_cupti.c` spells them, what reads them, and what it may take."""
-
-    arguments: str
-    read: str | _Order | None  # None: the call makes no event, but may take memory
-    at_enter: bool = False
-    with_library: bool = False
-    with_stream_id: bool = False
-    use: int = 0  # a UseFlag, or one of the two below
-    launches: bool = False  # kernels: it makes no event, but may be called for an operation of our runtime
-
-    @property
-    def enqueues(self) -> bool:
-        """Whether the device has something to do then."""
-        return self.launches or self.read in ("_copy", "_fill", "_graph_launch")
-
-
-_CAPTURE_BEGINS, _CAPTURE_ENDS = 256, 512
-
-
-_CALLS: dict[str, _Call] = {
-    "cuMemAlloc_v2": _Call("Pq", "_alloc", with_library=True),
-    "cuMemAllocManaged": _Call("Pq", "_alloc", with_library=True),
-    "cuMemAllocPitch_v2": _Call("PPqqi", "_alloc_pitch", with_library=True),
-    "cuMemAllocAsync": _Call("Pqq", "_alloc_async", with_library=True, use=UseFlag.POOL),
-    "cuMemAllocFromPoolAsync": _Call("Pq.q", "_alloc_from_pool", with_library=True, use=UseFlag.POOL),
-    "cuMemFree_v2": _Call("q", "_free", at_enter=True),
-    "cuMemFreeAsync": _Call("qq", "_free_async", at_enter=True, use=UseFlag.POOL),
-    "cuMemMap": _Call("qqqqq", "_map", with_library=True),
-    "cuMemUnmap": _Call("qq", "_unmap", at_enter=True),
-    "cuMemAllocHost_v2": _Call("Pq", "_host_alloc", with_library=True),
-    "cuMemHostAlloc": _Call("Pq", "_host_alloc", with_library=True),
-    "cuMemHostRegister_v2": _Call("qq", "_host_alloc", with_library=True),
-    "cuMemFreeHost": _Call("q", "_host_free", at_enter=True),
-    "cuMemHostUnregister": _Call("q", "_host_free", at_enter=True),
-    "cuStreamCreate": _Call("Pi", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
-    "cuStreamCreateWithPriority": _Call("Pii", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
-    "cuStreamDestroy_v2": _Call("q", "_stream_destroy", at_enter=True),
-    "cuStreamSynchronize": _Call("q", _Order(Kind.STREAM_SYNCHRONIZE, stream=0)),
-    "cuStreamQuery": _Call("q", _Order(Kind.STREAM_QUERY, stream=0)),
-    "cuStreamWaitEvent": _Call("qqi", _Order(Kind.STREAM_WAIT_EVENT, stream=0, event=1, flags=2)),
-    "cuStreamBeginCapture_v2": _Call("qi", "_capture_begin", use=_CAPTURE_BEGINS),
-    "cuStreamEndCapture": _Call("qP", "_capture_end", use=_CAPTURE_ENDS),
-    "cuStreamBeginCaptureToGraph": _Call(".", None, use=_CAPTURE_BEGINS),
-    "cuEventCreate": _Call("Pi", "_event_create"),
-    "cuEventRecord": _Call("qq", _Order(Kind.EVENT_RECORD, stream=1, event=0)),
-    "cuEventRecordWithFlags": _Call("qqi", _Order(Kind.EVENT_RECORD, stream=1, event=0, flags=2)),
-    "cuEventSynchronize": _Call("q", _Order(Kind.EVENT_SYNCHRONIZE, event=0)),
-    "cuEventQuery": _Call("q", _Order(Kind.EVENT_QUERY, event=0)),
-    "cuEventDestroy_v2": _Call("q", "_event_destroy", at_enter=True),
-    "cuCtxSynchronize": _Call("", _Order(Kind.DEVICE_SYNCHRONIZE)),
-    "cuCtxSynchronize_v2": _Call("q", _Order(Kind.DEVICE_SYNCHRONIZE)),
-    "cuMemcpyHtoD_v2": _Call("qqq", "_copy"),
-    "cuMemcpyDtoH_v2": _Call("qqq", "_copy"),
-    "cuMemcpyDtoD_v2": _Call("qqq", "_copy"),
-    "cuMemcpy": _Call("qqq", "_copy"),
-    "cuMemcpyHtoDAsync_v2": _Call("qqqq", "_copy"),
-    "cuMemcpyDtoHAsync_v2": _Call("qqqq", "_copy"),
-    "cuMemcpyDtoDAsync_v2": _Call("qqqq", "_copy"),
-    "cuMemcpyAsync": _Call("qqqq", "_copy"),
-    "cuMemsetD8_v2": _Call("qbq", "_fill"),
-    "cuMemsetD16_v2": _Call("qhq", "_fill"),
-    "cuMemsetD32_v2": _Call("qiq", "_fill"),
-    "cuMemsetD8Async": _Call("qbqq", "_fill"),
-    "cuMemsetD16Async": _Call("qhqq", "_fill"),
-    "cuMemsetD32Async": _Call("qiqq", "_fill"),
-    "cuGraphLaunch": _Call("qq", "_graph_launch"),
-    **{
-        name: _Call(".", None, launches=True)
-        for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel")
-    },
-    "cuDevicePrimaryCtxRetain": _Call("Pi", None, use=UseFlag.CONTEXT),
-    "cuCtxCreate_v2": _Call("Pii", None, use=UseFlag.CONTEXT),
-    "cuCtxCreate_v3": _Call("Pqiii", None, use=UseFlag.CONTEXT),
-    "cuCtxCreate_v4": _Call("Pqii", None, use=UseFlag.CONTEXT),
-    "cuCtxSetLimit": _Call(".", None, use=UseFlag.HEAP),
-    **{
-        name: _Call(".", None, use=UseFlag.MODULE)
-        for name in (
-            *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData"),
-            "cuLibraryLoadFromFile",
-        )
-    },
-    # These load a module at the first call for a library or kernel. Launches call them again and again.
-    **{name: _Call(".n", None, use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
-    **{
-        name: _Call(".", None, use=UseFlag.GRAPH)
-        for name in (
-            *("cuGraphInstantiate_v2", "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams", "cuGraphUpload"),
-            *("cuGraphExecUpdate", "cuGraphExecUpdate_v2"),
-        )
-    },
-}
 _OF_OPERATION = 0
 """What stands for the stream of an operation of our runtime, which reports that itself."""
 _UNKNOWN = 1 << 56
@@ -256,8 +161,6 @@ _WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
 _BLOCKING = StreamFlag(0)
 _OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap")
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
-_PER_THREAD = ("_ptsz", "_ptds")
-"""Ends of the names of calls in programs compiled for default streams of each thread."""
 
 
 def find_library() -> str:
@@ -304,6 +207,9 @@ class CuptiCollector:
         How much of the device's work is recorded.
     blocks_are_watched
         Returns whether PyTorch's allocator writes to the log (:mod:`cudatool.collect.torch_blocks`).
+    launches
+        What infers the accesses of each launch; None to report none. Then nothing at all is reported once another
+        source reports the program's work.
 
     Raises
     ------
@@ -316,6 +222,7 @@ class CuptiCollector:
         pytorch_is_watched: Callable[[], bool],
         level: Level = Level.KERNELS,
         blocks_are_watched: Callable[[], bool] = lambda: False,
+        launches: Launches | None = None,
     ) -> None:
         self._native = _cupti
         self._pytorch_is_watched = pytorch_is_watched
@@ -336,8 +243,9 @@ class CuptiCollector:
         self._launched_now: list[tuple[int, int, int]] = []
         self._streams_of_operations: dict[int, int] = {}  # of our runtime, by correlation
         self._work_of_operations = np.empty(0, ROW)  # that ran before our runtime has reported it
-        self._sizes: dict[int, int] = {}
-        self._device_memory: list[int] = []  # addresses of live allocations, sorted
+        self._device_memory, self._host_memory = LiveMemory(), LiveMemory()
+        self._launches, self._pointed = launches, Pointed()
+        self._native_names = [""]  # as the driver spells them
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
         self._capturing: set[tuple[int, int]] = set()
         self._captured_events: set[int] = set()
@@ -353,28 +261,34 @@ class CuptiCollector:
         self.activity_error = ""
         """Why kernels and the times of copies are missing; empty if they are not."""
 
-        self.version, numbers = _start()
+        self._calls_read = CALLS if launches is None else CALLS | CALLS_OF_CODE
+        self.version, numbers = _start(self._calls_read)
         self._choose_readers(numbers)
-        try:
-            if level is not Level.MEMORY:
-                _cupti.watch_activity(level is Level.GRAPH_NODES)
-        except OSError as error:
-            self.activity_error = str(error)
+        self._sees_work = level is not Level.MEMORY and self._watch_activity(level)
+        if launches is not None:
+            _cupti.watch_launches(True)
         _running.add(self)
         hooks.subscribe(self._before_event, first=True)
         hooks.mark = _cupti.mark
         self._thread = threading.Thread(target=self._run, name="cudatool reader of CUPTI's log", daemon=True)
         self._thread.start()
 
+    def _watch_activity(self, level: Level) -> bool:
+        try:
+            _cupti.watch_activity(level is Level.GRAPH_NODES)
+        except OSError as error:
+            self.activity_error = str(error)
+        return not self.activity_error
+
     def _choose_readers(self, numbers: dict[int, str]) -> None:
         """Choose by the name of each call who makes its record: C, by a row of :data:`HOW`, or a method."""
         for number, name in numbers.items():
             self._names_of_calls[number] = name
-            read = _CALLS[_plain(name)].read
+            read = self._calls_read[plain_name(name)].read
             if read is not None:
-                self._readers[number] = self._report_order if isinstance(read, _Order) else getattr(self, read)
+                self._readers[number] = self._report_order if isinstance(read, Order) else getattr(self, read)
             self._how[number] = self._translation(name)
-        for number, reader in ((What.USE, self._use), (What.BLOCK, self._block)):
+        for number, reader in ((What.USE, self._use), (What.BLOCK, self._block), (What.LAUNCH, self._launch)):
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
         self._nothing_by_itself = np.zeros(1, HOW)
@@ -382,7 +296,13 @@ class CuptiCollector:
         self._asks = np.ascontiguousarray(self._how["asks"])
         self._always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
-        self._always_reported[[*of_memory, What.USE, What.BLOCK]] = 1
+        if self._launches is None:
+            self._always_reported[[*of_memory, What.USE, What.BLOCK]] = 1
+
+    @property
+    def watches_launches(self) -> bool:
+        """Whether what each launch may access has been reported so far, or that it is not known."""
+        return self._launches is not None
 
     def flush(self) -> None:
         """Pass on all that happened so far."""
@@ -449,9 +369,14 @@ class CuptiCollector:
             finally:
                 self._reading = False
 
-    def _sort(self, data: bytes, names: list[bytes], frames: list[bytes], found: list[bytes], lost: int) -> None:
-        """Sort a part of the log, and drop what is not to be reported."""
-        self._names += [kernel_name(name.decode("utf-8", "replace")) for name in names]
+    def _sort(
+        self, data: bytes, names: list[bytes], frames: list[bytes], found: list[bytes], lost: int, at: int, blob: bytes
+    ) -> None:
+        """Sort a part of the log, and drop what is not to be reported. Rows point to the `blob`, which begins `at`."""
+        self._pointed.add(at, blob)
+        texts = [name.decode("utf-8", "replace") for name in names]
+        self._native_names += texts
+        self._names += map(kernel_name, texts)
         self._frames += map(_frame, frames)
         self._stacks += map(self._stack, found)
         if lost:
@@ -459,6 +384,9 @@ class CuptiCollector:
             self._row = self._row._replace(time=monotonic_ns(), thread=0)
             self._report(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
         elsewhere = self._runtime_works or self._pytorch_is_watched()
+        if elsewhere and self._launches is not None:
+            self._launches = None
+            _cupti.watch_launches(False)
         is_ours = self._columns()[1]
         calls, work, contexts, operations = self._native.sort(
             data, is_ours, self._asks, self._always_reported if elsewhere else None
@@ -476,22 +404,24 @@ class CuptiCollector:
 
     def _translation(self, name: str) -> tuple[int, ...]:
         """Return how C turns a call into a record, as a row of :data:`HOW`."""
-        plain = _plain(name)
-        order, per_thread = _CALLS[plain].read, name.endswith(_PER_THREAD)
-        if isinstance(order, _Order):
+        plain = plain_name(name)
+        order, per_thread = self._calls_read[plain].read, name.endswith(PER_THREAD)
+        if isinstance(order, Order):
             return order.kind, order.stream, order.event, order.flags, order.asks, per_thread, 0, 0, 0, 0
         text = self._texts.setdefault(plain, len(self._texts))
         is_async = CopyFlag.ASYNC if "Async" in plain else CopyFlag(0)
         if order == "_copy" and "to" in plain and is_async:
-            return Kind.MEMCPY, 3, -1, -1, 0, per_thread, 1, 0, is_async | _sides(plain), text
+            return Kind.MEMCPY, 3, -1, -1, 0, per_thread, 1, 0, is_async | sides(plain), text
         if order == "_fill" and is_async:
             flags = is_async | CopyFlag.DESTINATION_DEVICE
-            return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, _item(plain), flags, text
+            return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, fill_item(plain), flags, text
         return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0
 
     def _report_calls(self, calls: npt.NDArray[np.void]) -> None:
         """Report calls: most in C, others through their reader, which may change what is known of streams."""
         self._stream_of.clear()
+        if not self._sees_work:
+            self._launched_now.clear()  # nothing will be said of when it ran
         ids = self._columns()[0]
         works = int(np.count_nonzero(self._is_work[calls["what"]]))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
@@ -579,8 +509,8 @@ class CuptiCollector:
     # ---- what orders work ----
 
     def _report_order(self, row: _Row, name: str) -> None:
-        order = _CALLS[_plain(name)].read
-        assert isinstance(order, _Order)
+        order = self._calls_read[plain_name(name)].read
+        assert isinstance(order, Order)
         handle = row.words[order.event] if order.event >= 0 else 0
         if order.kind == Kind.STREAM_WAIT_EVENT and handle in self._captured_events:
             self._capturing.add((row.device, row.words[order.stream]))
@@ -598,7 +528,7 @@ class CuptiCollector:
     # ---- streams ----
 
     def _stream(self, handle: int, name: str = "", flags: StreamFlag = _BLOCKING, priority: int = 0) -> int:
-        if handle == 0 and name.endswith(_PER_THREAD):
+        if handle == 0 and name.endswith(PER_THREAD):
             handle = _PER_THREAD_STREAM
         own = self._row.thread << 8 if handle == _PER_THREAD_STREAM else 0
         found = self._stream_of[handle | own | self._row.device << 56] = hooks.stream_id(
@@ -693,11 +623,9 @@ class CuptiCollector:
             return  # a node of a graph, which has no memory yet
         if self._is_pytorchs():
             return
-        if address not in self._sizes:
-            insort(self._device_memory, address)
-        self._sizes[address] = size
+        self._device_memory.add(address, size)
         id_ = 0 if stream is None else self._stream(stream, name)
-        self._report(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=_plain(name))
+        self._report(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=plain_name(name))
 
     def _use(self, row: _Row, name: str) -> None:
         process, used, total, causes, *_ = row.words
@@ -710,12 +638,11 @@ class CuptiCollector:
         self._freed(row.words[0], name, row.words[1])
 
     def _freed(self, address: int, name: str, stream: int | None = None) -> None:
-        size = self._sizes.pop(address, None)
+        size = self._device_memory.remove(address)
         if size is None:  # not seen, or PyTorch's
             return
-        del self._device_memory[bisect_right(self._device_memory, address) - 1]
         id_ = 0 if stream is None else self._stream(stream, name)
-        self._report(Kind.MEM_FREE, stream=id_, address=address, size=size, name=_plain(name))
+        self._report(Kind.MEM_FREE, stream=id_, address=address, size=size, name=plain_name(name))
 
     def _map(self, row: _Row, name: str) -> None:
         address, size, _, handle, *_ = row.words
@@ -726,7 +653,7 @@ class CuptiCollector:
             self._mapped[handle] = address
             self._allocated(address, size, name)
         else:
-            self._report(Kind.MEM_MAP, address=address, size=size, aux0=elsewhere, name=_plain(name))
+            self._report(Kind.MEM_MAP, address=address, size=size, aux0=elsewhere, name=plain_name(name))
 
     def _unmap(self, row: _Row, name: str) -> None:
         address, size, *_ = row.words
@@ -735,23 +662,19 @@ class CuptiCollector:
             del self._mapped[handle]
             self._freed(address, name)
         elif not self._pytorch_is_watched():
-            self._report(Kind.MEM_UNMAP, address=address, size=size, name=_plain(name))
+            self._report(Kind.MEM_UNMAP, address=address, size=size, name=plain_name(name))
 
     def _host_alloc(self, row: _Row, name: str) -> None:
-        self._sizes[row.words[0]] = row.words[1]
-        self._report(Kind.HOST_ALLOC, address=row.words[0], size=row.words[1], name=_plain(name))
+        self._host_memory.add(row.words[0], row.words[1])
+        self._report(Kind.HOST_ALLOC, address=row.words[0], size=row.words[1], name=plain_name(name))
 
     def _host_free(self, row: _Row, name: str) -> None:
-        size = self._sizes.pop(row.words[0], 0)
-        self._report(Kind.HOST_FREE, address=row.words[0], size=size, name=_plain(name))
+        size = self._host_memory.remove(row.words[0]) or 0
+        self._report(Kind.HOST_FREE, address=row.words[0], size=size, name=plain_name(name))
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's caching allocator makes the call: PyTorch's own source reports its segments."""
         return "libc10_cuda" in self._called.library and (self._pytorch_is_watched() or self._blocks_are_watched())
-
-    def _is_on_device(self, address: int) -> bool:
-        at = bisect_right(self._device_memory, address) - 1
-        return at >= 0 and address < self._device_memory[at] + self._sizes[self._device_memory[at]]
 
     # ---- work ----
 
@@ -762,11 +685,11 @@ class CuptiCollector:
             stream = 0
         if (row.device, stream) in self._capturing:
             return
-        plain = _plain(name)
-        flags = _sides(plain) | (CopyFlag.ASYNC if is_async else CopyFlag(0))
+        plain = plain_name(name)
+        flags = sides(plain) | (CopyFlag.ASYNC if is_async else CopyFlag(0))
         if "to" not in plain:
-            flags |= CopyFlag.SOURCE_DEVICE if self._is_on_device(source) else CopyFlag(0)
-            flags |= CopyFlag.DESTINATION_DEVICE if self._is_on_device(target) else CopyFlag(0)
+            flags |= CopyFlag.SOURCE_DEVICE if self._device_memory.find(source) else CopyFlag(0)
+            flags |= CopyFlag.DESTINATION_DEVICE if self._device_memory.find(target) else CopyFlag(0)
         id_, correlation = self._work(row, stream, name)
         what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain}
         self._report(Kind.MEMCPY, address=target, size=size, aux0=source, **what)
@@ -778,16 +701,65 @@ class CuptiCollector:
             stream = 0
         if (row.device, stream) in self._capturing:
             return
-        item = _item(_plain(name))
+        item = fill_item(plain_name(name))
         id_, correlation = self._work(row, stream, name)
         flags = CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if is_async else CopyFlag(0))
-        what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": _plain(name)}
+        what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain_name(name)}
         self._report(Kind.MEMSET, address=target, size=count * item, aux0=value, aux1=item, **what)
 
     def _graph_launch(self, row: _Row, name: str) -> None:
         graph, stream, *_ = row.words
         id_, correlation = self._work(row, stream, name)
-        self._report(Kind.GRAPH_LAUNCH, stream=id_, correlation=correlation, aux0=graph, name=_plain(name))
+        self._report(Kind.GRAPH_LAUNCH, stream=id_, correlation=correlation, aux0=graph, name=plain_name(name))
+
+    # ---- launches, and the code that they run ----
+
+    def _code(self, row: _Row, name: str) -> None:
+        module, what, digest, offset, *_ = row.words
+        if self._launches is not None:
+            kind, length = what & 0xFF, what >> 8
+            self._launches.code.loaded(module, kind, digest, self._pointed.find(offset, length))
+
+    def _code_file(self, row: _Row, name: str) -> None:
+        if self._launches is not None:
+            self._launches.code.loaded_from(row.words[0], self._native_names[row.words[1]], self._native.digest)
+
+    def _function(self, row: _Row, name: str) -> None:
+        if self._launches is not None:
+            self._launches.code.found(row.words[0], row.words[1], self._native_names[row.words[2]])
+
+    def _same_code(self, row: _Row, name: str) -> None:
+        if self._launches is not None:
+            self._launches.code.same(row.words[0], row.words[1])
+
+    def _code_unloaded(self, row: _Row, name: str) -> None:
+        if self._launches is not None:
+            self._launches.code.unloaded(row.words[0])
+
+    def _unseen(self, row: _Row, name: str) -> None:
+        """A call that moves or orders data in ways that no event describes."""
+        if self._launches is not None and self._launches.is_first(plain_name(name)):
+            text = f"{plain_name(name)} is not recorded on a GPU"
+            self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
+
+    def _launch(self, row: _Row, name: str) -> None:
+        function, stream, grid, block, shared, offset, length, number = row.words
+        if self._launches is None or (row.device, stream) in self._capturing:
+            return
+        arguments = self._pointed.find(offset, length)
+        found = self._launches.judge(
+            function, self._native_names[number], shared >> 32, arguments, (self._device_memory, self._host_memory)
+        )
+        id_, correlation = self._work(row, stream, "_ptsz" if found.per_thread else "")
+        what: dict[str, Any] = {"aux0": grid, "aux1": block, "size": shared & 0xFFFFFFFF, "flags": found.flags}
+        kernel = self._names[len(_WORK) + number]
+        self._report(Kind.KERNEL_LAUNCH, stream=id_, correlation=correlation, name=kernel, **what)
+        if found.doubts and self._launches.is_first(kernel + found.doubts):
+            text = f"{kernel} may access more than its arguments say: {found.doubts}"
+            self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.ACCESSES_NOT_KNOWN)
+        self._called = self._stacks[0]  # an access has the stack of its launch
+        for address, size, flags in found.accesses:
+            self._report(Kind.ACCESS, stream=id_, correlation=correlation, address=address, size=size, flags=flags)
 
     def _work(self, row: _Row, stream: int, name: str) -> tuple[int, int]:
         """Return the stream's id and a correlation for what the call enqueues."""
@@ -868,13 +840,13 @@ class CuptiCollector:
 _running: weakref.WeakSet[CuptiCollector] = weakref.WeakSet()
 
 
-def _start() -> tuple[int, dict[int, str]]:
-    """Let CUPTI log the calls that are read here; return its version, and the name of each by its number."""
+def _start(calls: dict[str, Call]) -> tuple[int, dict[int, str]]:
+    """Let CUPTI log these calls; return its version, and the name of each by its number."""
     path = find_library()
     chosen = {
-        name + end: (*_layout(call), int(call.use), call.read is None, call.enqueues, call.launches)
-        for name, call in _CALLS.items()
-        for end in ("", *_PER_THREAD)
+        name + end: (*layout(call), int(call.use), call.read is None, call.enqueues, call.launches)
+        for name, call in calls.items()
+        for end in ("", *PER_THREAD)
     }
     try:
         return _cupti.open(path), _cupti.start(chosen, _MOST_ROWS)
@@ -888,26 +860,6 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-def _layout(call: _Call) -> tuple[str, bool, bool, bool]:
-    return call.arguments or ".", call.at_enter, call.with_library, call.with_stream_id
-
-
-def _plain(name: str) -> str:
-    """Return a call's name without the suffix for per-thread default streams."""
-    return name.removesuffix("_ptsz").removesuffix("_ptds")
-
-
-def _sides(name: str) -> CopyFlag:
-    """Return which sides of a copy are on a device, if the call's name says so."""
-    source = CopyFlag.SOURCE_DEVICE if "DtoH" in name or "DtoD" in name else CopyFlag(0)
-    return source | (CopyFlag.DESTINATION_DEVICE if "HtoD" in name or "DtoD" in name else CopyFlag(0))
-
-
-def _item(name: str) -> int:
-    """Return the bytes of the value that a fill repeats."""
-    return int(name.removeprefix("cuMemsetD").removesuffix("_v2").removesuffix("Async")) // 8
 
 
 def _frame(key: bytes) -> Frame:

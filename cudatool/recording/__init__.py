@@ -15,7 +15,9 @@ from cudatool.after_import import AfterImport
 from cudatool.collect import deferred_frees, torch_generated, torch_program
 from cudatool.collect.children import child_processes
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Level
+from cudatool.collect.gpu_launches import Launches
 from cudatool.collect.hand_overs import HandOvers
+from cudatool.collect.kept_ptx import KeptPtx
 from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.errors import OutputError
 from cudatool.memory.settings import conf_in_environment
@@ -84,8 +86,9 @@ def record(
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
     cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what any
-    library asks of the driver, the kernels that ran, and the blocks of PyTorch's allocator; with `measure_accesses`,
-    PyTorch's operators with the bytes that they touch instead.
+    library asks of the driver, the kernels that ran, and the blocks of PyTorch's allocator; with `measure_accesses`
+    instead PyTorch's operators with the bytes that they touch, and of a program without PyTorch what its launches may
+    touch.
 
     Parameters
     ----------
@@ -148,7 +151,7 @@ def record(
                 release_caches()
                 drain()
                 if not recorder.is_closed:  # as it happens in a forked child
-                    recorder.add_facts({"libraries": libraries()})
+                    recorder.add_facts(_facts_at_the_end())
 
 
 @contextmanager
@@ -212,6 +215,7 @@ def sources(
                 undo.callback(torch_program.stop)
                 if measure_accesses:
                     torch_program.start()
+                    header |= undo.enter_context(_launches_of_libraries())
                 else:
                     undo.callback(torch_generated.stop)
                     header |= undo.enter_context(_driver_calls(level))
@@ -316,6 +320,35 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
             blocks.stop()
         _cupti.stop()
         _cupti = None
+
+
+@contextmanager
+def _launches_of_libraries() -> Iterator[dict[str, Any]]:
+    """Pass what orders the work of other libraries, and what it may access, to the subscribers of the hooks.
+
+    PyTorch's and our runtime's work is reported by sources of their own. The value is what the header says of it.
+    """
+    global _cupti
+
+    kept = KeptPtx()
+    try:
+        _cupti = CuptiCollector(torch_program.is_watching, Level.MEMORY, launches=Launches(kept.find))
+    except CuptiUnavailable as error:
+        yield {"cupti_error": str(error)}
+        return
+    kept.start()
+    try:
+        yield {"cupti_version": _cupti.version}
+    finally:
+        kept.stop()
+        _cupti.stop()
+        _cupti = None
+
+
+def _facts_at_the_end() -> dict[str, Any]:
+    """Return what a trace's header says that only the end of a recording shows."""
+    watched = {"watches_launches": True} if _cupti is not None and _cupti.watches_launches else {}
+    return {"libraries": libraries()} | watched
 
 
 def libraries() -> list[str]:

@@ -33,6 +33,7 @@ def find_gaps(
     *,
     operations: int,
     unchecked: int = 0,
+    unchecked_names: Collection[str] = (),
     unknown_streams: int = 0,
     unsure: int = 0,
     thread_pairs: Sequence[str] = (),
@@ -48,6 +49,8 @@ def find_gaps(
     operations, unchecked, unknown_streams
         Numbers of operations on streams; of launches whose accesses are not known; of operations whose stream is not
         known.
+    unchecked_names
+        What those launches run.
     unsure
         Number of pairs of accesses that a wait for what the trace does not show may have ordered.
     thread_pairs, flag_pairs
@@ -67,7 +70,8 @@ def find_gaps(
     if races and operations and header.get("records_accesses") is False:
         gaps.append(Gap(GapKind.ACCESSES, operations, whole=not made))
     elif unchecked:
-        gaps.append(Gap(GapKind.LAUNCHES, unchecked, whole=unchecked >= operations and not made))
+        names, whole = tuple(filter(None, unchecked_names)), unchecked >= operations and not made
+        gaps.append(Gap(GapKind.LAUNCHES, unchecked, names, whole=whole))
     if missing := sorted(in_kernels - made):
         kind = GapKind.DEVICE_CHECKS if header.get("device_kind") == "cuda" else GapKind.CHECKS
         gaps.append(Gap(kind, len(missing), tuple(missing), whole=len(missing) == len(checks)))
@@ -189,7 +193,7 @@ def _unseen(trace: Trace) -> list[_Cause]:
     """Return what the program did on the device without events that describe it, or all of it."""
     causes = _warned(trace, WarningFlag.UNSEEN)
     causes += [(WarningCode.HELD_BEFORE.label, what) for what in trace.header.get("unknown_before", ())]
-    if trace.header.get("device_kind") == "cuda":
+    if trace.header.get("device_kind") == "cuda" and not trace.header.get("watches_launches"):
         others = [library for library in libraries_of(trace) if library != Library.PYTORCH]
         causes += [(WarningCode.LIBRARY_NOT_WATCHED.label, f"{one} is not watched on a GPU") for one in others]
     return causes
@@ -256,7 +260,10 @@ _WORDS: Final[dict[GapKind, _Words]] = {
     ),
     GapKind.LAUNCHES: _Words(
         lambda gap: _count(gap.count, "launch", "launches"),
-        lambda gap: f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known.",
+        lambda gap: (
+            f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known"
+            f"{f': {first_names(gap.names)}' if gap.names else ''}."
+        ),
     ),
     GapKind.ACCESSES: _Words(
         lambda gap: _count(gap.count, "operation"),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -93,9 +94,10 @@ class Engine:
     ----------
     history
         The accesses that still mattered at the end.
-    operations, unchecked, unknown_streams, threads
-        Numbers of operations on streams; of launches whose accesses are not known; of operations that name no stream;
-        of host threads that use the device.
+    operations, unknown_streams, threads
+        Numbers of operations on streams; of operations that name no stream; of host threads that use the device.
+    unchecked
+        Numbers of launches whose accesses are not known, by the index of their name.
     by_flags
         By call sites, the records of two operations that flags in memory may order, of which one is the host's.
     """
@@ -112,7 +114,8 @@ class Engine:
         effort: Effort | None = None,
     ) -> None:
         self.effort = Effort(trace) if effort is None else effort
-        self.operations = self.unchecked = self.unknown_streams = 0
+        self.operations = self.unknown_streams = 0
+        self.unchecked: Counter[int] = Counter()
         self.by_flags: dict[tuple[int, int], tuple[int, int]] = {}
         self.records = trace.records
         self._kinds, self._stacks = trace.records["kind"].data, trace.records["stack"].data
@@ -329,7 +332,7 @@ class Engine:
         if accesses is not None:
             known = accesses
         elif kind in LAUNCHES:
-            self.unchecked += 1
+            self.unchecked[int(self.records["name"][record])] += 1
         if known:
             operation = Operation(agent.index, agent.count, agent.clock, record)
             access = self.access if self.aliases.live else self._access

@@ -86,7 +86,7 @@ class Launches:
         """Check what the nodes of a launch access."""
         accesses = self._accesses_of_launch(row, graph)
         if accesses is None:
-            self._engine.unchecked += 1
+            self._engine.unchecked[int(self._engine.records["name"][row.record])] += 1
             return
         if graph is not None:
             self._check_nodes(graph, accesses, operation)

@@ -1,8 +1,10 @@
-/* libnvrtc.so.13 of the software CUDA device.
+/* libnvrtc.so.13 of the software CUDA device; and on a GPU, where the PTX of a program's kernels is to be known.
  *
  * Programs often compile to "cubin", machine code that the software device cannot run. NVRTC keeps the PTX of the same
  * compilation, so this library forwards every call to the real NVRTC and hands out the PTX where the cubin is asked
  * for. The software driver recognizes PTX by its text.
+ *
+ * On a GPU the program gets the cubin that it asks for, and `cudatool_nvrtc_keep` says who is told of its PTX.
  *
  * While kernels are checked, what is found in them is said with the line of their source: compilations have line
  * information then, whatever the program asked for, and its sources are kept for reports that quote their lines.
@@ -33,8 +35,8 @@ typedef long (*function_t)(long, long, long, long, long, long);
         return function ? function(a, b, c, d, e, f) : NVRTC_ERROR_INTERNAL_ERROR;                                     \
     }
 
-FORWARD(nvrtcGetCUBIN, nvrtcGetPTX)
-FORWARD(nvrtcGetCUBINSize, nvrtcGetPTXSize)
+static FORWARD(cubin, nvrtcGetCUBIN)
+static FORWARD(cubin_size, nvrtcGetCUBINSize)
 FORWARD(nvrtcAddNameExpression, nvrtcAddNameExpression)
 FORWARD(nvrtcDestroyProgram, nvrtcDestroyProgram)
 FORWARD(nvrtcGetBundledHeadersInfo, nvrtcGetBundledHeadersInfo)
@@ -62,6 +64,29 @@ FORWARD(nvrtcSetPCHHeapSize, nvrtcSetPCHHeapSize)
 FORWARD(nvrtcVersion, nvrtcVersion)
 static FORWARD(create, nvrtcCreateProgram)
 static FORWARD(compile, nvrtcCompileProgram)
+
+typedef void (*keep_t)(const char *cubin, size_t cubin_size, const char *ptx, size_t ptx_size);
+static keep_t kept;
+
+/* From now on hand out cubins, and tell `function` of each and of its PTX; not any more if it is null. */
+void cudatool_nvrtc_keep(keep_t function) { kept = function; }
+
+long nvrtcGetCUBINSize(long program, long size, long c, long d, long e, long f) {
+    return (kept ? cubin_size : nvrtcGetPTXSize)(program, size, c, d, e, f);
+}
+
+long nvrtcGetCUBIN(long program, long image, long c, long d, long e, long f) {
+    keep_t tell = kept;
+    if (!tell) return nvrtcGetPTX(program, image, c, d, e, f);
+    long status = cubin(program, image, c, d, e, f);
+    size_t size = 0, ptx_size = 0;
+    if (status || cubin_size(program, (long)&size, 0, 0, 0, 0) || nvrtcGetPTXSize(program, (long)&ptx_size, 0, 0, 0, 0))
+        return status;
+    char *ptx = size && ptx_size ? malloc(ptx_size) : NULL;
+    if (ptx && !nvrtcGetPTX(program, (long)ptx, 0, 0, 0, 0)) tell((const char *)image, size, ptx, ptx_size);
+    free(ptx);
+    return status;
+}
 
 static const char *(*created)(const char *name, const char *source);
 

@@ -180,11 +180,13 @@ class Session:
             unchecked_launches=report.unchecked_launches - test.unchecked,
         )
         test.unchecked += report.unchecked_launches
+        names = [name for gap in report.gaps if gap.kind is GapKind.LAUNCHES for name in gap.names]
         gaps = find_gaps(
             self.log.trace(records[since:]),
             test.checks,
             operations=report.operations,
             unchecked=report.unchecked_launches,
+            unchecked_names=names,
         )  # its own, and whether any test used the device is said of all of them
         report = replace(report, gaps=tuple(gap for gap in gaps if gap.kind is not GapKind.OPERATIONS))
         today, options = date.today(), self.options

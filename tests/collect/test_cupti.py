@@ -14,8 +14,9 @@ import pytest
 
 from cudatool.collect import _cupti, cupti
 from cudatool.collect.cupti import HOW, ROW, CuptiCollector, CuptiUnavailable, What
+from cudatool.collect.gpu_launches import Launches
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import CopyFlag, Kind, StreamFlag, UseFlag
+from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, UseFlag, WarningFlag
 
 _HERE = threading.get_native_id()
 
@@ -30,6 +31,7 @@ class Log:
         self.rows, self.names, self.frames, self.stacks, self.lost = [], [], [], [], 0
         self.numbers = {}
         self.error = ""
+        self.blob, self.sent, self.watched = b"", 0, []
 
     def open(self, path):
         return 130001
@@ -66,7 +68,11 @@ class Log:
         tables = [self.names, self.frames, self.stacks]
         self.names, self.frames, self.stacks = [], [], []
         lost, self.lost = self.lost, 0
-        return (rows.tobytes(), *tables, lost)
+        at, self.sent = self.sent, len(self.blob)
+        return (rows.tobytes(), *tables, lost, at, self.blob[at:])
+
+    def watch_launches(self, on):
+        self.watched.append(on)
 
     def put(self, what, *words, time=0, result=0, correlation=0, stack=0, thread=_HERE):
         number = self.numbers[what] if isinstance(what, str) else int(what)
@@ -512,3 +518,78 @@ def test_a_graph_ran_as_a_whole(collected):
     launch, ran = (event for event in collected.events if event.kind in (Kind.GRAPH_LAUNCH, Kind.EXECUTION))
     assert (ran.correlation, ran.stream, ran.aux0, ran.aux1) == (launch.correlation, launch.stream, 100, 400)
     assert (ran.name, ran.flags) == ("graph", 0)
+
+
+PTX = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry fill(.param .u64 to)
+{
+    .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [to];
+    cvta.to.global.u64 %rd2, %rd1;
+    st.global.u32 [%rd2], 7;
+    ret;
+}
+"""
+
+
+@pytest.fixture
+def launching(monkeypatch):
+    """A collector that judges launches, over a log."""
+    log, events = Log(), []
+    monkeypatch.setattr(cupti, "_cupti", log)
+    monkeypatch.setattr(cupti, "_PERIOD", 3600)
+    monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
+    pytorch = SimpleNamespace(is_watched=False)
+    collector = CuptiCollector(lambda: pytorch.is_watched, cupti.Level.MEMORY, launches=Launches({}.get))
+    hooks.subscribe(events.append)
+    yield SimpleNamespace(log=log, events=events, collector=collector, pytorch=pytorch)
+    hooks.unsubscribe(events.append)
+    collector.stop()
+
+
+def put_launch(log, *, function=0x20, stream=0, flags=0, pointer=0x7F0000000000):
+    values = pointer.to_bytes(8, "little")
+    grid = 4 | 1 << 32 | 1 << 48
+    log.put(What.LAUNCH, function, stream, grid, grid, 64 | flags << 32, len(log.blob), 8, 1, time=20)
+    log.blob += values
+
+
+def test_a_launch_has_its_stream_its_name_and_what_it_may_touch(launching):
+    log = launching.log
+    log.names.append(b"fill")
+    log.put("cuMemAlloc_v2", 0x7F0000000000, 4096, time=5)
+    log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
+    log.blob += PTX
+    log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
+    put_launch(log)
+    put_launch(log, function=0x99)  # code that was loaded before
+    launching.collector.flush()
+    launches = [event for event in launching.events if event.kind == Kind.KERNEL_LAUNCH]
+    assert [("fill", 64, 4 | 1 << 32 | 1 << 48)] * 2 == [(one.name, one.size, one.aux0) for one in launches]
+    (access,) = [event for event in launching.events if event.kind == Kind.ACCESS]
+    assert (access.correlation, access.address, access.size) == (launches[0].correlation, 0x7F0000000000, 4096)
+    assert access.flags == AccessFlag.WRITE | AccessFlag.INEXACT
+    assert access.stream == launches[0].stream != 0
+
+
+def test_a_call_whose_bytes_no_event_describes_is_said_once(launching):
+    for _ in range(3):
+        launching.log.put("cuMemcpy2D_v2")
+    launching.collector.flush()
+    (warning,) = [event for event in launching.events if event.kind == Kind.WARNING]
+    assert "cuMemcpy2D_v2" in warning.name and warning.flags == WarningFlag.UNSEEN
+
+
+def test_launches_are_left_to_pytorchs_own_source_once_it_watches(launching):
+    assert launching.collector.watches_launches
+    launching.pytorch.is_watched = True
+    launching.log.names.append(b"fill")
+    put_launch(launching.log)
+    launching.log.put("cuMemAlloc_v2", 0x7F0000000000, 4096)
+    launching.collector.flush()
+    assert not launching.collector.watches_launches
+    assert [] == [event for event in launching.events if event.kind in (Kind.KERNEL_LAUNCH, Kind.MEM_ALLOC)]
+    assert launching.log.watched == [True, False]

@@ -151,3 +151,46 @@ print(used() - before)
 def test_threads_that_have_ended_leave_nothing_in_memory(libcupti):
     done = subprocess.run([sys.executable, "-c", THREADS, libcupti], capture_output=True, text=True, timeout=60)
     assert int(done.stdout) < 4 << 20, done.stderr  # each had 16 KiB for its last stack
+
+
+LAUNCHES = """
+import ctypes, sys
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti import ROW, What
+_cupti.open(sys.argv[1])
+launch = (".", False, False, False, 0, True, True, True)
+image = ("Pm", False, False, False, 0, False, False, False)
+function = ("Pqs", False, False, False, 0, False, False, False)
+_cupti.start({"cuLaunchKernel": launch, "cuModuleLoadData": image, "cuModuleGetFunction": function}, 1 << 20)
+_cupti.watch_launches(True)
+driver = ctypes.CDLL(sys.argv[1])
+driver.call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+driver.launch.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
+handle, ptx, elf = ctypes.c_uint64(0x77), ctypes.create_string_buffer(b".version 8.0"), open(sys.executable, "rb").read()
+code = ctypes.create_string_buffer(elf + b"what follows in memory")
+driver.call_driver(4, ctypes.addressof(handle), ctypes.addressof(ptx))
+driver.call_driver(4, ctypes.addressof(handle), ctypes.addressof(code))
+driver.call_driver(5, ctypes.addressof(handle), 0x77)
+driver.launch(0x77, 3, b"arguments", 9)
+rows, names, _, _, _, base, blob = _cupti.drain()
+rows = [row for row in np.frombuffer(rows, ROW) if row["what"] != What.CONTEXT]
+text, machine, found, launched = (row["words"].tolist() for row in rows)
+assert (0x77, 1 | 12 << 8) == tuple(text[:2]) and blob[text[3] - base :][:12] == b".version 8.0", text
+assert machine[1] & 255 == 2 and machine[1] >> 8 <= len(elf) and machine[3] == (1 << 64) - 1, (machine, len(elf))
+assert machine[2] == _cupti.digest(elf[: machine[1] >> 8])
+assert (0x77, 0x77) == tuple(found[:2]) and names[found[2] - 1] == b"scale"
+assert launched[:5] == [0x77, 3, 5 | 2 << 32 | 1 << 48, 64 | 1 << 32 | 1 << 48, 128], launched
+assert blob[launched[5] - base :][: launched[6]] == b"arguments" and names[launched[7] - 1] == b"scale"
+driver.launch(0x77, 3, b"again", 5)
+(again,) = np.frombuffer(_cupti.drain()[0], ROW)["words"].tolist()
+assert again[5] == len(blob), (again, len(blob))  # offsets go on from the beginning of the log
+_cupti.watch_launches(False)
+driver.launch(0x77, 3, b"again", 5)
+assert _cupti.drain() is None
+"""
+
+
+def test_launches_are_noted_with_their_arguments_and_code_with_its_image(libcupti):
+    done = subprocess.run([sys.executable, "-c", LAUNCHES, libcupti], capture_output=True, text=True, timeout=60)
+    assert 0 == done.returncode, done.stderr

@@ -126,7 +126,7 @@ def test_launch_without_access_records_is_counted_as_unchecked() -> None:
     program.kernel(program.stream())
     report = check(program.trace())
     assert (report.findings, report.unchecked_launches) == ((), 1)
-    assert (report.gaps, report.outcome) == ((Gap(GapKind.LAUNCHES, 1, whole=True),), Outcome.NOT_CHECKED)
+    assert (report.gaps, report.outcome) == ((Gap(GapKind.LAUNCHES, 1, ("k",), whole=True),), Outcome.NOT_CHECKED)
 
 
 @pytest.mark.parametrize(("measured", "unchecked"), [(True, 0), (False, 1)])

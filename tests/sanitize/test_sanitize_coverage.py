@@ -92,7 +92,7 @@ def test_checks_that_no_gpu_makes_are_said_to_be_of_the_software_device() -> Non
 def test_one_launch_of_two_without_accesses_is_a_part() -> None:
     program = working()
     program.kernel(program.stream())
-    assert gaps(program) == {GapKind.LAUNCHES: Gap(GapKind.LAUNCHES, 1)}
+    assert gaps(program) == {GapKind.LAUNCHES: Gap(GapKind.LAUNCHES, 1, ("k",))}
     assert check(program.trace()).outcome is Outcome.PARTLY_CHECKED
 
 

@@ -15,7 +15,7 @@ def drained(libcupti: str) -> Callable[[int], list[tuple[str, int]]]:
     call_driver = ctypes.CDLL(libcupti).call_driver
     call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
     call_driver(1, 0, 0)  # without a row there is nothing to drain
-    _, _, frames, stacks, _ = _cupti.drain()
+    _, _, frames, stacks, *_ = _cupti.drain()
 
     def stack_of(number: int) -> list[tuple[str, int]]:
         keys = [frames[frame - 1] for frame in np.frombuffer(stacks[number - 1], np.uint32)[1:]] if number else []

@@ -1,0 +1,169 @@
+"""The calls of a GPU's driver that CUPTI is asked to log, and how each is read: one row, one call.
+
+Names are those of CUPTI's callbacks, which have versions that cuda.h hides. :mod:`cudatool.collect.cupti` has the
+methods that rows name.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudatool.trace.events import CopyFlag, Kind, UseFlag
+
+__all__ = ["CALLS", "CALLS_OF_CODE", "PER_THREAD", "Call", "Order", "fill_item", "layout", "plain_name", "sides"]
+
+
+class Order(NamedTuple):
+    """A call that only orders work: the positions of the arguments that its event needs, -1 for none."""
+
+    kind: Kind
+    stream: int = -1
+    event: int = -1
+    flags: int = -1
+
+    @property
+    def asks(self) -> bool:
+        """Whether the result is an answer: not yet."""
+        return self.kind in (Kind.STREAM_QUERY, Kind.EVENT_QUERY)
+
+
+class Call(NamedTuple):
+    """How a call is recorded: its arguments as :file:`_cupti.c` spells them, what reads them, and what it may take."""
+
+    arguments: str
+    read: str | Order | None  # None: the call makes no event, but may take memory
+    at_enter: bool = False
+    with_library: bool = False
+    with_stream_id: bool = False
+    use: int = 0  # a UseFlag, or one of the two below
+    launches: bool = False  # kernels: it makes no event, but may be called for an operation of our runtime
+
+    @property
+    def enqueues(self) -> bool:
+        """Whether the device has something to do then."""
+        return self.launches or self.read in ("_copy", "_fill", "_graph_launch")
+
+
+_CAPTURE_BEGINS, _CAPTURE_ENDS = 256, 512
+
+
+CALLS: dict[str, Call] = {
+    "cuMemAlloc_v2": Call("Pq", "_alloc", with_library=True),
+    "cuMemAllocManaged": Call("Pq", "_alloc", with_library=True),
+    "cuMemAllocPitch_v2": Call("PPqqi", "_alloc_pitch", with_library=True),
+    "cuMemAllocAsync": Call("Pqq", "_alloc_async", with_library=True, use=UseFlag.POOL),
+    "cuMemAllocFromPoolAsync": Call("Pq.q", "_alloc_from_pool", with_library=True, use=UseFlag.POOL),
+    "cuMemFree_v2": Call("q", "_free", at_enter=True),
+    "cuMemFreeAsync": Call("qq", "_free_async", at_enter=True, use=UseFlag.POOL),
+    "cuMemMap": Call("qqqqq", "_map", with_library=True),
+    "cuMemUnmap": Call("qq", "_unmap", at_enter=True),
+    "cuMemAllocHost_v2": Call("Pq", "_host_alloc", with_library=True),
+    "cuMemHostAlloc": Call("Pq", "_host_alloc", with_library=True),
+    "cuMemHostRegister_v2": Call("qq", "_host_alloc", with_library=True),
+    "cuMemFreeHost": Call("q", "_host_free", at_enter=True),
+    "cuMemHostUnregister": Call("q", "_host_free", at_enter=True),
+    "cuStreamCreate": Call("Pi", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuStreamCreateWithPriority": Call("Pii", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuStreamDestroy_v2": Call("q", "_stream_destroy", at_enter=True),
+    "cuStreamSynchronize": Call("q", Order(Kind.STREAM_SYNCHRONIZE, stream=0)),
+    "cuStreamQuery": Call("q", Order(Kind.STREAM_QUERY, stream=0)),
+    "cuStreamWaitEvent": Call("qqi", Order(Kind.STREAM_WAIT_EVENT, stream=0, event=1, flags=2)),
+    "cuStreamBeginCapture_v2": Call("qi", "_capture_begin", use=_CAPTURE_BEGINS),
+    "cuStreamEndCapture": Call("qP", "_capture_end", use=_CAPTURE_ENDS),
+    "cuStreamBeginCaptureToGraph": Call(".", None, use=_CAPTURE_BEGINS),
+    "cuEventCreate": Call("Pi", "_event_create"),
+    "cuEventRecord": Call("qq", Order(Kind.EVENT_RECORD, stream=1, event=0)),
+    "cuEventRecordWithFlags": Call("qqi", Order(Kind.EVENT_RECORD, stream=1, event=0, flags=2)),
+    "cuEventSynchronize": Call("q", Order(Kind.EVENT_SYNCHRONIZE, event=0)),
+    "cuEventQuery": Call("q", Order(Kind.EVENT_QUERY, event=0)),
+    "cuEventDestroy_v2": Call("q", "_event_destroy", at_enter=True),
+    "cuCtxSynchronize": Call("", Order(Kind.DEVICE_SYNCHRONIZE)),
+    "cuCtxSynchronize_v2": Call("q", Order(Kind.DEVICE_SYNCHRONIZE)),
+    "cuMemcpyHtoD_v2": Call("qqq", "_copy"),
+    "cuMemcpyDtoH_v2": Call("qqq", "_copy"),
+    "cuMemcpyDtoD_v2": Call("qqq", "_copy"),
+    "cuMemcpy": Call("qqq", "_copy"),
+    "cuMemcpyHtoDAsync_v2": Call("qqqq", "_copy"),
+    "cuMemcpyDtoHAsync_v2": Call("qqqq", "_copy"),
+    "cuMemcpyDtoDAsync_v2": Call("qqqq", "_copy"),
+    "cuMemcpyAsync": Call("qqqq", "_copy"),
+    "cuMemsetD8_v2": Call("qbq", "_fill"),
+    "cuMemsetD16_v2": Call("qhq", "_fill"),
+    "cuMemsetD32_v2": Call("qiq", "_fill"),
+    "cuMemsetD8Async": Call("qbqq", "_fill"),
+    "cuMemsetD16Async": Call("qhqq", "_fill"),
+    "cuMemsetD32Async": Call("qiqq", "_fill"),
+    "cuGraphLaunch": Call("qq", "_graph_launch"),
+    **{
+        name: Call(".", None, launches=True)
+        for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel")
+    },
+    "cuDevicePrimaryCtxRetain": Call("Pi", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v2": Call("Pii", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v3": Call("Pqiii", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v4": Call("Pqii", None, use=UseFlag.CONTEXT),
+    "cuCtxSetLimit": Call(".", None, use=UseFlag.HEAP),
+    **{
+        name: Call(".", None, use=UseFlag.MODULE)
+        for name in (
+            *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData"),
+            "cuLibraryLoadFromFile",
+        )
+    },
+    # These load a module at the first call for a library or kernel. Launches call them again and again.
+    **{name: Call(".n", None, use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
+    **{
+        name: Call(".", None, use=UseFlag.GRAPH)
+        for name in (
+            *("cuGraphInstantiate_v2", "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams", "cuGraphUpload"),
+            *("cuGraphExecUpdate", "cuGraphExecUpdate_v2"),
+        )
+    },
+}
+CALLS_OF_CODE: dict[str, Call] = {
+    # How code is found that a launch runs; and what is not recorded as work with its accesses.
+    **{name: Call("Ps", "_code_file", use=UseFlag.MODULE) for name in ("cuModuleLoad", "cuLibraryLoadFromFile")},
+    **{
+        name: Call("Pm", "_code", use=UseFlag.MODULE)
+        for name in ("cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData")
+    },
+    **{name: Call("Pqs", "_function") for name in ("cuModuleGetFunction", "cuLibraryGetKernel")},
+    **{name: Call("Pn", "_same_code", use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
+    **{name: Call("q", "_code_unloaded", at_enter=True) for name in ("cuModuleUnload", "cuLibraryUnload")},
+    **{
+        name: Call(".", "_unseen")
+        for name in (
+            *("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3D_v2", "cuMemcpy3DAsync_v2"),
+            *("cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpy3DPeer", "cuMemcpy3DPeerAsync", "cuMemcpyBatchAsync"),
+            *("cuMemcpyDtoA_v2", "cuMemcpyAtoD_v2", "cuMemcpyHtoA_v2", "cuMemcpyAtoH_v2", "cuMemcpyAtoA_v2"),
+            *("cuMemcpyHtoAAsync_v2", "cuMemcpyAtoHAsync_v2", "cuMemsetD2D8_v2", "cuMemsetD2D16_v2"),
+            *("cuMemsetD2D32_v2", "cuMemsetD2D8Async", "cuMemsetD2D16Async", "cuMemsetD2D32Async", "cuLaunchHostFunc"),
+            *("cuStreamAddCallback", "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuStreamWriteValue32_v2"),
+            *("cuStreamWriteValue64_v2", "cuStreamBatchMemOp_v2", "cuMemPrefetchAsync_v2"),
+        )
+    },
+}
+"""What :class:`~cudatool.collect.gpu_launches.Launches` needs, too."""
+
+PER_THREAD = ("_ptsz", "_ptds")
+"""Ends of the names of calls in programs compiled for default streams of each thread."""
+
+
+def plain_name(name: str) -> str:
+    """Return a call's name without the suffix for per-thread default streams."""
+    return name.removesuffix("_ptsz").removesuffix("_ptds")
+
+
+def sides(name: str) -> CopyFlag:
+    """Return which sides of a copy are on a device, if the call's name says so."""
+    source = CopyFlag.SOURCE_DEVICE if "DtoH" in name or "DtoD" in name else CopyFlag(0)
+    return source | (CopyFlag.DESTINATION_DEVICE if "HtoD" in name or "DtoD" in name else CopyFlag(0))
+
+
+def fill_item(name: str) -> int:
+    """Return the bytes of the value that a fill repeats."""
+    return int(name.removeprefix("cuMemsetD").removesuffix("_v2").removesuffix("Async")) // 8
+
+
+def layout(call: Call) -> tuple[str, bool, bool, bool]:
+    return call.arguments or ".", call.at_enter, call.with_library, call.with_stream_id

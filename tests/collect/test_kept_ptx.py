@@ -1,0 +1,87 @@
+"""The PTX of machine code that compilers of a process make, as a recording on a GPU needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from cudatool.collect import _cupti
+from cudatool.collect.kept_ptx import KeptPtx
+
+COMPILED = """
+from cudatool.collect import _cupti
+from cudatool.collect.kept_ptx import KeptPtx
+kept = KeptPtx()
+kept.start()
+from cuda.bindings import nvrtc
+
+def compiled(source):
+    _, program = nvrtc.nvrtcCreateProgram(source, b"k.cu", 0, [], [])
+    assert not nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=sm_90"])[0]
+    code = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
+    assert not nvrtc.nvrtcGetCUBIN(program, code)[0]
+    nvrtc.nvrtcDestroyProgram(program)
+    return bytes(code)
+
+code = compiled(b'extern "C" __global__ void one(int* x) { *x = 1; }')
+assert code.startswith(b"\\x7fELF"), code[:20]
+ptx = kept.find(_cupti.digest(code))
+assert b".entry one" in ptx and not ptx.endswith(b"\\0"), ptx
+assert KeptPtx().find(_cupti.digest(code)) == ptx  # another process's, from the disk
+kept.stop()
+code = compiled(b'extern "C" __global__ void two(int* x) { *x = 2; }')
+assert code.startswith(b"\\x7fELF") and kept.find(_cupti.digest(code)) is None
+kept.start()
+code = compiled(b'extern "C" __global__ void three(int* x) { *x = 3; }')
+assert b".entry three" in kept.find(_cupti.digest(code))
+"""
+
+
+def test_nvrtc_gives_the_program_machine_code_and_us_its_ptx(tmp_path):
+    environment = os.environ | {"CUDATOOL_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert 0 == done.returncode, done.stderr
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("cudatool.collect.kept_ptx._watch_nvrtc", lambda: None)
+    found = KeptPtx()
+    yield found
+    found.stop()
+
+
+@pytest.mark.parametrize("before", [None, "/home/me/.cupy"])
+def test_cupy_has_a_folder_of_its_own_while_recorded(kept, monkeypatch, before):
+    if before is None:
+        monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
+    else:
+        monkeypatch.setenv("CUPY_CACHE_DIR", before)
+    kept.start()
+    assert os.environ["CUPY_CACHE_DIR"].endswith(os.path.join("cache", "cupy"))
+    kept.stop()
+    assert before == os.environ.get("CUPY_CACHE_DIR")
+
+
+def test_numbas_code_has_the_ptx_that_numba_linked(kept, monkeypatch):
+    class CUDACodeLibrary:
+        def get_cubin(self, cc=None):
+            return SimpleNamespace(code=b"machine code")
+
+        def get_asm_str(self, cc=None):
+            return ".entry numbas"
+
+    original = CUDACodeLibrary.get_cubin
+    monkeypatch.setitem(sys.modules, "numba.cuda.codegen", SimpleNamespace(CUDACodeLibrary=CUDACodeLibrary))
+    kept.start()
+    assert b"machine code" == CUDACodeLibrary().get_cubin((9, 0)).code
+    assert b".entry numbas" == kept.find(_cupti.digest(b"machine code"))
+    kept.stop()
+    assert original is CUDACodeLibrary.get_cubin
