@@ -124,7 +124,8 @@ _NOTHING = (
     show_default=True,
     group="Recording",
     help="How much to record of what a GPU does: memory (and streams), kernels (and when they and copies ran), "
-    "graph-nodes (also each kernel of a graph's launch). More detail takes more time.",
+    "graph-nodes (also each kernel of a graph's launch), launches (kernels with the Python stack of their launch). "
+    "More detail takes more time.",
 )
 def run(
     output: str | None,

@@ -721,7 +721,12 @@ static uint64_t packed(const int32_t* extents) {
   return (uint32_t)extents[0] | (uint64_t)(extents[1] & 0xFFFF) << 32 | (uint64_t)(extents[2] & 0xFFFF) << 48;
 }
 
-static int notes_launches;  // of other libraries, with their arguments
+// Of other libraries: not, with their arguments, or with as many stacks as MOST_STACKS allows.
+enum { NO_LAUNCHES, WITH_ARGUMENTS, WITH_STACKS };
+static int notes_launches;
+enum { STACKS_PERIOD = 100000000, MOST_STACKS = 500 };  // in so many ns at most so many stacks of launches
+static uint64_t stacks_since;
+static uint32_t stacks_taken;
 enum { MOST_ARGUMENTS = 1 << 15 };  // bytes: the most that a kernel can have (CUDA 12.1 and later)
 enum { COOPERATIVE = 1, PROGRAMMATIC = 2, ARGUMENTS_UNKNOWN = 4, PER_THREAD = 8 };
 enum { INVALID_VALUE = 1, INVALID_HANDLE = 400 };  // CUresult
@@ -807,15 +812,18 @@ static void note_launch(const CallbackData* data) {
     flags = is_cooperative ? COOPERATIVE : 0;
   }
   if (strstr(data->function, "_ptsz")) flags |= PER_THREAD;
-  int length = pack_arguments(&launch, arguments);
+  int length = notes_launches == WITH_ARGUMENTS ? pack_arguments(&launch, arguments) : -1;
   if (length < 0) flags |= ARGUMENTS_UNKNOWN;
   uint32_t device = device_of(data->context);
   const char* name = data->symbol ? data->symbol : "";
   pthread_mutex_lock(&lock);
-  uint32_t stack = this_stack(NULL);
+  uint64_t time = now();
+  if (time - stacks_since > STACKS_PERIOD) stacks_since = time, stacks_taken = 0;
+  int has_stack = notes_launches == WITH_ARGUMENTS || stacks_taken++ < MOST_STACKS;
+  uint32_t stack = has_stack ? this_stack(NULL) : 0;
   Row* row = new_row();
   if (row) {
-    row->time = now();
+    row->time = time;
     row->what = LAUNCH;
     row->thread = this_thread();
     row->correlation = data->correlation;
@@ -1069,7 +1077,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   most_rows = (size_t)most;
   row_count = lost = waiting = 0;  // what the previous recording did not read
   blob_used = blob_base = 0;
-  notes_launches = 0;
+  notes_launches = NO_LAUNCHES;
   captures = 0;
   names.sent = frames.sent = stacks.sent = 0;
   context_count = 0;
@@ -1129,10 +1137,10 @@ static void enable_launches(int on) {
 
 static PyObject* py_watch_launches(PyObject* self, PyObject* argument) {
   (void)self;
-  int on = PyObject_IsTrue(argument);
-  if (on < 0) return NULL;
-  if (!on) {
-    notes_launches = 0;
+  long how = PyLong_AsLong(argument);
+  if (how == -1 && PyErr_Occurred()) return NULL;
+  if (how == NO_LAUNCHES) {
+    notes_launches = NO_LAUNCHES;
     if (!sees_work && subscriber && getpid() == owner) enable_launches(0);
     Py_RETURN_NONE;
   }
@@ -1142,7 +1150,7 @@ static PyObject* py_watch_launches(PyObject* self, PyObject* argument) {
     *(void**)&layout.of_function = dlsym(driver, "cuFuncGetParamInfo");
     *(void**)&layout.of_kernel = dlsym(driver, "cuKernelGetParamInfo");
   }
-  notes_launches = 1;
+  notes_launches = (int)how;
   enable_launches(1);
   Py_RETURN_NONE;
 }
@@ -1492,7 +1500,7 @@ static PyMethodDef methods[] = {
      "is_waiting(): whether the log has rows that come before what other sources report from now on"},
     {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
-    {"watch_launches", py_watch_launches, METH_O, "watch_launches(on): each launch with its arguments, too, or no more"},
+    {"watch_launches", py_watch_launches, METH_O, "watch_launches(how): each launch, too: 1 with its arguments, 2 with a sample of stacks, or no more: 0"},
     {"digest", py_digest, METH_O, "digest(image): the number by which rows name an image of code"},
     {"drain", py_drain, METH_NOARGS,
      "drain(): rows, new names, new frames, new stacks, number of rows lost, offset of what rows point to, and its bytes; "

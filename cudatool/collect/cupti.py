@@ -39,7 +39,7 @@ from cudatool.collect.cupti_calls import (
     plain_name,
     sides,
 )
-from cudatool.collect.gpu_launches import Launches, Pointed
+from cudatool.collect.gpu_launches import Judged, Launches, Pointed
 from cudatool.collect.live_memory import LiveMemory
 from cudatool.collect.torch_rows import Action
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
@@ -125,6 +125,17 @@ class Level(StrEnum):
     earlier this is not safe: CUPTI ends the process when they are launched."""
     GRAPH_NODES = "graph-nodes"
     """Also each kernel inside of a graph's launch, in place of the launch as a whole."""
+    LAUNCHES = "launches"
+    """Those of KERNELS, and each launch when the program makes it, with its thread; of up to 5,000 launches a second
+    the Python stack."""
+
+
+class _Noted(IntEnum):
+    """What the log has of launches; of those of our runtime, nothing."""
+
+    NOT = 0
+    WITH_ARGUMENTS = 1
+    WITH_STACKS = 2
 
 
 class CuptiUnavailable(Exception):
@@ -242,7 +253,7 @@ class CuptiCollector:
         self._launched = np.empty((0, 3), np.uint32)  # CUPTI's correlation, ours, the stream; sorted
         self._launched_now: list[tuple[int, int, int]] = []
         self._streams_of_operations: dict[int, int] = {}  # of our runtime, by correlation
-        self._work_of_operations = np.empty(0, ROW)  # that ran before our runtime has reported it
+        self._work_to_look_at = np.empty(0, ROW)  # that ran before what enqueued it was reported
         self._device_memory, self._host_memory = LiveMemory(), LiveMemory()
         self._launches, self._pointed = launches, Pointed()
         self._native_names = [""]  # as the driver spells them
@@ -265,13 +276,19 @@ class CuptiCollector:
         self.version, numbers = _start(self._calls_read)
         self._choose_readers(numbers)
         self._sees_work = level is not Level.MEMORY and self._watch_activity(level)
-        if launches is not None:
-            _cupti.watch_launches(True)
+        self._notes = self._watch_launches(level)
         _running.add(self)
         hooks.subscribe(self._before_event, first=True)
         hooks.mark = _cupti.mark
         self._thread = threading.Thread(target=self._run, name="cudatool reader of CUPTI's log", daemon=True)
         self._thread.start()
+
+    def _watch_launches(self, level: Level) -> _Noted:
+        if self._launches is None and level is not Level.LAUNCHES:
+            return _Noted.NOT
+        how = _Noted.WITH_STACKS if self._launches is None else _Noted.WITH_ARGUMENTS
+        _cupti.watch_launches(how)
+        return how
 
     def _watch_activity(self, level: Level) -> bool:
         try:
@@ -363,8 +380,8 @@ class CuptiCollector:
                         self._calls.appendleft(calls[later:])
                     self._report_calls(calls[:later])
                 self._pass_on()
-                if until is None and (self._work_done or len(self._work_of_operations)):
-                    done, self._work_done = np.concatenate([self._work_of_operations, *self._work_done]), []
+                if until is None and (self._work_done or len(self._work_to_look_at)):
+                    done, self._work_done = np.concatenate([self._work_to_look_at, *self._work_done]), []
                     self._ran(done)
             finally:
                 self._reading = False
@@ -386,7 +403,7 @@ class CuptiCollector:
         elsewhere = self._runtime_works or self._pytorch_is_watched()
         if elsewhere and self._launches is not None:
             self._launches = None
-            _cupti.watch_launches(False)
+            _cupti.watch_launches(_Noted.NOT)
         is_ours = self._columns()[1]
         calls, work, contexts, operations = self._native.sort(
             data, is_ours, self._asks, self._always_reported if elsewhere else None
@@ -743,23 +760,30 @@ class CuptiCollector:
             self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
 
     def _launch(self, row: _Row, name: str) -> None:
-        function, stream, grid, block, shared, offset, length, number = row.words
-        if self._launches is None or (row.device, stream) in self._capturing:
+        _, stream, grid, block, shared, _, _, number = row.words
+        if (row.device, stream) in self._capturing:
             return
-        arguments = self._pointed.find(offset, length)
-        found = self._launches.judge(
-            function, self._native_names[number], shared >> 32, arguments, (self._device_memory, self._host_memory)
-        )
+        found = self._judged(row)
         id_, correlation = self._work(row, stream, "_ptsz" if found.per_thread else "")
         what: dict[str, Any] = {"aux0": grid, "aux1": block, "size": shared & 0xFFFFFFFF, "flags": found.flags}
         kernel = self._names[len(_WORK) + number]
         self._report(Kind.KERNEL_LAUNCH, stream=id_, correlation=correlation, name=kernel, **what)
-        if found.doubts and self._launches.is_first(kernel + found.doubts):
-            text = f"{kernel} may access more than its arguments say: {found.doubts}"
+        plain = kernel.partition("<")[0]
+        if found.doubts and self._launches is not None and self._launches.is_first(plain + found.doubts):
+            text = f"{plain} may access more than its arguments say: {found.doubts}"
             self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.ACCESSES_NOT_KNOWN)
         self._called = self._stacks[0]  # an access has the stack of its launch
         for address, size, flags in found.accesses:
             self._report(Kind.ACCESS, stream=id_, correlation=correlation, address=address, size=size, flags=flags)
+
+    def _judged(self, row: _Row) -> Judged:
+        function, _, _, _, shared, offset, length, number = row.words
+        if self._launches is None:
+            return Judged.of(shared >> 32)
+        memory = self._device_memory, self._host_memory
+        return self._launches.judge(
+            function, self._native_names[number], shared >> 32, self._pointed.find(offset, length), memory
+        )
 
     def _work(self, row: _Row, stream: int, name: str) -> tuple[int, int]:
         """Return the stream's id and a correlation for what the call enqueues."""
@@ -785,8 +809,10 @@ class CuptiCollector:
         is_known = launches[:, 0] != 0
         kept = is_known | (rows["what"] == What.KERNEL)
         is_ours = is_known & (launches[:, 2] == _OF_OPERATION)
-        if is_ours.any() or len(self._work_of_operations):
-            kept &= self._find_streams(rows, launches, is_ours)
+        # A kernel may end before the call that launches it does.
+        is_early = ~is_known & kept if self._notes else np.zeros(len(rows), np.bool_)
+        if is_ours.any() or is_early.any() or len(self._work_to_look_at):
+            kept &= self._find_streams(rows, launches, is_ours, is_early)
         rows, launches, is_known = rows[kept], launches[kept], is_known[kept]
         words, what = rows["words"], rows["what"]
         is_kernel, is_launch = what == What.KERNEL, ~is_known
@@ -809,18 +835,23 @@ class CuptiCollector:
         hooks.forward_rows(np.concatenate([launched, ran]), self._names, source=self._before_event)
 
     def _find_streams(
-        self, rows: npt.NDArray[np.void], launches: npt.NDArray[np.uint32], is_ours: npt.NDArray[np.bool_]
+        self,
+        rows: npt.NDArray[np.void],
+        launches: npt.NDArray[np.uint32],
+        is_ours: npt.NDArray[np.bool_],
+        is_early: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
-        """Set the streams of our runtime's work in `launches`; return false for what it has not reported yet.
+        """Set the streams of our runtime's work in `launches`; return false for what waits until its call is reported.
 
-        That is looked at once more the next time. What is not reported then failed.
+        That is looked at once more the next time. Our runtime's work that is not reported then failed; a kernel that is
+        still early was launched in a way that is not watched.
         """
         streams = self._streams_of_operations
         launches[is_ours, 2] = [streams.get(operation, _OF_OPERATION) for operation in launches[is_ours, 1].tolist()]
         is_unknown: npt.NDArray[np.bool_] = is_ours & (launches[:, 2] == _OF_OPERATION)
-        is_new = np.arange(len(rows)) >= len(self._work_of_operations)
-        self._work_of_operations = rows[is_unknown & is_new]
-        return np.logical_not(is_unknown)
+        is_new = np.arange(len(rows)) >= len(self._work_to_look_at)
+        self._work_to_look_at = rows[(is_unknown | is_early) & is_new]
+        return np.logical_not(is_unknown | (is_early & is_new))
 
     def _streams_of(self, rows: npt.NDArray[np.void]) -> list[int]:
         """Return the id of the stream of each row, which CUPTI gives a number of its own."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntFlag
 
 from cudatool.collect.live_memory import LiveMemory
@@ -49,6 +49,12 @@ class Judged:
     doubts: str = ""
     per_thread: bool = False
 
+    @classmethod
+    def of(cls, row_flags: int, orders: tuple[bool, bool, bool] = (False, False, False)) -> Judged:
+        """Return what the log's flags of a launch say, and :attr:`KernelCode.orders`."""
+        flags = launch_flags(bool(row_flags & LaunchRowFlag.PROGRAMMATIC), *orders)
+        return cls(flags, per_thread=bool(row_flags & LaunchRowFlag.PER_THREAD))
+
 
 class Launches:
     """Judges launches.
@@ -75,24 +81,21 @@ class Launches:
         self, function: int, name: str, row_flags: int, arguments: bytes | None, memory: Sequence[LiveMemory]
     ) -> Judged:
         """Return what a launch of `function` may access of these pieces of memory and of the pools' blocks."""
-        per_thread = bool(row_flags & LaunchRowFlag.PER_THREAD)
         code = self.code.kernel(function, name)
         if code is None or arguments is None or row_flags & LaunchRowFlag.ARGUMENTS_UNKNOWN:
-            return Judged(
-                launch_flags(bool(row_flags & LaunchRowFlag.PROGRAMMATIC), False, False, False), (), "", per_thread
-            )
-        flags = launch_flags(bool(row_flags & LaunchRowFlag.PROGRAMMATIC), *code.orders)
+            return Judged.of(row_flags)
 
         def find(address: int) -> tuple[int, int] | None:
             return next((piece for one in (self.blocks, *memory) if (piece := one.find(address))), None)
 
+        judged = Judged.of(row_flags, code.orders)
         try:
             found = accesses_of_launch(code.accesses, arguments, find)
         except PtxError:  # not the arguments of this kernel
-            return Judged(flags, (), "", per_thread)
+            return judged
         doubts = ", ".join(sorted(found.doubts)) if found.unknown else ""
         accesses = [(touched.address, touched.size, _access_flags(touched.mode)) for touched in found.ranges]
-        return Judged(flags, accesses, doubts, per_thread)
+        return replace(judged, accesses=accesses, doubts=doubts)
 
 
 def _access_flags(mode: Mode) -> AccessFlag:

@@ -10,10 +10,10 @@ Machine code does not tell what it accesses. Where a compiler of the process mad
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 from pathlib import Path
 
 from cudatool.ptx import (
@@ -21,7 +21,6 @@ from cudatool.ptx import (
     PtxError,
     infer_accesses,
     is_container,
-    join,
     orders_others,
     parse_image,
     ptx_for,
@@ -30,6 +29,8 @@ from cudatool.ptx.model import Module
 
 __all__ = ["ImageKind", "KernelCode", "LoadedCode"]
 
+_ENTRY = re.compile(rb"^(?:[ \t]*\.(?:visible|weak)[ \t]+)?[ \t]*\.entry[ \t]+([\w$]+)", re.MULTILINE)
+_MOST_PTX = 1 << 20  # bytes of a kernel and the functions of its module: some 0.7 s
 _ANY_ARCHITECTURE = 1 << 16  # the driver has loaded the image: some form of it suits the device
 
 
@@ -68,19 +69,18 @@ class LoadedCode:
 
     def __init__(self, ptx_of: Callable[[int], bytes | None]) -> None:
         self._ptx_of = ptx_of
-        self._images: dict[int, bytes | None] = {}  # of modules and libraries
+        self._images: dict[int, tuple[bytes, ...] | None] = {}  # the PTX of modules and libraries, one text a unit
         self._functions: dict[int, tuple[int, str]] = {}  # of functions and kernels: the module, and the name in PTX
         self._known: dict[int, KernelCode | None] = {}
 
     def loaded(self, module: int, kind: int, digest: int, image: bytes | None) -> None:
         """Note the image that a module or a library was loaded from; `image` None if it is not at hand."""
-        ptx: bytes | None = None
+        self.unloaded(module)
         if kind == ImageKind.MACHINE_CODE:
             ptx = self._ptx_of(digest)
+            self._images[module] = None if ptx is None else (ptx,)
         elif image is not None:
-            ptx = image if kind == ImageKind.TEXT else _of_fatbin(image)
-        self.unloaded(module)
-        self._images[module] = ptx
+            self._images[module] = (image,) if kind == ImageKind.TEXT else _of_fatbin(image)
 
     def loaded_from(self, module: int, path: str, digest: Callable[[bytes], int]) -> None:
         """Note that a module or a library was loaded from a file."""
@@ -118,32 +118,49 @@ class LoadedCode:
         """Return what is known of a function or kernel; `name` is its own in PTX, if the driver said it."""
         if function not in self._known:
             module, found = self._functions.get(function, (0, name))
-            ptx = self._images.get(module)
-            self._known[function] = None if ptx is None else _inferred(ptx, found or name)
+            self._known[function] = _inferred(self._images.get(module) or (), found or name)
         return self._known[function]
 
 
-def _of_fatbin(image: bytes) -> bytes | None:
+def _of_fatbin(image: bytes) -> tuple[bytes, ...] | None:
     try:
-        texts = ptx_for(image, _ANY_ARCHITECTURE)
-    except PtxError:
-        return None
-    return join(texts) if texts else None
-
-
-@lru_cache(maxsize=64)
-def _parsed(ptx: bytes) -> Module | None:
-    try:
-        return parse_image(ptx)
+        return tuple(ptx_for(image, _ANY_ARCHITECTURE)) or None
     except PtxError:
         return None
 
 
-def _inferred(ptx: bytes, name: str) -> KernelCode | None:
-    module = _parsed(ptx)
-    if module is None:
-        return None
-    try:
-        return KernelCode(infer_accesses(module, name), orders_others(ptx, lambda: module, name))
-    except PtxError:
-        return None
+def _inferred(texts: Sequence[bytes], name: str) -> KernelCode | None:
+    """Return what the PTX says of a kernel; None if there is none, or too much to be read while a program runs."""
+    for text in texts:
+        kernel = _of_one_kernel(text, name)
+        if kernel is None or len(kernel) > _MOST_PTX:
+            continue
+        try:
+            module = parse_image(kernel)
+            return KernelCode(infer_accesses(module, name), _orders(kernel, module, name))
+        except PtxError:
+            continue
+    return None
+
+
+def _orders(text: bytes, module: Module, name: str) -> tuple[bool, bool, bool]:
+    return orders_others(text, lambda: module, name)
+
+
+def _of_one_kernel(text: bytes, name: str) -> bytes | None:
+    """Return a module without the bodies of all other kernels; None if it does not have this one.
+
+    Libraries have hundreds of kernels in a module. Bodies are found as compilers write them, by the lines on which they
+    begin and end. A text in which that fails is no PTX any more, and its kernel counts as not known.
+    """
+    found, kept, at = False, [], 0
+    for entry in _ENTRY.finditer(text):
+        if entry[1] == name.encode():
+            found = True
+            continue
+        end = text.find(b"\n}", entry.end())
+        if entry.start() < at or end < 0:
+            continue
+        kept.append(text[at : entry.start()])
+        at = end + 2
+    return b"".join((*kept, text[at:])) if found else None

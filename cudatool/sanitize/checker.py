@@ -108,7 +108,7 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
             checks,
             operations=engine.operations,
             unchecked=engine.unchecked.total(),
-            unchecked_names=[trace.names[name] for name, _ in engine.unchecked.most_common()],
+            unchecked_names=_without_arguments(trace.names[name] for name, _ in engine.unchecked.most_common()),
             unknown_streams=engine.unknown_streams,
             unsure=_ordered_by_unknown(trace, engine, effort),
             thread_pairs=_thread_pairs(trace, engine),
@@ -116,6 +116,11 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
             beside=beside,
         ),
     )
+
+
+def _without_arguments(names: Iterable[str]) -> list[str]:
+    """Return kernels' names without those of templates, each once: libraries' are some hundred characters long."""
+    return list(dict.fromkeys(name.partition("<")[0] for name in names))
 
 
 def _ordered_by_unknown(trace: Trace, engine: Engine, effort: Effort) -> int:

@@ -592,4 +592,30 @@ def test_launches_are_left_to_pytorchs_own_source_once_it_watches(launching):
     launching.collector.flush()
     assert not launching.collector.watches_launches
     assert [] == [event for event in launching.events if event.kind in (Kind.KERNEL_LAUNCH, Kind.MEM_ALLOC)]
-    assert launching.log.watched == [True, False]
+    assert launching.log.watched == [1, 0]
+
+
+def test_at_the_level_of_launches_a_kernel_has_the_stack_of_its_call_and_the_times_of_its_run(monkeypatch):
+    log, events = Log(), []
+    monkeypatch.setattr(cupti, "_cupti", log)
+    monkeypatch.setattr(cupti, "_PERIOD", 3600)
+    monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
+    collector = CuptiCollector(lambda: False, cupti.Level.LAUNCHES)
+    hooks.subscribe(events.append)
+    try:
+        log.names.append(b"fill")
+        stack = log.call("/usr/bin/python3", ("/home/me/train.py", 7))
+        grid = 4 | 1 << 32 | 1 << 48
+        log.put(
+            What.LAUNCH, 0x20, 0, grid, grid, 64 | 4 << 32, (1 << 64) - 1, 0, 1, time=20, correlation=5, stack=stack
+        )
+        log.put(What.KERNEL, 1000, 2000, 7, 1, grid, grid, 64, correlation=5, time=1000)
+        collector.flush()
+    finally:
+        hooks.unsubscribe(events.append)
+        collector.stop()
+    launch, ran = (event for event in events if event.kind in (Kind.KERNEL_LAUNCH, Kind.EXECUTION))
+    assert (20, "fill") == (launch.time, launch.name)
+    assert [("/home/me/train.py", 7)] == [(frame.file, frame.line) for frame in stacks.frames(launch.stack)]
+    assert (launch.correlation, 1000, 2000) == (ran.correlation, ran.aux0, ran.aux1)
+    assert log.watched == [2]

@@ -163,7 +163,7 @@ launch = (".", False, False, False, 0, True, True, True)
 image = ("Pm", False, False, False, 0, False, False, False)
 function = ("Pqs", False, False, False, 0, False, False, False)
 _cupti.start({"cuLaunchKernel": launch, "cuModuleLoadData": image, "cuModuleGetFunction": function}, 1 << 20)
-_cupti.watch_launches(True)
+_cupti.watch_launches(1)
 driver = ctypes.CDLL(sys.argv[1])
 driver.call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
 driver.launch.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
@@ -185,9 +185,15 @@ assert blob[launched[5] - base :][: launched[6]] == b"arguments" and names[launc
 driver.launch(0x77, 3, b"again", 5)
 (again,) = np.frombuffer(_cupti.drain()[0], ROW)["words"].tolist()
 assert again[5] == len(blob), (again, len(blob))  # offsets go on from the beginning of the log
-_cupti.watch_launches(False)
+_cupti.watch_launches(0)
 driver.launch(0x77, 3, b"again", 5)
 assert _cupti.drain() is None
+_cupti.watch_launches(2)
+for _ in range(600):
+    driver.launch(0x77, 3, b"again", 5)
+rows = np.frombuffer(_cupti.drain()[0], ROW)
+assert 600 == len(rows) and 500 <= np.count_nonzero(rows["stack"]) <= 599, np.count_nonzero(rows["stack"])
+assert all(row["words"][4] >> 32 == 4 and row["words"][6] == 0 for row in rows)
 """
 
 

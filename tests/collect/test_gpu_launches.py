@@ -158,3 +158,18 @@ def test_bytes_are_found_by_their_offset_from_the_beginning_of_the_log():
     assert (b"bc", b"", b"ghi") == (pointed.find(1, 2), pointed.find(6, 0), pointed.find(6, 3))
     assert pointed.find(1, 2) is None  # was read: rows come in the order of their offsets
     assert pointed.find((1 << 64) - 1, 4) is None
+
+
+def test_of_a_module_with_many_kernels_only_the_one_that_runs_is_read():
+    """A text after which no other kernel's body can be parsed: only this one's is."""
+    others = b"".join(
+        PTX[PTX.index(b".visible") :].replace(b"copy", b"k%d" % n).replace(b"ld.global.f32", b"no such thing")
+        for n in range(3)
+    )
+    for text in (PTX + others, PTX[: PTX.index(b".visible")] + others + PTX[PTX.index(b".visible") :]):
+        code = LoadedCode({}.get)
+        code.loaded(MODULE, ImageKind.TEXT, 0, text)
+        code.found(FUNCTION, MODULE, "copy")
+        code.found(FUNCTION + 1, MODULE, "k1")
+        assert ["to", "from", "n"] == [one.name for one in code.kernel(FUNCTION, "copy").accesses.parameters]
+        assert code.kernel(FUNCTION + 1, "k1") is None
