@@ -221,6 +221,8 @@ class CuptiCollector:
     launches
         What infers the accesses of each launch; None to report none. Then nothing at all is reported once another
         source reports the program's work.
+    graphs_may_exist
+        Whether graphs may have been instantiated before: their launches are then recorded node by node.
 
     Raises
     ------
@@ -234,6 +236,8 @@ class CuptiCollector:
         level: Level = Level.KERNELS,
         blocks_are_watched: Callable[[], bool] = lambda: False,
         launches: Launches | None = None,
+        *,
+        graphs_may_exist: bool = False,
     ) -> None:
         self._native = _cupti
         self._pytorch_is_watched = pytorch_is_watched
@@ -275,7 +279,9 @@ class CuptiCollector:
         self._calls_read = CALLS if launches is None else CALLS | CALLS_OF_CODE
         self.version, numbers = _start(self._calls_read)
         self._choose_readers(numbers)
-        self._sees_work = level is not Level.MEMORY and self._watch_activity(level)
+        self._sees_work = level is not Level.MEMORY and self._watch_activity(
+            level is Level.GRAPH_NODES or graphs_may_exist
+        )
         self._notes = self._watch_launches(level)
         _running.add(self)
         hooks.subscribe(self._before_event, first=True)
@@ -290,9 +296,9 @@ class CuptiCollector:
         _cupti.watch_launches(how)
         return how
 
-    def _watch_activity(self, level: Level) -> bool:
+    def _watch_activity(self, inside_graphs: bool) -> bool:
         try:
-            _cupti.watch_activity(level is Level.GRAPH_NODES)
+            _cupti.watch_activity(inside_graphs)
         except OSError as error:
             self.activity_error = str(error)
         return not self.activity_error

@@ -295,14 +295,20 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
     """
     global _cupti
 
-    if level is Level.KERNELS and _driver.nvidia_has_started():
-        # Graphs may exist, and CUPTI (13.0) ends the process with SIGSEGV when a graph is launched that was
-        # instantiated before graphs were recorded as a whole. Node by node it does not.
+    # CUPTI (13.0) ends the process with SIGSEGV when a graph is launched that was instantiated before graphs were
+    # recorded as a whole. Node by node it does not.
+    graphs_may_exist = _driver.nvidia_has_started()
+    if level is Level.KERNELS and graphs_may_exist:
         level = Level.GRAPH_NODES
     blocks: TorchBlocks | None = None
     torch_generated.start()
     try:
-        _cupti = CuptiCollector(torch_program.is_watching, level, lambda: blocks is not None and blocks.is_watching)
+        _cupti = CuptiCollector(
+            torch_program.is_watching,
+            level,
+            lambda: blocks is not None and blocks.is_watching,
+            graphs_may_exist=graphs_may_exist,
+        )
     except CuptiUnavailable as error:
         torch_program.start()
         yield {"cupti_error": str(error)}

@@ -90,6 +90,16 @@ def test_cupy_program_has_its_memory_kernels_and_order(tmp_path):
     assert any("program.py" in frame.file for frame in trace.frames)
 
 
+def test_launches_have_the_stack_of_their_call_on_request(tmp_path):
+    trace, _ = record(tmp_path, CUDA_CORE, "", "--level", "launches")
+    launches, ran = trace.of_kind(Kind.KERNEL_LAUNCH), trace.of_kind(Kind.EXECUTION)
+    assert names(trace, Kind.KERNEL_LAUNCH) == ["add"] * 7
+    assert sorted(launches["correlation"].tolist()) == sorted(ran["correlation"].tolist())
+    frames = [trace.frames[trace.stacks[int(row["stack"])][0]] for row in launches]
+    assert {"program.py"} == {os.path.basename(frame.file) for frame in frames}
+    assert len({frame.line for frame in frames}) == 1
+
+
 def test_jax_program_has_memory_that_is_mapped(tmp_path):
     trace, _ = record(tmp_path, JAX, "jax")
     assert "cuMemMap" in names(trace, Kind.MEM_ALLOC)
@@ -180,7 +190,7 @@ recorded("second", between, unlaunched)
 """
 
 
-@pytest.mark.parametrize(("level", "of_a_launch"), [("memory", 0), ("kernels", 2), ("graph-nodes", 2)])
+@pytest.mark.parametrize(("level", "of_a_launch"), [("memory", 0), ("kernels", 2), ("graph-nodes", 2), ("launches", 2)])
 def test_graphs_that_exist_before_a_recording_can_be_launched_in_it(tmp_path, level, of_a_launch):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")

@@ -1,0 +1,157 @@
+"""What `sanitize` finds on a GPU in programs of any library: the order of their work, and what launches may touch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudatool._driver import gpu_names
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
+
+# Each waits for the work of the other stream if it is called with an argument.
+CUDA_CORE = """
+import sys
+import numpy as np
+from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+device = Device()
+device.set_current()
+one, two = device.create_stream(), device.create_stream()
+source = r'''
+extern "C" __global__ void fill(float* x, int n) { int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) x[i] = i; }
+extern "C" __global__ void sum(const float* x, float* out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) atomicAdd(out, x[i]);
+}'''
+module = Program(source, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("KIND")
+fill, total = module.get_kernel("fill"), module.get_kernel("sum")
+x, out = device.allocate(1 << 16, stream=one), device.allocate(64, stream=one)
+out.fill(np.uint8(0), stream=one)
+one.sync()
+config = LaunchConfig(grid=64, block=256)
+launch(one, config, fill, x, np.int32(1 << 14))
+if len(sys.argv) > 1:
+    two.wait(one)
+launch(two, config, total, x, out, np.int32(1 << 14))
+two.sync()
+one.sync()
+x.close(one)
+out.close(one)
+one.sync()
+"""
+CUPY = """
+import sys
+import cupy as cp
+one, two = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)
+with one:
+    x = cp.arange(1 << 16, dtype=cp.float32)
+    x *= 2
+if len(sys.argv) > 1:
+    two.wait_event(one.record())
+with two:
+    y = x + 1
+    z = y.sum()
+two.synchronize()
+one.synchronize()
+assert float(z) > 0
+"""
+RAW = """
+import sys
+import cupy as cp
+scale = cp.RawKernel('extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= 2; }', "scale")
+one, two = cp.cuda.Stream(non_blocking=True), cp.cuda.Stream(non_blocking=True)
+x = cp.ones(256, cp.float32)
+other = cp.ones(256, cp.float32)  # beside it in the pool's memory
+cp.cuda.Device().synchronize()
+with one:
+    scale((1,), (256,), (x,))
+if len(sys.argv) > 1:
+    two.wait_event(one.record())
+with two:
+    scale((1,), (256,), (x,))
+    scale((1,), (256,), (other,))
+cp.cuda.Device().synchronize()
+"""
+NUMBA = """
+import sys
+import numpy as np
+from numba import cuda
+@cuda.jit
+def double(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= 2
+one, two = cuda.stream(), cuda.stream()
+x = cuda.to_device(np.ones(100, np.float32))
+cuda.synchronize()
+double[1, 128, one](x)
+if len(sys.argv) > 1:
+    event = cuda.event()
+    event.record(one)
+    event.wait(two)
+double[1, 128, two](x)
+cuda.synchronize()
+"""
+PROGRAMS = {
+    "cuda.core, cubin": (CUDA_CORE.replace("KIND", "cubin"), "launch(two, config, total"),
+    "cuda.core, ptx": (CUDA_CORE.replace("KIND", "ptx"), "launch(two, config, total"),
+    "cupy": (CUPY, "y = x + 1"),
+    "cupy, RawKernel": (RAW, "scale((1,), (256,), (x,))"),
+    "numba": (NUMBA, "double[1, 128, two](x)"),
+}
+LIBRARIES = """
+import cupy as cp
+a = cp.random.rand(256, 256, dtype=cp.float32)
+b = a @ a
+c = cp.sort(b.ravel())[::2].copy()
+d = cp.where(c > c.mean(), c, 0).sum()
+assert float(d) > 0
+"""
+
+
+def sanitized(folder: Path, program: str, *arguments: str) -> tuple[int, dict, str]:
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, "-m", "cudatool", "sanitize", "--device", "cuda", "--json", "program.py", *arguments]
+    environment = os.environ | {"CUDATOOL_CACHE_DIR": str(folder / "cache")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def needs(program: str, name: str) -> None:
+    library = name.partition(",")[0].partition(".")[0]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    plain = subprocess.run([sys.executable, "-c", program, "wait"], capture_output=True, text=True)
+    if plain.returncode:
+        pytest.skip(f"{library} does not work here by itself: {plain.stderr.splitlines()[-1]}")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_missing_wait_is_found_and_a_wait_is_enough(tmp_path, name):
+    program, line = PROGRAMS[name]
+    needs(program, name)
+    number = 1 + next(at for at, text in enumerate(program.splitlines()) if text.strip().startswith(line))
+    for _ in range(2):  # the second time with what compilers have kept
+        _, report, stderr = sanitized(tmp_path, program)
+        races = [one for one in report["possible"] if one["kind"].startswith("race")]
+        assert races and not report["findings"], stderr
+        lines = [side["stack"][0]["line"] for one in races for side in (one["first"], one["second"])]
+        assert number in lines, (number, races)
+    status, report, stderr = sanitized(tmp_path, program, "wait")
+    assert (0, []) == (status, report["possible"] + report["findings"]), stderr
+    assert [] == [gap for gap in report["gaps"] if gap["kind"] == "launches"]
+
+
+def test_launches_of_libraries_whose_code_does_not_tell_are_counted_by_name(tmp_path):
+    needs(LIBRARIES, "cupy")
+    status, report, stderr = sanitized(tmp_path, LIBRARIES)
+    assert (0, [], "partly-checked") == (status, report["possible"] + report["findings"], report["outcome"]), stderr
+    (gap,) = [gap for gap in report["gaps"] if gap["kind"] == "launches"]
+    assert 0 < gap["count"] < report["operations"] and any("gemm" in name for name in gap["names"])
