@@ -46,6 +46,7 @@ from cudatool.trace.events import (
     WarningCode,
     WarningFlag,
 )
+from cudatool.trace.libraries import Library
 from cudatool.trace.model import Frame
 
 __all__ = ["HOW", "ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", "find_library"]
@@ -101,6 +102,8 @@ class What(IntEnum):
     USE = 0xFF06
     OPERATION = 0xFF07
     BLOCK = 0xFF10
+    POOL_ALLOC = 0xFF11
+    POOL_FREE = 0xFF12
 
 
 class Level(StrEnum):
@@ -304,6 +307,8 @@ class CuptiCollector:
         How much of the device's work is recorded.
     blocks_are_watched
         Returns whether PyTorch's allocator writes to the log (:mod:`cudatool.collect.torch_blocks`).
+    sample
+        Called whenever the log is read without another source's event, some ten times a second.
 
     Raises
     ------
@@ -316,10 +321,12 @@ class CuptiCollector:
         pytorch_is_watched: Callable[[], bool],
         level: Level = Level.KERNELS,
         blocks_are_watched: Callable[[], bool] = lambda: False,
+        sample: Callable[[], None] = lambda: None,
     ) -> None:
         self._native = _cupti
         self._pytorch_is_watched = pytorch_is_watched
         self._blocks_are_watched = blocks_are_watched
+        self._sample = sample
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._runtime_works = False
         self._lock = threading.RLock()
@@ -377,16 +384,21 @@ class CuptiCollector:
         for number, reader in ((What.USE, self._use), (What.BLOCK, self._block)):
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
+        for number, kind in ((What.POOL_ALLOC, Kind.POOL_ALLOC), (What.POOL_FREE, Kind.POOL_FREE)):
+            self._names_of_calls[number], self._readers[number] = "", self._pooled
+            self._how[number]["kind"] = kind
+            self._how[number]["name"] = self._texts.setdefault(Library.CUPY, len(self._texts))
         self._nothing_by_itself = np.zeros(1, HOW)
         self._is_work = (self._how["is_copy"] | self._how["item"]) != 0
         self._asks = np.ascontiguousarray(self._how["asks"])
         self._always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
-        self._always_reported[[*of_memory, What.USE, What.BLOCK]] = 1
+        self._always_reported[[*of_memory, What.USE, What.BLOCK, What.POOL_ALLOC, What.POOL_FREE]] = 1
 
     def flush(self) -> None:
         """Pass on all that happened so far."""
         self._native.flush(True)
+        self._sample()
         self._native.sample_use()
         self._read(None)
 
@@ -412,6 +424,7 @@ class CuptiCollector:
     def _run(self) -> None:
         while not self._stopping.wait(_PERIOD):
             self._native.flush(False)
+            self._sample()
             self._native.sample_use()
             # What PyTorch did meanwhile is reported later, and with it the calls in between.
             self._read(0 if self._pytorch_is_watched() else None)
@@ -662,6 +675,12 @@ class CuptiCollector:
         else:
             kind = Kind[f"BLOCK_{Action(action).name}"]
             self._report(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
+
+    def _pooled(self, row: _Row, name: str) -> None:
+        """CuPy's pool."""
+        kind = Kind.POOL_ALLOC if row.what == What.POOL_ALLOC else Kind.POOL_FREE
+        address, size, asked = row.words[:3]
+        self._report(kind, address=address, size=size, aux0=asked, name=Library.CUPY)
 
     def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
         """Return whether to report what the allocator did: blocks of a graph are not reported."""
