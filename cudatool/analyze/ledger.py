@@ -23,7 +23,7 @@ import numpy as np
 from cudatool.trace.events import Kind, UseFlag
 from cudatool.trace.frames import calling_library
 from cudatool.trace.libraries import Library, libraries_of
-from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline
+from cudatool.trace.lifetimes import Ints, Lifetimes
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["BY_SIZE", "Causes", "Holder", "Ledger", "LedgerLine", "ledger", "lines_by_name"]
@@ -33,9 +33,9 @@ class Holder(StrEnum):
     """What holds the bytes of a line."""
 
     BLOCKS = "blocks"
-    """Blocks in use, in segments of a caching allocator."""
+    """Blocks in use, in segments of a caching allocator, or in a library's own memory pool."""
     CACHED = "cached"
-    """The rest of these segments."""
+    """The rest of these segments, or of what the library took from the driver."""
     LIBRARY = "library"
     """Memory that a library, or the program itself, took from the driver."""
     DRIVER = "driver"
@@ -142,13 +142,13 @@ BY_SIZE: Final[dict[int, int]] = {
 
 
 def ledger(
-    trace: Trace, segments: Lifetimes, curve: Timeline, device: int, *, moment: int | None = None
+    trace: Trace, blocks: Lifetimes, segments: Lifetimes, device: int, *, moment: int | None = None
 ) -> Ledger | None:
     """Return the ledger of the reading at which the driver charged most to the process; None if there is no reading.
 
     Parameters
     ----------
-    segments, curve
+    blocks, segments
         Of this device.
     moment
         A record: of the last reading up to there.
@@ -167,7 +167,7 @@ def ledger(
         is_from_before = number == 0 and "window" in trace.header
         causes.note(rest, _BEFORE if is_from_before else int(rows["flags"][number]))
     index, used = int(readings[at]), int(rows["address"][at])
-    lines = [*_by_name(trace, segments, curve, index), *causes.lines()]
+    lines = [*_by_name(trace, blocks, segments, index, device), *causes.lines()]
     lines.sort(key=lambda line: -line.size)
     unknown = int(charged[at]) - sum(line.size for line in lines)
     return Ledger(
@@ -237,16 +237,44 @@ class Causes:
 _BEFORE: Final = -1
 
 
-def _by_name(trace: Trace, segments: Lifetimes, curve: Timeline, index: int) -> Iterator[LedgerLine]:
-    held = segments.at(index)
-    kinds = trace.records["kind"][held.start]
-    taken = kinds == Kind.MEM_ALLOC
-    row = int(np.searchsorted(curve.index, index, side="right")) - 1
+def _by_name(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: int, device: int) -> Iterator[LedgerLine]:
+    held, live = segments.at(index), blocks.at(index)
+    of_driver = trace.records["kind"][held.start] == Kind.MEM_ALLOC
+    is_pooled = held.library != 0
+    taken, own = held[of_driver & ~is_pooled], held[~of_driver]
     by_stack = Counter[int]()
-    for stack, size in zip(held.stack[taken].tolist(), held.size[taken].tolist(), strict=True):
+    for stack, size in zip(taken.stack.tolist(), taken.size.tolist(), strict=True):
         by_stack[stack] += size
-    reserved, active = int(held.size[~taken].sum()), int(curve.active[row]) if row >= 0 else 0
-    yield from lines_by_name(by_stack, trace.stack, active, reserved, libraries_of(trace))
+    active = max(int(live.size[live.library == 0].sum()) - by_stack.total(), 0)
+    pools = _pools(trace, live[live.library != 0], held[is_pooled])
+    yield from lines_by_name(
+        by_stack, trace.stack, active, int(own.size.sum()), libraries_of(trace), pools, _said(trace, index, device)
+    )
+
+
+def _pools(trace: Trace, blocks: Lifetimes, chunks: Lifetimes) -> dict[str, tuple[int, int]]:
+    """Return the bytes in blocks and in chunks of each library's pool. Blocks outside of known chunks are left out."""
+    order = np.argsort(chunks.address)
+    begin, end = chunks.address[order], (chunks.address + chunks.size)[order]
+    at = np.searchsorted(begin, blocks.address, side="right") - 1
+    inside = (at >= 0) & (blocks.address < end[at]) if len(end) else np.zeros(len(blocks), np.bool_)
+    found = {}
+    for library in np.unique(chunks.library).tolist():
+        used = int(blocks.size[inside & (blocks.library == library)].sum())
+        found[trace.names[library]] = used, int(chunks.size[chunks.library == library].sum())
+    return found
+
+
+def _said(trace: Trace, index: int, device: int) -> dict[str, int]:
+    """Return the bytes in use of each library, as it said at the time nearest to a record."""
+    records = trace.records
+    said = np.flatnonzero((records["kind"] == Kind.POOL_USE) & (records["device"] == device))
+    found = {}
+    for library in np.unique(records["name"][said]).tolist():
+        own = said[records["name"][said] == library]
+        nearest = own[np.argmin(np.abs(records["time"][own] - records["time"][index]))]
+        found[trace.names[library]] = int(records["size"][nearest])
+    return found
 
 
 def lines_by_name(
@@ -255,6 +283,8 @@ def lines_by_name(
     active: int,
     reserved: int,
     libraries: Sequence[str],
+    pools: Mapping[str, tuple[int, int]],
+    said: Mapping[str, int],
 ) -> Iterator[LedgerLine]:
     """Yield what calls took by size, in bytes.
 
@@ -264,23 +294,28 @@ def lines_by_name(
         Live, straight from the driver, by stack.
     stack_of
         Gives a stack.
-    active
-        In blocks, and in what was taken straight from the driver.
-    reserved
-        In segments of a caching allocator.
+    active, reserved
+        In blocks, and in segments, of a caching allocator.
     libraries
         Loaded by the program.
+    pools
+        In blocks of libraries' own pools, and in what these pools took from the driver, which is not in `taken`.
+    said
+        What libraries say is in use of what they took from the driver.
     """
     owners: Counter[str] = Counter()
     for stack, size in taken.items():
         owners[_owner(stack_of(stack))] += size
+    held = dict(pools)
+    held |= {owner: (said[owner], owners.pop(owner)) for owner in list(owners) if owner in said}
+    if reserved:
+        held[Library.PYTORCH if Library.PYTORCH in libraries else "cudatool's runtime"] = active, reserved
     for owner, size in owners.items():
         yield LedgerLine(Holder.LIBRARY, owner, size)
-    if reserved:
-        in_use = min(max(active - owners.total(), 0), reserved)
-        owner = Library.PYTORCH if Library.PYTORCH in libraries else "cudatool's runtime"
+    for owner, (used, size) in held.items():
+        in_use = min(used, size)
         yield LedgerLine(Holder.BLOCKS, owner, in_use)
-        yield LedgerLine(Holder.CACHED, owner, reserved - in_use)
+        yield LedgerLine(Holder.CACHED, owner, size - in_use)
 
 
 def _owner(stack: tuple[Frame, ...]) -> str:

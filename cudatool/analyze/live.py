@@ -28,6 +28,7 @@ from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.mapped import MappedPages
 from cudatool.trace.model import Frame, Trace
+from cudatool.trace.pools import KINDS, LibraryPools
 from cudatool.trace.streams import stream_names
 
 __all__ = [
@@ -65,6 +66,8 @@ _BLOCKS: Final = {
     Kind.BLOCK_FREE_REQUESTED: _ENDED,
     Kind.BLOCK_FREE_COMPLETED: _ENDED,  # where the request was not recorded
     Kind.MEM_FREE: _ENDED,
+    Kind.POOL_ALLOC: _BORN,
+    Kind.POOL_FREE: _ENDED,
 }
 _SEGMENTS: Final = {
     Kind.SEGMENT_ALLOC: _BORN,
@@ -77,6 +80,7 @@ _STRAIGHT: Final = (
     1  # beside a segment's stack: taken from the driver by the program or a library, without an allocator
 )
 _SIGN: Final = np.array([BY_SIZE.get(kind, 0) for kind in range(256)], np.int64)
+_OF_POOLS: Final = np.isin(np.arange(256), KINDS)
 _LEDGER: Final = (_SIGN != 0) | (np.arange(256) == Kind.DEVICE_USE)
 
 
@@ -335,6 +339,7 @@ class _Device:
         self.use: _Use | None = None  # the last reading
         self.by_size = 0  # bytes that calls took by size, as the ledger counts them
         self.causes = Causes()
+        self.said: dict[int, int] = {}  # by the library's name: what it says is in use
         self.ooms = 0
 
     def take(self, stacks: Ints, sizes: Ints) -> None:
@@ -352,15 +357,48 @@ class _Device:
         self.use = use
         self.causes.note(use.charged - use.by_size, use.causes)
 
-    def ledger(self, tables: Tables, libraries: Sequence[str]) -> tuple[tuple[LedgerLine, ...], int]:
+    def ledger(self, tables: Tables, libraries: Sequence[str], pools: _Pools) -> tuple[tuple[LedgerLine, ...], int]:
         """Return the lines, and the bytes that are in none."""
         if self.use is None:
             return (), 0
         reserved = self.segments.now - self.taken.total()
-        lines = [*lines_by_name(self.taken, tables.stack, self.blocks.now, reserved, libraries), *self.causes.lines()]
+        taken = self.taken - pools.chunks
+        active = self.blocks.now - taken.total() - pools.blocks
+        held = {tables.name(library): sizes for library, sizes in pools.in_use.items()}
+        said = {tables.name(library): size for library, size in self.said.items()}
+        lines = [
+            *lines_by_name(taken, tables.stack, max(active, 0), reserved, libraries, held, said),
+            *self.causes.lines(),
+        ]
         lines.sort(key=lambda line: -line.size)
         unknown = self.use.charged + self.by_size - self.use.by_size - sum(line.size for line in lines)
         return tuple(line for line in lines if line.size), unknown
+
+
+@dataclass(frozen=True, slots=True)
+class _Pools:
+    """Libraries' own pools on one device, in bytes.
+
+    Attributes
+    ----------
+    chunks
+        What they took from the driver, by stack.
+    blocks
+        In all of their live blocks.
+    in_use
+        In blocks and in chunks, by the library's name.
+    """
+
+    chunks: Counter[int]
+    blocks: int
+    in_use: dict[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, pools: LibraryPools, device: int) -> _Pools:
+        chunks: Counter[int] = Counter()
+        for chunk in pools.chunks(device):
+            chunks[chunk.key] += chunk.size
+        return cls(chunks, sum(block.size for block in pools.blocks(device)), pools.in_use(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +430,7 @@ class LiveState:
         self._first_ns: int | None = None
         self._now_ns = 0  # of the newest event, or later
         self._devices: dict[int, _Device] = {}
-        self._pages = MappedPages()
+        self._pages, self._pools = MappedPages(), LibraryPools()
         # By stack: live bytes and blocks, allocations so far, bytes at the mark.
         self._bytes, self._blocks, self._allocations, self._marked = (np.zeros(0, np.int64) for _ in range(4))
         self._marked_ns = 0
@@ -444,7 +482,9 @@ class LiveState:
         return self._devices.setdefault(number, _Device())
 
     def _fold_memory(self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints) -> None:
+        as_they_are = records, kinds, time
         for roles_of, is_block in ((_BLOCKS, True), (_SEGMENTS, False)):
+            records, kinds, time = self._with_ends(*as_they_are) if is_block else as_they_are
             role_of = np.zeros(256, np.uint8)
             role_of[list(roles_of)] = list(roles_of.values())
             if not is_block:
@@ -458,6 +498,27 @@ class LiveState:
                 chosen = own["device"] == number
                 rows = slice(None) if chosen.all() else chosen
                 self._fold_device(number, own[rows], roles[rows], when[rows], is_block)
+
+    def _with_ends(
+        self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints
+    ) -> tuple[_Records, npt.NDArray[np.uint8], Ints]:
+        """Return the events with frees of what ends implicitly: blocks of pools, and as a block a pool's chunk."""
+        index = np.flatnonzero(_OF_POOLS[kinds])
+        own = records[index]
+        names = ("kind", "device", "address", "size", "stack", "name")
+        columns: list[list[int]] = [own[name].astype(np.int64).tolist() for name in names]
+        before, addresses = [], []
+        for i, kind, *facts in zip(index.tolist(), *columns, strict=True):
+            ended, joined = self._pools.change(kind, *facts)
+            gone = [*ended, joined] if joined is not None else ended
+            before += [i] * len(gone)
+            addresses += [piece.address for piece in gone]
+        if not before:
+            return records, kinds, time
+        frees = records[before]
+        frees["kind"], frees["address"] = Kind.POOL_FREE, addresses
+        whole = np.insert(records, before, frees)
+        return whole, whole["kind"], np.insert(time, before, time[before])
 
     def _fold_device(
         self, number: int, own: _Records, roles: npt.NDArray[np.uint8], time: Ints, is_block: bool
@@ -557,7 +618,9 @@ class LiveState:
             self._destroyed.clear()
 
     def _fold_use(self, records: _Records, kinds: npt.NDArray[np.uint8]) -> None:
-        """Take what the ledger needs: readings of NVML, and between them what calls took by size."""
+        """Take what the ledger needs: what libraries say, NVML's readings, and what calls took by size."""
+        for row in records[kinds == Kind.POOL_USE]:
+            self._device(int(row["device"])).said[int(row["name"])] = int(row["size"])
         found = np.flatnonzero(_LEDGER[kinds])
         for number in np.unique(records["device"][found]).tolist():
             device = self._device(number)
@@ -633,7 +696,7 @@ class LiveState:
     def _device_row(self, number: int, totals: Sequence[int], tables: Tables, libraries: Sequence[str]) -> LiveDevice:
         device, use = self._devices[number], self._devices[number].use
         blocks, segments = device.blocks, device.segments
-        lines, unknown = device.ledger(tables, libraries)
+        lines, unknown = device.ledger(tables, libraries, _Pools.of(self._pools, number))
         return LiveDevice(
             device=number,
             allocated=blocks.now,

@@ -196,7 +196,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, s
         own, reserved = blocks.of_device(device), segments.of_device(device)
         curve = lifetimes.timeline(trace, own, reserved)
         timelines.append(curve)
-        ledgers.append(ledger(trace, reserved, curve, device, moment=moment))
+        ledgers.append(ledger(trace, own, reserved, device, moment=moment))
         advance()
         devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device)), moment))
         advance()

@@ -119,7 +119,7 @@ static struct {
 enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_LOOKED_AT = 8, MOST_NATIVE = 32, MOST_SPARE = 1 << 17 };
 // Kinds of rows that are not driver calls.
 enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
-enum { OPERATION = 0xFF07, LAUNCH = 0xFF08, BLOCK = 0xFF10 };
+enum { OPERATION = 0xFF07, LAUNCH = 0xFF08, BLOCK = 0xFF10, POOL_ALLOC = 0xFF11, POOL_FREE = 0xFF12 };
 // What may take device memory implicitly (cudatool.trace.events.UseFlag).
 enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32, USE_POOL = 64 };
 enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but noted by the same calls
@@ -1018,6 +1018,34 @@ static struct {
   void (*note)(uint16_t, uint32_t, uint32_t, const uint64_t*);
 } for_others = {stack_here, note};
 
+static int is_of_allocator(uint16_t what) { return what == BLOCK || what == POOL_ALLOC || what == POOL_FREE; }
+
+// A method of a CuPy memory hook: a C function, since a program's signal handler must not raise inside of it. It never
+// fails.
+static PyObject* note_of_pool(uint16_t what, PyObject* facts) {
+  const char* names[] = {"mem_ptr", "mem_size", "size", "device_id"};
+  uint64_t words[8] = {0};  // address, rounded size, requested size; of a free without the latter
+  for (int i = 0; recording && facts && i < 4; i++) {
+    PyObject* fact = PyDict_GetItemString(facts, names[i]);
+    words[i] = fact ? PyLong_AsUnsignedLongLong(fact) : 0;
+  }
+  PyErr_Clear();
+  uint32_t device = (uint32_t)words[3];
+  words[3] = 0;
+  if (words[0] && words[1]) note(what, device, stack_here(), words);  // the address is 0 where nothing was allocated
+  Py_RETURN_NONE;
+}
+
+static PyObject* py_pool_alloc(PyObject* self, PyObject* unused, PyObject* facts) {
+  (void)self, (void)unused;
+  return note_of_pool(POOL_ALLOC, facts);
+}
+
+static PyObject* py_pool_free(PyObject* self, PyObject* unused, PyObject* facts) {
+  (void)self, (void)unused;
+  return note_of_pool(POOL_FREE, facts);
+}
+
 // ---- Python ----
 
 static const char* text_of(int status) {
@@ -1298,7 +1326,7 @@ static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_kno
     case OPERATION: return OPERATIONS;
   }
   // A block of PyTorch is the program's, even if a function of ours called PyTorch.
-  if (row->what != BLOCK && row->stack < stacks_known && is_ours[row->stack]) return -1;
+  if (!is_of_allocator(row->what) && row->stack < stacks_known && is_ours[row->stack]) return -1;
   if (row->result && !asks[row->what]) return -1;
   return kept && !kept[row->what] ? -1 : CALLS;
 }
@@ -1458,6 +1486,10 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
       to->size = is_one || is_refused ? rounded : words[2];
       to->aux0 = is_refused ? words[1] : is_one ? words[2] : 0;
       to->aux1 = (words[5] & 0xFFFFFFFF) | words[6] << 32;
+    } else if (is_of_allocator(one->what)) {
+      to->address = words[0];
+      to->size = words[1];
+      to->aux0 = words[2];
     }
   }
   PyBuffer_Release(&in), PyBuffer_Release(&how), PyBuffer_Release(&stack_ids), PyBuffer_Release(&correlations);
@@ -1511,6 +1543,10 @@ static PyMethodDef methods[] = {
     {"translate", py_translate, METH_VARARGS,
      "translate(rows, first, how, stack ids, correlations, streams, events, threads, blocks of graphs, records): "
      "the first row that is Python's, records made, correlations used"},
+    {"pool_alloc", (PyCFunction)(void (*)(void))py_pool_alloc, METH_VARARGS | METH_KEYWORDS,
+     "pool_alloc(*, mem_ptr, mem_size, size, device_id): CuPy's malloc_postprocess"},
+    {"pool_free", (PyCFunction)(void (*)(void))py_pool_free, METH_VARARGS | METH_KEYWORDS,
+     "pool_free(*, mem_ptr, mem_size, device_id): CuPy's free_preprocess"},
     {"stop", py_stop, METH_NOARGS, "stop()"},
     {"forget", py_forget, METH_NOARGS, "forget(): in a forked child"},
     {NULL, NULL, 0, NULL},

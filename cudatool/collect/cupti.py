@@ -57,6 +57,7 @@ from cudatool.trace.events import (
     WarningCode,
     WarningFlag,
 )
+from cudatool.trace.libraries import Library
 from cudatool.trace.model import Frame
 
 __all__ = ["HOW", "ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", "find_library"]
@@ -113,6 +114,8 @@ class What(IntEnum):
     OPERATION = 0xFF07
     LAUNCH = 0xFF08
     BLOCK = 0xFF10
+    POOL_ALLOC = 0xFF11
+    POOL_FREE = 0xFF12
 
 
 class Level(StrEnum):
@@ -223,6 +226,8 @@ class CuptiCollector:
         source reports the program's work.
     graphs_may_exist
         Whether graphs may have been instantiated before: their launches are then recorded node by node.
+    sample
+        Called whenever the log is read without another source's event, some ten times a second.
 
     Raises
     ------
@@ -235,13 +240,15 @@ class CuptiCollector:
         pytorch_is_watched: Callable[[], bool],
         level: Level = Level.KERNELS,
         blocks_are_watched: Callable[[], bool] = lambda: False,
-        launches: Launches | None = None,
         *,
+        sample: Callable[[], None] = lambda: None,
+        launches: Launches | None = None,
         graphs_may_exist: bool = False,
     ) -> None:
         self._native = _cupti
         self._pytorch_is_watched = pytorch_is_watched
         self._blocks_are_watched = blocks_are_watched
+        self._sample = sample
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._runtime_works = False
         self._lock = threading.RLock()
@@ -314,13 +321,17 @@ class CuptiCollector:
         for number, reader in ((What.USE, self._use), (What.BLOCK, self._block), (What.LAUNCH, self._launch)):
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
+        for number, kind in ((What.POOL_ALLOC, Kind.POOL_ALLOC), (What.POOL_FREE, Kind.POOL_FREE)):
+            self._names_of_calls[number], self._readers[number] = "", self._pooled
+            self._how[number]["kind"] = kind if self._launches is None else 0
+            self._how[number]["name"] = self._texts.setdefault(Library.CUPY, len(self._texts))
         self._nothing_by_itself = np.zeros(1, HOW)
         self._is_work = (self._how["is_copy"] | self._how["item"]) != 0
         self._asks = np.ascontiguousarray(self._how["asks"])
         self._always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
         if self._launches is None:
-            self._always_reported[[*of_memory, What.USE, What.BLOCK]] = 1
+            self._always_reported[[*of_memory, What.USE, What.BLOCK, What.POOL_ALLOC, What.POOL_FREE]] = 1
 
     @property
     def watches_launches(self) -> bool:
@@ -330,6 +341,7 @@ class CuptiCollector:
     def flush(self) -> None:
         """Pass on all that happened so far."""
         self._native.flush(True)
+        self._sample()
         self._native.sample_use()
         self._read(None)
 
@@ -355,6 +367,7 @@ class CuptiCollector:
     def _run(self) -> None:
         while not self._stopping.wait(_PERIOD):
             self._native.flush(False)
+            self._sample()
             self._native.sample_use()
             # What PyTorch did meanwhile is reported later, and with it the calls in between.
             self._read(0 if self._pytorch_is_watched() else None)
@@ -615,6 +628,16 @@ class CuptiCollector:
         else:
             kind = Kind[f"BLOCK_{Action(action).name}"]
             self._report(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
+
+    def _pooled(self, row: _Row, name: str) -> None:
+        """CuPy's pool."""
+        kind = Kind.POOL_ALLOC if row.what == What.POOL_ALLOC else Kind.POOL_FREE
+        address, size, asked = row.words[:3]
+        if self._launches is not None and kind is Kind.POOL_ALLOC:
+            self._launches.blocks.add(address, size)
+        elif self._launches is not None:
+            self._launches.blocks.remove(address)
+        self._report(kind, address=address, size=size, aux0=asked, name=Library.CUPY)
 
     def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
         """Return whether to report what the allocator did: blocks of a graph are not reported."""

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
 from cudatool.after_import import AfterImport
-from cudatool.collect import deferred_frees, torch_generated, torch_program
+from cudatool.collect import cupy_pool, deferred_frees, torch_generated, torch_program
 from cudatool.collect.children import child_processes
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Level
 from cudatool.collect.gpu_launches import Launches
 from cudatool.collect.hand_overs import HandOvers
+from cudatool.collect.jax_memory import JaxMemory
 from cudatool.collect.kept_ptx import KeptPtx
 from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.errors import OutputError
@@ -307,6 +308,7 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
             torch_program.is_watching,
             level,
             lambda: blocks is not None and blocks.is_watching,
+            sample=JaxMemory().sample,
             graphs_may_exist=graphs_may_exist,
         )
     except CuptiUnavailable as error:
@@ -319,9 +321,11 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
         torch_program.start()
     else:
         blocks = TorchBlocks()
+    cupy = cupy_pool.CupyPool()
     try:
         yield facts
     finally:
+        cupy.stop()
         if blocks is not None:
             blocks.stop()
         _cupti.stop()
@@ -343,9 +347,11 @@ def _launches_of_libraries() -> Iterator[dict[str, Any]]:
         yield {"cupti_error": str(error)}
         return
     kept.start()
+    cupy = cupy_pool.CupyPool()
     try:
         yield {"cupti_version": _cupti.version}
     finally:
+        cupy.stop()
         kept.stop()
         _cupti.stop()
         _cupti = None
@@ -392,12 +398,17 @@ def _living(segments: Container[int]) -> tuple[list[Event], list[Event]]:
 
 
 def _unknown_before() -> list[str]:
-    """Return descriptions of live memory that cannot be listed: on a GPU, what PyTorch holds."""
+    """Return descriptions of live memory that cannot be listed: on a GPU, what PyTorch and CuPy's pool hold."""
     choice, torch = _driver.chosen(), sys.modules.get("torch")
-    if choice is None or choice.machine is not None or torch is None or not torch.cuda.is_initialized():
+    if choice is None or choice.machine is not None:
         return []
-    held = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
-    return [f"{format_bytes(held)} that PyTorch held when the recording began"] if held else []
+    found = []
+    if torch is not None and torch.cuda.is_initialized():
+        held = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+        found += [f"{format_bytes(held)} that PyTorch held when the recording began"] if held else []
+    if _driver.nvidia_has_started() and (total := cupy_pool.total_bytes()):
+        found.append(f"{format_bytes(total)} that CuPy's pool on its current device held when the recording began")
+    return found
 
 
 def observing() -> dict[str, Any]:

@@ -92,6 +92,10 @@ class Kind(IntEnum):
     STREAM_WRITE_VALUE = 31
     STREAM_WAIT_VALUE = 32
     STREAM_WAIT_UNKNOWN = 33
+    # A library's own memory pool, inside of what it took from the driver.
+    POOL_ALLOC = 34
+    POOL_FREE = 35
+    POOL_USE = 36
     # Work on a stream. `correlation` names the operation.
     KERNEL_LAUNCH = 40
     MEMCPY = 41
@@ -166,6 +170,11 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, "
     "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
+    Kind.POOL_ALLOC: "a block of a library's own memory pool: address, size=rounded block, aux0=requested bytes, "
+    "name=Library, stack; the MEM_ALLOC that contains it is memory of the pool",
+    Kind.POOL_FREE: "a block went back to the pool: address, size, name=Library, stack",
+    Kind.POOL_USE: "what a library says of its pool: name=Library, size=bytes in use, aux0=most bytes in use so far, "
+    "aux1=bytes that it may use at most (0 if it does not say)",
     Kind.HOST_ALLOC: "address, size, flags=0 from the driver: name=API; "
     "flags=1 a block that the caching allocator hands out: aux0=its rounded size, +2 if it tells by "
     "BLOCK_RECORD_STREAM which streams it will wait for; +LIVED if it was there when the recording began; stack",
@@ -336,6 +345,8 @@ class WarningCode(IntEnum):
     """In a trace's header: memory that was in use when the recording began, and of which no more is known."""
     LIBRARY_NOT_WATCHED = 14
     """In a trace's header: a library whose calls are not recorded on a GPU."""
+    POOL_NOT_WATCHED = 15
+    """A library's own memory pool is known by what it took from the driver alone."""
 
     @property
     def label(self) -> str:

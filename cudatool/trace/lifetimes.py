@@ -6,7 +6,7 @@ with the next birth. An end without a birth is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace
+from cudatool.trace.pools import pooled
 
 __all__ = [
     "Ints",
@@ -49,6 +50,8 @@ class Lifetimes:
         As in the records.
     small, expandable
         For segments: of the small pool; mapped piece by piece.
+    library
+        Of a library's own memory pool, such as CuPy's: index of its name; 0 for all others.
     """
 
     address: Ints
@@ -63,6 +66,7 @@ class Lifetimes:
     stack: Ints
     small: Mask
     expandable: Mask
+    library: Ints
 
     def __len__(self) -> int:
         return len(self.start)
@@ -146,7 +150,11 @@ _ENDED: Final = 4
 
 
 def blocks(trace: Trace) -> Lifetimes:
-    """Return every block that the caching allocator handed out, and every allocation a program took from the driver."""
+    """Return every block that an allocator handed out, and every allocation a program took from the driver.
+
+    Allocators are the caching one and libraries' pools (:mod:`cudatool.trace.pools`). What these took from the driver
+    are segments, and no blocks.
+    """
     roles = {
         Kind.BLOCK_ALLOC: _BORN,
         Kind.BLOCK_FREE_REQUESTED: _FREED,
@@ -154,7 +162,12 @@ def blocks(trace: Trace) -> Lifetimes:
         Kind.MEM_ALLOC: _BORN,
         Kind.MEM_FREE: _FREED | _ENDED,
     }
-    return _paired(trace, roles)
+    own, pools = _paired(trace, roles), pooled(trace.records)
+    if pools is None:
+        return own
+    own = own[~np.isin(own.start, list(pools.chunks))]
+    size = trace.records["size"][pools.start].astype(np.int64)
+    return _joined(own, _rows(trace, pools.start, size, pools.end, pools.end))
 
 
 def segments(trace: Trace) -> Lifetimes:
@@ -171,12 +184,21 @@ def segments(trace: Trace) -> Lifetimes:
             Kind.MEM_FREE: _FREED | _ENDED,
         },
     )
+    pools = pooled(trace.records)
+    if pools is not None:
+        library = np.zeros(len(whole), np.int64)
+        chunks = list(pools.chunks)
+        library[np.searchsorted(whole.start, chunks)] = [pools.chunks[chunk] for chunk in chunks]
+        whole = replace(whole, library=library)
     runs = mapped_runs(trace.records)
     if not runs:
         return whole
     start, address, size, end = np.array(runs, np.int64).T
-    mapped = _rows(trace, start, size, end, end, address)
-    both = Lifetimes(*(np.concatenate([getattr(whole, f.name), getattr(mapped, f.name)]) for f in fields(whole)))
+    return _joined(whole, _rows(trace, start, size, end, end, address))
+
+
+def _joined(one: Lifetimes, other: Lifetimes) -> Lifetimes:
+    both = Lifetimes(*(np.concatenate([getattr(one, f.name), getattr(other, f.name)]) for f in fields(one)))
     return both[np.argsort(both.start, kind="stable")]
 
 
@@ -214,10 +236,11 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
 
     kind = trace.records["kind"][start]
     segment = np.isin(kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
+    is_pooled = kind == Kind.POOL_ALLOC
     return Lifetimes(
         address=column("address") if address is None else address,
         size=size,
-        requested=np.where(kind == Kind.BLOCK_ALLOC, column("aux0"), size),
+        requested=np.where((kind == Kind.BLOCK_ALLOC) | is_pooled, column("aux0"), size),
         start=start,
         freed=freed,
         end=end,
@@ -227,6 +250,7 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
         stack=column("stack"),
         small=segment & (trace.records["flags"][start] == 1),
         expandable=kind == Kind.SEGMENT_MAP,
+        library=np.where(is_pooled, column("name"), 0) if is_pooled.any() else np.broadcast_to(np.int64(0), len(start)),
     )
 
 

@@ -153,6 +153,8 @@ def valid_facts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 _PLACE: Final = {"address": MAX_ADDRESS, "size": MAX_MEMORY}
 _MEMORY: Final = (
     *(kind for kind in Kind if Kind.BLOCK_ALLOC <= kind <= Kind.HOST_FREE and kind not in (Kind.OOM, Kind.DEVICE_USE)),
+    Kind.POOL_ALLOC,
+    Kind.POOL_FREE,
 )
 _BLOCK: Final = {**_PLACE, "aux0": MAX_MEMORY}
 _LIMITS: Final[dict[Kind, dict[str, int]]] = {
@@ -170,6 +172,9 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0"), MAX_MEMORY),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,
+    Kind.POOL_ALLOC: _BLOCK,
+    Kind.POOL_FREE: _PLACE,
+    Kind.POOL_USE: dict.fromkeys(("size", "aux0", "aux1"), MAX_MEMORY),
     Kind.PHYSICAL_ALLOC: {"size": MAX_MEMORY},
     Kind.PHYSICAL_FREE: {"size": MAX_MEMORY},
     Kind.MEMCPY: {**_PLACE, "aux0": MAX_ADDRESS},

@@ -46,7 +46,7 @@ def test_peaks_of_groups_take_few_columns() -> None:
     start = np.arange(count)
     same = np.ones(count, np.int64)
     none = np.zeros(count, np.bool_)
-    rows = Lifetimes(same, same, same, start, start + 5, start + 5, same, same, same, same, none, none)
+    rows = Lifetimes(same, same, same, start, start + 5, start + 5, same, same, same, same, none, none, same)
     group = (start % 3).astype(np.int32)
     tracemalloc.start()
     try:

@@ -137,8 +137,7 @@ def test_the_ledger_is_at_each_reading_what_the_whole_analysis_says(
             trace = Trace(records[:end], stacks=stacks, frames=frames, header={"libraries": libraries})
             number = int(records["device"][end - 1])
             of_device = segments(trace).of_device(number)
-            line = timeline(trace, blocks(trace).of_device(number), of_device)
-            whole = ledger(trace, of_device, line, number, moment=end - 1)
+            whole = ledger(trace, blocks(trace).of_device(number), of_device, number, moment=end - 1)
             [found] = [one for one in state.picture(_Tables(), libraries=libraries).devices if one.device == number]
             assert whole is not None
             assert (whole.lines, whole.unknown, whole.process) == (found.ledger, found.unknown, found.charged)

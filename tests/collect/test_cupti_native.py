@@ -169,9 +169,9 @@ driver.call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64
 driver.launch.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
 handle, ptx, elf = ctypes.c_uint64(0x77), ctypes.create_string_buffer(b".version 8.0"), open(sys.executable, "rb").read()
 code = ctypes.create_string_buffer(elf + b"what follows in memory")
-driver.call_driver(4, ctypes.addressof(handle), ctypes.addressof(ptx))
-driver.call_driver(4, ctypes.addressof(handle), ctypes.addressof(code))
-driver.call_driver(5, ctypes.addressof(handle), 0x77)
+driver.call_driver(5, ctypes.addressof(handle), ctypes.addressof(ptx))
+driver.call_driver(5, ctypes.addressof(handle), ctypes.addressof(code))
+driver.call_driver(6, ctypes.addressof(handle), 0x77)
 driver.launch(0x77, 3, b"arguments", 9)
 rows, names, _, _, _, base, blob = _cupti.drain()
 rows = [row for row in np.frombuffer(rows, ROW) if row["what"] != What.CONTEXT]

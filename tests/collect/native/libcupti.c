@@ -4,7 +4,7 @@
 
 typedef void (*Callback)(void*, uint32_t, uint32_t, const void*);
 static Callback callback;
-static const char* names[] = {NULL, "cuEventRecord", "cuMemAlloc_v2", "cuLaunchKernel", "cuModuleLoadData", "cuModuleGetFunction"};
+static const char* names[] = {NULL, "cuEventRecord", "cuMemAlloc_v2", "cuLaunchKernel", "cuMemFree_v2", "cuModuleLoadData", "cuModuleGetFunction"};
 static uint32_t enabled;  // a bit for each call
 
 int cuptiSubscribe(void** subscriber, Callback function, void* data) {
