@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 
 from cudatool.ptx import (
@@ -30,6 +31,7 @@ from cudatool.ptx.model import Module
 __all__ = ["ImageKind", "KernelCode", "LoadedCode"]
 
 _ENTRY = re.compile(rb"^(?:[ \t]*\.(?:visible|weak)[ \t]+)?[ \t]*\.entry[ \t]+([\w$]+)", re.MULTILINE)
+_BRACES = re.compile(rb'[{};]|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _MOST_PTX = 1 << 20  # bytes of a kernel and the functions of its module: some 0.7 s
 _ANY_ARCHITECTURE = 1 << 16  # the driver has loaded the image: some form of it suits the device
 
@@ -69,7 +71,7 @@ class LoadedCode:
 
     def __init__(self, ptx_of: Callable[[int], bytes | None]) -> None:
         self._ptx_of = ptx_of
-        self._images: dict[int, tuple[bytes, ...] | None] = {}  # the PTX of modules and libraries, one text a unit
+        self._images: dict[int, tuple[_Unit, ...]] = {}  # the PTX of modules and libraries
         self._functions: dict[int, tuple[int, str]] = {}  # of functions and kernels: the module, and the name in PTX
         self._known: dict[int, KernelCode | None] = {}
 
@@ -78,9 +80,9 @@ class LoadedCode:
         self.unloaded(module)
         if kind == ImageKind.MACHINE_CODE:
             ptx = self._ptx_of(digest)
-            self._images[module] = None if ptx is None else (ptx,)
+            self._images[module] = () if ptx is None else (_Unit(ptx),)
         elif image is not None:
-            self._images[module] = (image,) if kind == ImageKind.TEXT else _of_fatbin(image)
+            self._images[module] = (_Unit(image),) if kind == ImageKind.TEXT else _of_fatbin(image)
 
     def loaded_from(self, module: int, path: str, digest: Callable[[bytes], int]) -> None:
         """Note that a module or a library was loaded from a file."""
@@ -107,7 +109,7 @@ class LoadedCode:
 
     def unloaded(self, module: int) -> None:
         """Forget a module or library, and its functions: the driver may use the handles again."""
-        if self._images.pop(module, None) is None:
+        if not self._images.pop(module, ()):
             return
         gone = [function for function, (of, _) in self._functions.items() if of == module]
         for function in gone:
@@ -118,26 +120,56 @@ class LoadedCode:
         """Return what is known of a function or kernel; `name` is its own in PTX, if the driver said it."""
         if function not in self._known:
             module, found = self._functions.get(function, (0, name))
-            self._known[function] = _inferred(self._images.get(module) or (), found or name)
+            self._known[function] = _inferred(self._images.get(module, ()), found or name)
         return self._known[function]
 
 
-def _of_fatbin(image: bytes) -> tuple[bytes, ...] | None:
+class _Unit:
+    """One PTX text. Libraries have hundreds of kernels in one, which take seconds to parse: each is parsed alone."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def of_kernel(self, name: str) -> bytes | None:
+        """Return the text without the bodies of all other kernels; None if it does not have this one."""
+        wanted, kept, at = name.encode(), [], 0
+        if wanted not in self._kernels:
+            return None
+        for kernel, (start, end) in self._kernels.items():
+            if kernel != wanted and end:
+                kept.append(self._text[at:start])
+                at = end
+        return b"".join((*kept, self._text[at:]))
+
+    @cached_property
+    def _kernels(self) -> dict[bytes, tuple[int, int]]:
+        """Where each kernel begins and ends; the end is 0 if that is not known."""
+        found: dict[bytes, tuple[int, int]] = {}
+        at = 0
+        for entry in _ENTRY.finditer(self._text):
+            if entry.start() >= at:
+                end = _end_of_body(self._text, entry.end())
+                found[entry[1]] = entry.start(), end
+                at = max(at, end)
+        return found
+
+
+def _of_fatbin(image: bytes) -> tuple[_Unit, ...]:
     try:
-        return tuple(ptx_for(image, _ANY_ARCHITECTURE)) or None
+        return tuple(_Unit(text) for text in ptx_for(image, _ANY_ARCHITECTURE))
     except PtxError:
-        return None
+        return ()
 
 
-def _inferred(texts: Sequence[bytes], name: str) -> KernelCode | None:
+def _inferred(units: Sequence[_Unit], name: str) -> KernelCode | None:
     """Return what the PTX says of a kernel; None if there is none, or too much to be read while a program runs."""
-    for text in texts:
-        kernel = _of_one_kernel(text, name)
-        if kernel is None or len(kernel) > _MOST_PTX:
+    for unit in units:
+        text = unit.of_kernel(name)
+        if text is None or len(text) > _MOST_PTX:
             continue
         try:
-            module = parse_image(kernel)
-            return KernelCode(infer_accesses(module, name), _orders(kernel, module, name))
+            module = parse_image(text)
+            return KernelCode(infer_accesses(module, name), _orders(text, module, name))
         except PtxError:
             continue
     return None
@@ -147,20 +179,17 @@ def _orders(text: bytes, module: Module, name: str) -> tuple[bool, bool, bool]:
     return orders_others(text, lambda: module, name)
 
 
-def _of_one_kernel(text: bytes, name: str) -> bytes | None:
-    """Return a module without the bodies of all other kernels; None if it does not have this one.
-
-    Libraries have hundreds of kernels in a module. Bodies are found as compilers write them, by the lines on which they
-    begin and end. A text in which that fails is no PTX any more, and its kernel counts as not known.
-    """
-    found, kept, at = False, [], 0
-    for entry in _ENTRY.finditer(text):
-        if entry[1] == name.encode():
-            found = True
-            continue
-        end = text.find(b"\n}", entry.end())
-        if entry.start() < at or end < 0:
-            continue
-        kept.append(text[at : entry.start()])
-        at = end + 2
-    return b"".join((*kept, text[at:])) if found else None
+def _end_of_body(text: bytes, start: int) -> int:
+    """Return where the first braces after `start` are closed; 0 if they are not, or if there is only a declaration."""
+    depth = 0
+    for part in _BRACES.finditer(text, start):
+        match part[0]:
+            case b"{":
+                depth += 1
+            case b"}":
+                depth -= 1
+                if depth <= 0:
+                    return part.end()
+            case b";" if not depth:
+                return 0
+    return 0

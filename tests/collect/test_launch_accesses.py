@@ -163,7 +163,9 @@ def test_bytes_are_found_by_their_offset_from_the_beginning_of_the_log():
 def test_of_a_module_with_many_kernels_only_the_one_that_runs_is_read():
     """A text after which no other kernel's body can be parsed: only this one's is."""
     others = b"".join(
-        PTX[PTX.index(b".visible") :].replace(b"copy", b"k%d" % n).replace(b"ld.global.f32", b"no such thing")
+        PTX[PTX.index(b".visible") :]
+        .replace(b"copy", b"k%d" % n)
+        .replace(b"ld.global.f32", b'// a comment with }\n{\n}\n.pragma "}"; no such thing')
         for n in range(3)
     )
     for text in (PTX + others, PTX[: PTX.index(b".visible")] + others + PTX[PTX.index(b".visible") :]):
