@@ -1,12 +1,16 @@
 """The cost of recording on a GPU at each level: one program's loop, recorded and not in turns, in one process.
 
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
+    python benchmarks/bench_record.py --sanitize [--rounds 3] [--only cupy torch]
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. A line
 has the median time of an unrecorded step, and the median ratio within a round. The program's first steps are recorded,
 so that its modules are loaded as under ``cudatool run``. A loop takes half a second: what a recording does once, for
 each stack that it has not seen, is then a small part, as it is in a program of minutes. With ``--peers``, PyTorch's
 programs also run under PyTorch's memory history and torch.profiler.
+
+With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its code
+must be loaded under the recording; a line has the ratio of the medians of their steps.
 """
 
 from __future__ import annotations
@@ -61,6 +65,20 @@ def timed(step, synchronize, count):
                 synchronize()
                 found[way].append((time.perf_counter() - start) / count)
     print("TIMES", json.dumps(found))
+"""
+_ALONE = """
+import time
+def timed(step, synchronize, count):
+    for _ in range(5):
+        step()
+    synchronize()
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < 2:
+        for _ in range(max(count // 50, 1)):
+            step()
+        synchronize()
+        done += max(count // 50, 1)
+    print("TIME", (time.perf_counter() - start) / done)
 """
 PROGRAMS = {
     "cupy": """
@@ -178,17 +196,41 @@ timed(graph.replay, torch.cuda.synchronize, 2000)
 }
 
 
+def beside_sanitize(name: str, rounds: int) -> None:
+    """Print how much longer a step takes under ``cudatool sanitize``."""
+    found: dict[str, list[float]] = {"plain": [], "sanitize": []}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "program.py").write_text(_ALONE + PROGRAMS[name])
+        for _ in range(rounds):
+            for way, words in (("plain", []), ("sanitize", ["-m", "cudatool", "sanitize", "--allow-empty"])):
+                command = [sys.executable, *words, "program.py"]
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+                lines = [line for line in done.stdout.splitlines() if line.startswith("TIME ")]
+                if not lines:
+                    print(f"{name} ({way}): status {done.returncode}\n{done.stderr[-1000:]}")
+                    return
+                found[way].append(float(lines[0].split()[1]))
+    plain, checked = (statistics.median(found[way]) for way in ("plain", "sanitize"))
+    print(f"{name:16} plain {plain * 1e6:9.2f} us, under sanitize {checked / plain:5.2f} times", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=list(PROGRAMS), metavar="PROGRAM")
-    parser.add_argument("--levels", nargs="*", default=["memory", "kernels", "graph-nodes"], metavar="LEVEL")
+    parser.add_argument(
+        "--levels", nargs="*", default=["memory", "kernels", "graph-nodes", "launches"], metavar="LEVEL"
+    )
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--sanitize", action="store_true")
     options = parser.parse_args()
     os.environ["CUDATOOL_DEVICE"] = "cuda"
     for name in options.only:
         if importlib.util.find_spec(name.partition("_")[0]) is None:
             print(f"{name:16} not installed")
+            continue
+        if options.sanitize:
+            beside_sanitize(name, options.rounds)
             continue
         peers = ["history", "profiler"] if options.peers and name.startswith("torch") else []
         ways = ["plain", *options.levels, *peers]
