@@ -61,7 +61,7 @@ def _why(failure: Failure) -> str:
     return f"The free memory is fragmented: {both}{where}; {piece}."
 
 
-_FREE: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.HOLE, Cause.WHOLE_SEGMENT)
+_FREE: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.LIBRARY, Cause.HOLE, Cause.WHOLE_SEGMENT)
 
 
 def _print_facts(console: Console, trace: Trace, failure: Failure) -> None:

@@ -9,6 +9,7 @@ const MEANINGS = {
   "cached in another pool": "Free, but in another pool than the request, such as the pool of a CUDA graph. Pools do not lend each other memory; graphs can share one.",
   "cached on another stream": "Free, but allocated on another stream. A block is only reused on its own stream; empty_cache gives it back to the driver.",
   "cached for other sizes": "Free, but in the other size class: blocks up to 1 MiB and larger ones are kept apart.",
+  "cached by another library": "Free, in the memory pool of another library, such as CuPy's. The allocator cannot use it; cupy.get_default_memory_pool().free_all_blocks() gives back the chunks without a live block.",
   "stranded holes": "Free pieces of a segment that still has a live block. A larger request does not fit, and the segment cannot be given back. Expandable segments map memory in pages instead; What to do shows what a replay says they would save.",
   "whole free segments": "Segments without a live block. A request that fits takes them; a larger one makes the allocator take more from the driver first. empty_cache gives them back.",
   "rest of the new segment": "The driver is asked for 2 MiB or more at a time. The next requests take the rest.",

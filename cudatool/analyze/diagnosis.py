@@ -336,6 +336,8 @@ _REMEDIES: Final = {
     Cause.OTHER_STREAM: "cached on other streams; allocate on one stream, or call empty_cache between phases",
     Cause.OTHER_SIZE: "free, but in the other size class (blocks up to 1 MiB and larger ones are kept apart); "
     "pack small tensors into large ones",
+    Cause.LIBRARY: "cached by another library; CuPy gives back what is whole with "
+    "cupy.get_default_memory_pool().free_all_blocks()",
     Cause.HOLE: "holes between live blocks; allocate what lives long before what lives short",
     Cause.WHOLE_SEGMENT: "cached segments that are free even when most is in use; allocate the largest sizes first",
 }

@@ -54,6 +54,8 @@ class Cause(StrEnum):
     """Free, but in segments for small blocks while the request was a large one, or the other way round."""
     HOLE = "stranded holes"
     """Free, in segments that live blocks keep from being given back."""
+    LIBRARY = "cached by another library"
+    """Free, in the memory pool of another library than the allocator's, such as CuPy."""
     WHOLE_SEGMENT = "whole free segments"
     """Free segments: ``empty_cache`` would give them back."""
     NEW_SEGMENT = "rest of the new segment"
@@ -330,6 +332,7 @@ _FREE: Final = (
     Cause.OTHER_POOL,
     Cause.OTHER_STREAM,
     Cause.OTHER_SIZE,
+    Cause.LIBRARY,
     Cause.HOLE,
     Cause.WHOLE_SEGMENT,
     Cause.NEW_SEGMENT,
@@ -350,6 +353,7 @@ def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | Non
         All blocks of the recording.
     """
     own = np.where(live_blocks == 0, _FREE.index(Cause.WHOLE_SEGMENT), _FREE.index(Cause.HOLE))
+    own = np.where(here.library != 0, _FREE.index(Cause.LIBRARY), own)
     if wanted is None:
         return own
     elsewhere = [
@@ -362,7 +366,7 @@ def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | Non
     for number in range(len(elsewhere)):
         if free[cause == number].sum() > 2 * used:
             cause[cause == number] = -1
-    result: Ints = np.where(cause < 0, own, cause)
+    result: Ints = np.where((cause < 0) | (here.library != 0), own, cause)
     return result
 
 
@@ -396,7 +400,7 @@ def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:
 def _largest_usable(layout: Layout, wanted: Wanted) -> int:
     here = layout.segments
     usable = (here.pool == wanted.pool) & (here.stream == wanted.stream)
-    usable &= here.small == (wanted.size <= SMALL_LIMIT)
+    usable &= (here.small == (wanted.size <= SMALL_LIMIT)) & (here.library == 0)
     free = (layout.block < 0) & usable[layout.segment]
     return int(layout.size[free].max(initial=0))
 

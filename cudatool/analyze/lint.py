@@ -91,7 +91,7 @@ def lint(
     for device, curve in curves.items():
         own, reserved = blocks.of_device(device), segments.of_device(device)
         found += _totals(device, curve, (total or {}).get(device))
-        found += _unmatched_frees(trace, own, device)
+        found += _unmatched_frees(trace, own, reserved, device)
         advance()
         found += _overlaps(trace, own, device, "block", "allocated", (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
         found += _overlaps(trace, reserved, device, "segment", "taken from the driver", (Kind.SEGMENT_ALLOC,))
@@ -147,11 +147,12 @@ def _totals(device: int, curve: Timeline, total: int | None) -> Iterator[LintFin
             )
 
 
-def _unmatched_frees(trace: Trace, blocks: Lifetimes, device: int) -> Iterator[LintFinding]:
+def _unmatched_frees(trace: Trace, blocks: Lifetimes, segments: Lifetimes, device: int) -> Iterator[LintFinding]:
     """Find frees without a block: nothing was allocated there, or it was already freed."""
     for kinds, ends, what in (
         ((Kind.BLOCK_FREE_REQUESTED,), blocks.freed, "freed"),
-        ((Kind.BLOCK_FREE_COMPLETED, Kind.MEM_FREE), blocks.end, "given back"),
+        ((Kind.BLOCK_FREE_COMPLETED,), blocks.end, "given back"),
+        ((Kind.MEM_FREE,), segments.end, "given back"),
     ):
         is_free = np.logical_or.reduce([trace.records["kind"] == kind for kind in kinds])
         frees = np.flatnonzero(is_free & (trace.records["device"] == device))

@@ -28,7 +28,7 @@ from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.mapped import MappedPages
 from cudatool.trace.model import Frame, Trace
-from cudatool.trace.pools import KINDS, LibraryPools
+from cudatool.trace.pools import LibraryPools
 from cudatool.trace.streams import stream_names
 
 __all__ = [
@@ -80,7 +80,6 @@ _STRAIGHT: Final = (
     1  # beside a segment's stack: taken from the driver by the program or a library, without an allocator
 )
 _SIGN: Final = np.array([BY_SIZE.get(kind, 0) for kind in range(256)], np.int64)
-_OF_POOLS: Final = np.isin(np.arange(256), KINDS)
 _LEDGER: Final = (_SIGN != 0) | (np.arange(256) == Kind.DEVICE_USE)
 
 
@@ -484,7 +483,11 @@ class LiveState:
     def _fold_memory(self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints) -> None:
         as_they_are = records, kinds, time
         for roles_of, is_block in ((_BLOCKS, True), (_SEGMENTS, False)):
-            records, kinds, time = self._with_ends(*as_they_are) if is_block else as_they_are
+            records, kinds, time = as_they_are
+            if is_block and (ends := self._pools.ends(records)) is not None:
+                before, frees = ends
+                records, time = np.insert(records, before, frees), np.insert(time, before, time[before])
+                kinds = records["kind"]
             role_of = np.zeros(256, np.uint8)
             role_of[list(roles_of)] = list(roles_of.values())
             if not is_block:
@@ -498,27 +501,6 @@ class LiveState:
                 chosen = own["device"] == number
                 rows = slice(None) if chosen.all() else chosen
                 self._fold_device(number, own[rows], roles[rows], when[rows], is_block)
-
-    def _with_ends(
-        self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints
-    ) -> tuple[_Records, npt.NDArray[np.uint8], Ints]:
-        """Return the events with frees of what ends implicitly: blocks of pools, and as a block a pool's chunk."""
-        index = np.flatnonzero(_OF_POOLS[kinds])
-        own = records[index]
-        names = ("kind", "device", "address", "size", "stack", "name")
-        columns: list[list[int]] = [own[name].astype(np.int64).tolist() for name in names]
-        before, addresses = [], []
-        for i, kind, *facts in zip(index.tolist(), *columns, strict=True):
-            ended, joined = self._pools.change(kind, *facts)
-            gone = [*ended, joined] if joined is not None else ended
-            before += [i] * len(gone)
-            addresses += [piece.address for piece in gone]
-        if not before:
-            return records, kinds, time
-        frees = records[before]
-        frees["kind"], frees["address"] = Kind.POOL_FREE, addresses
-        whole = np.insert(records, before, frees)
-        return whole, whole["kind"], np.insert(time, before, time[before])
 
     def _fold_device(
         self, number: int, own: _Records, roles: npt.NDArray[np.uint8], time: Ints, is_block: bool

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from cudatool.collect.torch_model import ACTIONS, BLOCK_KINDS, WHOLE_EVENT, MemorySnapshot
 from cudatool.errors import OutputError
 from cudatool.export.pickle_writer import END, START, PickleWriter, integers
+from cudatool.export.pools_as_blocks import pools_as_blocks
 from cudatool.files import replacing
 from cudatool.progress import Step, step
 from cudatool.trace.events import FREE_UNKNOWN, Kind
@@ -49,7 +50,8 @@ def write(
         Written whole or not at all; replaced if it exists.
     trace
         Its allocator events become ``device_traces``. Memory that a program took from the driver itself becomes a
-        segment with one block. Its ranges become ``external_annotations``.
+        segment with one block, that of a library's own pool a segment with the pool's blocks. Its ranges become
+        ``external_annotations``.
     segments
         The final state as :func:`cudatool.analyze.torch_segments` returns it.
     settings
@@ -74,6 +76,7 @@ def write(
     more: dict[str, Any] = {key: trace.header[key] for key in ("requests_to",) if key in trace.header}
     if is_of_kind(trace.records, Kind.MEM_ALLOC, Kind.MEM_FREE).any():
         more["requests_to"] = "driver"
+    trace = pools_as_blocks(trace)
     if isinstance(trace, MemorySnapshot):
         spelled, settings, more = trace.segments or spelled, trace.settings, trace.more
         if "window" not in trace.header:

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ __all__ = ["KINDS", "LibraryPools", "Piece", "Pooled", "pooled"]
 
 KINDS: Final = (Kind.MEM_ALLOC, Kind.MEM_FREE, Kind.POOL_ALLOC, Kind.POOL_FREE)
 """Events that change what :class:`LibraryPools` knows."""
+
+
+_OF_POOLS: Final = np.isin(np.arange(256), KINDS)
 
 
 @dataclass(slots=True)
@@ -117,6 +120,24 @@ class LibraryPools:
             found.library = library
         return blocks.put(Piece(address, size, key, library)), found if joins else None
 
+    def ends(self, records: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]] | None:
+        """Take a recording's next events; return ``POOL_FREE`` events of what ends with them, None without any.
+
+        These are the blocks that end, and as a block each chunk that becomes a library's. Pieces are called by the
+        number of their stack. The first value says in front of which of `records` each belongs.
+        """
+        before, addresses = [], []
+        for i, (kind, device, address, size, stack, library) in _events(records):
+            ended, joined = self.change(kind, device, address, size, stack, library)
+            gone = [*ended, joined] if joined is not None else ended
+            before += [i] * len(gone)
+            addresses += [piece.address for piece in gone]
+        if not before:
+            return None
+        frees = records[before]
+        frees["kind"], frees["address"] = Kind.POOL_FREE, addresses
+        return np.array(before), frees
+
     def chunks(self, device: int) -> Iterable[Piece]:
         """Return the chunks of libraries."""
         return [chunk for chunk in self._chunks[device] if chunk.library]
@@ -137,6 +158,16 @@ class LibraryPools:
                 used, taken = found.get(block.library, (0, 0))
                 found[block.library] = used + block.size, taken
         return found
+
+
+def _events(records: npt.NDArray[np.void]) -> Iterator[tuple[int, list[int]]]:
+    """Yield the number of each event that :meth:`LibraryPools.change` takes, and that; the key is its stack."""
+    index = np.flatnonzero(_OF_POOLS[records["kind"]])
+    own = records[index]
+    names = ("kind", "device", "address", "size", "stack", "name")
+    columns: list[list[int]] = [own[name].astype(np.int64).tolist() for name in names]
+    for i, *facts in zip(index.tolist(), *columns, strict=True):
+        yield i, facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +192,9 @@ def pooled(records: npt.NDArray[np.void]) -> Pooled | None:
     start = np.flatnonzero(records["kind"] == Kind.POOL_ALLOC)
     if not len(start):
         return None
-    index = np.flatnonzero(np.isin(records["kind"], KINDS))
-    own = records[index]
-    names = ("kind", "device", "address", "size", "name")
-    columns: list[list[Any]] = [own[name].astype(np.int64).tolist() for name in names]
     pools, ends, chunks = LibraryPools(), np.full(len(records), len(records), np.int64), {}
-    for i, kind, device, address, size, name in zip(index.tolist(), *columns, strict=True):
-        ended, joined = pools.change(kind, device, address, size, i, name)
+    for i, (kind, device, address, size, _, library) in _events(records):
+        ended, joined = pools.change(kind, device, address, size, i, library)
         for block in ended:
             ends[block.key] = i
         if joined is not None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cudatool.trace import lifetimes
 from cudatool.trace.events import Kind
-from cudatool.trace.lifetimes import Ints
+from cudatool.trace.lifetimes import Ints, Lifetimes, Mask
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
 __all__ = ["window"]
@@ -55,18 +55,41 @@ def window(trace: Trace, start: int, stop: int) -> Trace:
 
 def _state(trace: Trace, start: int) -> tuple[npt.NDArray[np.void], Ints]:
     """Return records that lead to the state right before a record, and from which records they are."""
-    blocks = lifetimes.blocks(trace).at(start - 1)
+    all_blocks = lifetimes.blocks(trace)
+    blocks = all_blocks.at(start - 1)
     segments = lifetimes.segments(trace).at(start - 1)
     of_driver = trace.records["kind"][blocks.start] == Kind.MEM_ALLOC  # it is both a block and a segment: list it once
     waiting = blocks[blocks.freed < start]
     opened = _opened(trace, start)
-    source = np.concatenate([opened, segments.start, blocks.start[~of_driver], waiting.freed])
+    idle = _idle_chunks(trace, all_blocks, blocks, segments, start)
+    source = np.concatenate([opened, segments.start, idle, blocks.start[~of_driver], waiting.freed])
     records = trace.records[source]
     first = len(opened)
     # The remainder of mapped pages.
     runs = slice(first, first + len(segments))
     records["address"][runs], records["size"][runs] = segments.address, segments.size
     return records, source
+
+
+def _idle_chunks(trace: Trace, every: Lifetimes, live: Lifetimes, segments: Lifetimes, start: int) -> Ints:
+    """Return, for each chunk of a library's pool without a live block, a block that shows whose it is, and its free."""
+    found: list[int] = []
+    every, live = (rows[rows.library != 0] for rows in (every, live))
+    for row in np.flatnonzero(segments.library):
+        chunk = segments[row : row + 1]
+        if _inside(live, chunk).any():
+            continue
+        past = every[_inside(every, chunk) & (every.end < start)]
+        past = past[trace.records["kind"][past.end] == Kind.POOL_FREE]
+        found += [int(index) for index in (*past.start[-1:], *past.end[-1:])]
+    return np.array(found, np.int64)
+
+
+def _inside(blocks: Lifetimes, chunk: Lifetimes) -> Mask:
+    """Return which blocks are, or were, in a chunk."""
+    inside: Mask = (blocks.address >= chunk.address) & (blocks.address < chunk.address + chunk.size)
+    inside &= (blocks.device == chunk.device) & (blocks.start > chunk.start) & (blocks.start < chunk.end)
+    return inside
 
 
 def _opened(trace: Trace, start: int) -> Ints:

@@ -24,8 +24,9 @@ def trace(*events: tuple[Kind, dict[str, Any]], **more: Any) -> Trace:
         records[i]["kind"], records[i]["time"] = kind, 1000 + 10 * i
         for field, value in fields.items():
             if field == "name":
-                names.append(value)
-                value = len(names) - 1
+                if value not in names:
+                    names.append(value)
+                value = names.index(value)
             records[i][field] = value
     return Trace(records, names=names, **more)
 

@@ -86,6 +86,15 @@ def test_devices_have_memory_of_their_own() -> None:
     assert [(1000, 10, 2, 4), (1000, 20, 3, 4)] == spans(blocks(found))
 
 
+def test_a_window_begins_with_a_chunk_that_is_cached_as_a_chunk() -> None:
+    whole = trace((TAKEN, 1000, 100), (ALLOC, 1000, 60), (FREE, 1000), (TAKEN, 5000, 10))
+    part = window(whole, 3, 4)
+    assert [(5000, 10)] == [(address, size) for address, size, *_ in spans(blocks(part).at(len(part.records) - 1))]
+    assert [(100, CUPY), (10, 0)] == list(
+        zip(segments(part).size.tolist(), segments(part).library.tolist(), strict=True)
+    )
+
+
 def test_a_window_begins_with_the_chunks_and_blocks_that_live() -> None:
     whole = trace((TAKEN, 1000, 100), (ALLOC, 1000, 60), (ALLOC, 1060, 20), (FREE, 1000), (FREE, 1060))
     part = window(whole, 4, 5)
