@@ -9,8 +9,8 @@ so that its modules are loaded as under ``cudatool run``. A loop takes half a se
 each stack that it has not seen, is then a small part, as it is in a program of minutes. With ``--peers``, PyTorch's
 programs also run under PyTorch's memory history and torch.profiler.
 
-With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its code
-must be loaded under the recording; a line has the ratio of the medians of their steps.
+With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
+code must be loaded under the recording; a line has the ratio of the medians of their steps.
 """
 
 from __future__ import annotations
