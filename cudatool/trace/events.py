@@ -150,7 +150,7 @@ WORK: Final = (
 """Calls that enqueue work of the device."""
 
 LIVED: Final = 4
-"""Flag of MEM_ALLOC and HOST_ALLOC: the memory was there when the recording began."""
+"""Flag of MEM_ALLOC, HOST_ALLOC and POOL_ALLOC: the memory was there when the recording began."""
 
 FIELDS: Final[dict[Kind, str]] = {
     # What the fields mean for each kind. Where a field is not named it is 0.
@@ -171,7 +171,8 @@ FIELDS: Final[dict[Kind, str]] = {
     "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
     Kind.POOL_ALLOC: "a block of a library's own memory pool: address, size=rounded block, aux0=requested bytes, "
-    "name=Library, stack; the MEM_ALLOC that contains it is memory of the pool",
+    "name=Library, flags=LIVED if it was there when the recording began, stack; the MEM_ALLOC that contains it is "
+    "memory of the pool",
     Kind.POOL_FREE: "a block went back to the pool: address, size, name=Library, stack",
     Kind.POOL_USE: "what a library says of its pool: name=Library, size=bytes in use, aux0=most bytes in use so far, "
     "aux1=bytes that it may use at most (0 if it does not say)",
