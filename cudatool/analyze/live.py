@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from cudatool.analyze.ledger import BY_SIZE, Causes, LedgerLine, lines_by_name
 from cudatool.trace import _sweep
-from cudatool.trace.events import RECORD, WORK, Kind
+from cudatool.trace.events import FAILED_REQUESTS, RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.mapped import MappedPages
@@ -461,8 +461,8 @@ class LiveState:
         self._fold_work(records, kinds, time, there)
         self._fold_streams(records, kinds, there)
         self._fold_use(records, kinds)
-        if there[Kind.OOM]:
-            for row in records[kinds == Kind.OOM]:
+        if there[list(FAILED_REQUESTS)].any():
+            for row in records[np.isin(kinds, FAILED_REQUESTS)]:
                 self._device(int(row["device"])).ooms += 1
         self._note_lowest()
 
