@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Event, Kind
 from cudatool.trace.reader import read
 
 _PROGRAM = """
@@ -198,6 +198,25 @@ def test_what_pytorch_held_is_named_as_missing_where_its_blocks_are_not_recorded
     assert said == ["4 MiB that PyTorch held when the recording began"]
     trace = Trace(np.zeros(0, RECORD), header={"device_kind": "cuda", "unknown_before": said})
     assert said[0] in [name for gap in find_gaps(trace, ("race",), operations=1) for name in gap.names]
+
+
+def test_report_of_a_child_passes_on_what_was_logged_once_and_first(tmp_path, monkeypatch):
+    from cudatool import recording
+    from cudatool.recording.children import Settings, _ChildRecorder
+
+    settings = Settings(str(tmp_path / "a.ctrace"), "", True, False, (), "kernels", True)
+    recorder, seen = _ChildRecorder(settings, {}), []
+    event = Event(1, Kind.MEM_ALLOC, 0, 0, 0, 0, 0, 0, "", 64, 64, 0, 0)
+
+    def flush() -> None:
+        seen.append(recorder._recorder is None)
+        recorder(event)  # what was logged makes the trace
+
+    monkeypatch.setattr(recording, "flush", flush)
+    path = recorder.up_to_date()
+    assert [True] == seen
+    assert path is not None and 1 == len(read(path).of_kind(Kind.MEM_ALLOC))
+    recorder.close()
 
 
 @pytest.mark.parametrize("sees", [True, False])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -449,16 +449,20 @@ def _reporting(recorder: Recorder) -> Iterator[None]:
     global _reports
     _reports += 1
     try:
-        with explained_by(OomReport(lambda: up_to_date(recorder))):
+        with explained_by(OomReport(lambda: up_to_date(lambda: recorder))):
             yield
     finally:
         _reports -= 1
 
 
-def up_to_date(recorder: Recorder) -> str | None:
-    """Return the file of a recorder, with all that can be known now without running pending work."""
+def up_to_date(recorder_of: Callable[[], Recorder | None]) -> str | None:
+    """Return the file of a recorder, with all that can be known now without running pending work.
+
+    The recorder is asked for when what was logged has been passed on, which may make it; without one there is no file.
+    """
     flush()
-    if recorder.is_closed:
+    recorder = recorder_of()
+    if recorder is None or recorder.is_closed:
         return None
     recorder.add_facts({"libraries": libraries()})  # whose the memory is
     return recorder.place

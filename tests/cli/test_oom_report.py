@@ -330,7 +330,7 @@ def test_reason_fragmented_names_the_setting_that_avoids_it_and_it_does(run_warm
     assert failure["why"] == "fragmented"
     conf = failure["settings"]["best"]["conf"]
     assert conf == "expandable_segments:True"
-    assert f"PYTORCH_CUDA_ALLOC_CONF={conf}" in (tmp_path / "run.oom.txt").read_text().replace("\n", "")
+    assert f"CUDATOOL_ALLOC_CONF={conf}" in (tmp_path / "run.oom.txt").read_text().replace("\n", "")
     again = run_command("run", "--device", _DEVICE, "big.py", environment={"CUDATOOL_ALLOC_CONF": conf})
     assert again.returncode == 0, again.stderr
 
