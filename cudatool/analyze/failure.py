@@ -159,12 +159,11 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
     held = by_call_site(part, blocks.at(index))
     tried = None if settings is None else _tried(part, device, settings, beside, enough)
     free = None if record["flags"] & FREE_UNKNOWN else int(record["aux0"])
+    last = split[-1] if split and not is_librarys else None
+    needed = size if is_librarys else _needed(size, settings or Settings())
     if is_librarys:
-        needed, last = size, None
         why, missing = _reason_of_library(size, free, is_limited=bool(record["aux1"]))
     else:
-        needed = size if (settings or Settings()).expandable_segments else segment_size(size, settings or Settings())
-        last = split[-1] if split else None
         why, missing = _reason(size, needed, free, last)
     stack = part.stack(int(record["stack"]))
     return Failure(
@@ -208,6 +207,11 @@ def _tried(trace: Trace, device: int, settings: Settings, beside: Outside, enoug
         return None
     except FileFormatError:  # events that contradict each other
         return Advice(None, None, None, 0, (), NoAdvice.CONTRADICTION)
+
+
+def _needed(size: int, settings: Settings) -> int:
+    """Return what the driver would have had to give to the caching allocator."""
+    return size if settings.expandable_segments else segment_size(size, settings)
 
 
 def _reason_of_library(size: int, free: int | None, *, is_limited: bool) -> tuple[Shortage, int]:

@@ -253,8 +253,7 @@ class CuptiCollector:
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._runtime_works = False
         self._lock = threading.RLock()
-        self._reading = False
-        self._paused_by = 0  # a thread
+        self._reading, self._paused_by = False, 0  # the latter is a thread
         self._calls: deque[npt.NDArray[np.void]] = deque()  # that wait to be passed on, in the order of their times
         self._work_done: list[npt.NDArray[np.void]] = []
         self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts

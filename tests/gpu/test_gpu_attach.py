@@ -208,6 +208,8 @@ def test_memory_that_cupys_arrays_lie_in_is_in_the_trace_and_the_rest_is_said(tm
     rows = trace.records
     lived = rows[(rows["kind"] == Kind.MEM_ALLOC) & (rows["flags"] & LIVED != 0)]
     assert before[0] <= lived["size"].sum() <= before[1]
+    pooled = rows[(rows["kind"] == Kind.POOL_ALLOC) & (rows["flags"] & LIVED != 0)]
+    assert before[0] == pooled["size"].sum()  # `a`, once although it has a view, and `b`
     rest = before[1] - int(lived["size"].sum())
     assert ("unknown_before" in trace.header) == (rest > 0)
     if rest:
