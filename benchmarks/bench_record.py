@@ -2,12 +2,14 @@
 
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
     python benchmarks/bench_record.py --sanitize [--rounds 3] [--only cupy torch]
+    python benchmarks/bench_record.py --rounds 21 --only torch --levels armed ring-memory ring-kernels
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. A line
 has the median time of an unrecorded step, and the median ratio within a round. The program's first steps are recorded,
 so that its modules are loaded as under ``cudatool run``. A loop takes half a second: what a recording does once, for
-each stack that it has not seen, is then a small part, as it is in a program of minutes. With ``--peers``, PyTorch's
-programs also run under PyTorch's memory history and torch.profiler.
+each stack that it has not seen, is then a small part, as it is in a program of minutes. The level ``armed`` is
+`cudatool.arm()`, and ``ring-LEVEL`` what ``cudatool run --when`` keeps; neither is triggered. With ``--peers``,
+PyTorch's programs also run under PyTorch's memory history and torch.profiler.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
 code must be loaded under the recording; a line has the ratio of the medians of their steps.
@@ -45,6 +47,12 @@ def way_of(way):
         return history()
     if way == "profiler":
         return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    if way == "armed":
+        return cudatool.arm(on_signal=False)
+    if way.startswith("ring-"):
+        from cudatool.recording.armed import ArmOptions, armed_sources
+        what = {"device": "cuda", "with_stacks": True, "measure_accesses": False, "level": way.removeprefix("ring-")}
+        return armed_sources(ArmOptions(on_signal=False), **what)
     return cudatool.record("t.ctrace", level=way, force=True)
 
 def timed(step, synchronize, count):

@@ -24,7 +24,9 @@ _MOST_FRAMES: Final = 6
 def print_failure(console: Console, trace: Trace, failure: Failure) -> None:
     """Print one failed allocation of a trace at the console's width, the most important part first."""
     site = failure.site or "a thread without Python frames"
-    text = f"Out of memory: {site} requested {format_bytes(failure.size)} on device {failure.device}"
+    what = format_bytes(failure.size) if failure.size else "memory"
+    source = f" of {failure.library}" if failure.library else ""
+    text = f"Out of memory: {site} requested {what}{source} on device {failure.device}"
     console.print(plain(text), style="bold")
     console.print(plain(_why(failure)))
     _print_facts(console, trace, failure)
@@ -46,7 +48,10 @@ def _why(failure: Failure) -> str:
     size = format_bytes(failure.size)
     free = "" if failure.free is None else f", the driver had {format_bytes(failure.free)} free"
     if failure.why is Shortage.LIMITED:
-        return f"A memory fraction limits this program{free}, and {format_bytes(failure.needed)} were needed."
+        limit = f"The limit of {failure.library}'s pool" if failure.library else "A memory fraction"
+        return f"{limit} limits this program{free}, and {format_bytes(failure.needed)} were needed."
+    if failure.library and failure.why is Shortage.FULL:
+        return f"The memory is full{free}; {format_bytes(failure.missing)} more were needed for {size}."
     if failure.why is Shortage.UNKNOWN or failure.split is None:
         return f"The recording does not show why: it lacks the allocator's segments or the driver's free memory{free}."
     split = failure.split

@@ -184,7 +184,7 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
         if not advice.gain_bytes:
             gain = "memory does not run out where it did"
         conf = advice.best.conf
-        text = f"Best: PYTORCH_CUDA_ALLOC_CONF={conf}: {gain}." if conf else f"Best: the defaults: {gain}."
+        text = f"Best: {advice.variable}={conf}: {gain}." if conf else f"Best: the defaults: {gain}."
     console.print(text, markup=False, soft_wrap=True)
 
 

@@ -74,9 +74,8 @@ def attach(
     """Begin to record a Python program that is running.
 
     PID is its process, which must be able to import cudatool. The recording goes on until `cudatool detach PID`, or the
-    end of the program. It begins with what cudatool's allocator holds at that moment, and on the software device with
-    all memory; on a GPU, the trace says how much PyTorch held before. Processes that the program starts are not
-    recorded.
+    end of the program. It begins with what cudatool's and PyTorch's allocators and CuPy's arrays hold at that moment;
+    on the software device, with all memory. Processes that the program starts are not recorded.
     """
     target = Target.of(pid)
     here = os.getcwd()

@@ -47,6 +47,8 @@ __all__ = [
     "initialize",
     "initialized",
     "last_message",
+    "nvidia_address_range",
+    "nvidia_devices_in_use",
     "nvidia_has_started",
     "nvml",
     "refused_address_space",
@@ -365,11 +367,39 @@ def refused_address_space() -> Iterator[None]:
 
 def nvidia_has_started() -> bool:
     """Return whether cuInit was called in this process, whoever called it, for NVIDIA's driver."""
+    driver = _loaded_nvidia()
+    return driver is not None and int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+
+
+def nvidia_devices_in_use() -> list[int]:
+    """Return the devices of NVIDIA's driver that have a primary context in this process; makes none."""
+    driver, count = _loaded_nvidia(), ctypes.c_int()
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    found = []
+    for device in range(count.value):
+        flags, is_active = ctypes.c_uint(), ctypes.c_int()
+        failed = driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(is_active))
+        if not failed and is_active.value:
+            found.append(device)
+    return found
+
+
+def nvidia_address_range(address: int) -> tuple[int, int] | None:
+    """Return begin and size of what NVIDIA's driver gave at an address of the current context, None if nothing."""
+    driver, begin, size = _loaded_nvidia(), ctypes.c_uint64(), ctypes.c_size_t()
+    if driver is None:
+        return None
+    failed = driver.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(address))
+    return None if failed else (begin.value, size.value)
+
+
+def _loaded_nvidia() -> ctypes.CDLL | None:
+    """Return the driver's library, if something of this process has loaded it."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
-        return False
-    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+        return None
 
 
 def _is_loaded(soname: str) -> bool:

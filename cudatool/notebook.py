@@ -28,6 +28,7 @@ from cudatool.cli._text import html_of, text_of
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.recording import record
 from cudatool.sanitize import parse_checks, render_text
+from cudatool.trace.frames import cell_name
 from cudatool.trace.reader import read
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def _magic(shell: Any, line: str, cell: str) -> Recording | None:
         finished = True
     finally:
         recording.__exit__(None, None, None)
-        shown = Recording(_with_names_of_cells(shell, read(path)), given.command, checks)
+        shown = Recording(_with_names_of_cells(read(path)), given.command, checks)
         shown._folder = folder
         if not finished:  # the exception goes on, and the cell has no value
             import_module("IPython.display").display(shown)
@@ -240,12 +241,7 @@ def _compiled(shell: Any, cell: str) -> Callable[[], None]:
     return run
 
 
-def _with_names_of_cells(shell: Any, trace: Trace) -> Trace:
+def _with_names_of_cells(trace: Trace) -> Trace:
     """Return a trace whose frames name a notebook's cells as tracebacks do, ``In[3]``, not their temporary files."""
-
-    def named(file: str) -> str:
-        found = shell.compile.format_code_name(file)
-        return file if found is None else str(found[1])
-
-    trace.frames[:] = [frame._replace(file=named(frame.file)) for frame in trace.frames]
+    trace.frames[:] = [frame._replace(file=cell_name(frame.file)) for frame in trace.frames]
     return trace

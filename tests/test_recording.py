@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Event, Kind
 from cudatool.trace.reader import read
 
 _PROGRAM = """
@@ -182,8 +182,9 @@ def test_recording_begun_in_the_middle_starts_with_the_drivers_live_memory(tmp_p
     assert found["leaks"] == [2 << 20] * kept
 
 
-def test_what_pytorch_held_before_the_recording_is_named_as_missing(monkeypatch):
-    from cudatool import _driver, recording
+def test_what_pytorch_held_is_named_as_missing_where_its_blocks_are_not_recorded(monkeypatch):
+    from cudatool import _driver
+    from cudatool.recording.before import held_by_libraries
     from cudatool.sanitize.coverage import find_gaps
     from cudatool.trace.events import RECORD
     from cudatool.trace.model import Trace
@@ -193,10 +194,29 @@ def test_what_pytorch_held_before_the_recording_is_named_as_missing(monkeypatch)
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=on_a_gpu))
     monkeypatch.setattr(_driver, "chosen", lambda: _driver.Choice("cuda", "a GPU", None))
-    said = recording._unknown_before()
+    said = held_by_libraries(None, [], sees_blocks=False).unknown
     assert said == ["4 MiB that PyTorch held when the recording began"]
     trace = Trace(np.zeros(0, RECORD), header={"device_kind": "cuda", "unknown_before": said})
     assert said[0] in [name for gap in find_gaps(trace, ("race",), operations=1) for name in gap.names]
+
+
+def test_report_of_a_child_passes_on_what_was_logged_once_and_first(tmp_path, monkeypatch):
+    from cudatool import recording
+    from cudatool.recording.children import Settings, _ChildRecorder
+
+    settings = Settings(str(tmp_path / "a.ctrace"), "", True, False, (), "kernels", True)
+    recorder, seen = _ChildRecorder(settings, {}), []
+    event = Event(1, Kind.MEM_ALLOC, 0, 0, 0, 0, 0, 0, "", 64, 64, 0, 0)
+
+    def flush() -> None:
+        seen.append(recorder._recorder is None)
+        recorder(event)  # what was logged makes the trace
+
+    monkeypatch.setattr(recording, "flush", flush)
+    path = recorder.up_to_date()
+    assert [True] == seen
+    assert path is not None and 1 == len(read(path).of_kind(Kind.MEM_ALLOC))
+    recorder.close()
 
 
 @pytest.mark.parametrize("sees", [True, False])

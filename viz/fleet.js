@@ -260,7 +260,9 @@ class FleetView {
     };
     byId("rank-facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
     const sites = this.run.sites.filter((site) => site.rank === rank);
-    fillTable("sites", sites.map((site) => [site.site, formatBytes(site.bytes), formatBytes(site.median), more(site.bytes - site.median)]));
+    const other = this.run.pair?.ranks.find((one) => one !== rank);
+    byId("usual").textContent = other === undefined ? "Median rank" : `Rank ${other}`;
+    fillTable("sites", sites.map((site) => [site.site, formatBytes(site.bytes), formatBytes(site.usual), more(site.bytes - site.usual)]));
     byId("sites").hidden = !sites.length;
     byId("no-sites").hidden = sites.length > 0;
     byId("rank-legend").replaceChildren(...this.cells ? [chip(`rank ${rank}`, theme.accent), chip("median", PALETTE[1]), chip("all ranks", theme.unused)] : []);

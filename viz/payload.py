@@ -43,9 +43,9 @@ from cudatool.analyze import (
 from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.places import recorded_at, source_line
 from cudatool.sanitize.report.views import verdict_words
-from cudatool.trace.events import Kind, StreamFlag
+from cudatool.trace.events import FAILED_REQUESTS, Kind, StreamFlag
 from cudatool.trace.frames import missing_stack
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Trace, is_of_kind
 from cudatool.units import exact_bytes
 from cudatool.viz.defects import LONGEST_LINE, defects
 
@@ -286,7 +286,7 @@ def _position(ids: _Ints, usage: Sequence[Usage]) -> _Ints:
 
 def _ooms(trace: Trace, device: int, rows: _Rows) -> list[dict[str, Any]]:
     """Return the failed allocations; `row` is the state before them."""
-    found = np.flatnonzero((trace.records["kind"] == Kind.OOM) & (trace.records["device"] == device))
+    found = np.flatnonzero(is_of_kind(trace.records, *FAILED_REQUESTS) & (trace.records["device"] == device))
     columns = (trace.records[found][name].tolist() for name in ("size", "aux0", "stack"))
     return [
         {"row": row, "size": size, "free": free, "stack": stack}

@@ -286,7 +286,7 @@ def _of_settings(tried: Advice) -> Iterator[Remedy]:
         saved = f"{bound}{format_bytes(tried.gain_bytes)} less would be reserved with"
         if not tried.gain_bytes:
             saved = "memory would not run out where it did with"
-        text = f"{saved} PYTORCH_CUDA_ALLOC_CONF={conf}, as a replay of this recording shows"
+        text = f"{saved} {tried.variable}={conf}, as a replay of this recording shows"
         if Caveat.OTHER_COURSE in tried.best.caveats:
             text += "; what the program would do after that is not known"
         yield Remedy(Topic.SETTING, tried.gain_bytes or tried.best.reserved_peak_bytes, text, conf)

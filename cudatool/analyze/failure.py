@@ -35,9 +35,9 @@ from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.blocks import segment_size
 from cudatool.memory.settings import Settings
 from cudatool.trace import lifetimes
-from cudatool.trace.events import FREE_UNKNOWN, Kind
+from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, Kind
 from cudatool.trace.frames import call_site, user_frames
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Frame, Trace, is_of_kind
 
 __all__ = ["Failure", "Shortage", "failure"]
 
@@ -63,6 +63,8 @@ class Failure:
     ----------
     device, index, time
         Whose memory; the record, and its time in ns.
+    library
+        Whose allocator failed, such as CuPy; empty for PyTorch's and ours.
     thread
         The name of the thread that made the request.
     size, needed
@@ -92,6 +94,7 @@ class Failure:
     device: int
     index: int
     time: int
+    library: str
     thread: str
     size: int
     needed: int
@@ -112,8 +115,8 @@ class Failure:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data; bytes and ns."""
-        plain = ("device", "index", "time", "thread", "size", "needed", "site", "free", "total", "missing", "later")
-        return {name: getattr(self, name) for name in plain} | {
+        names = "device index time library thread size needed site free total missing later"
+        return {name: getattr(self, name) for name in names.split()} | {
             "why": str(self.why),
             "frames": [frame._asdict() for frame in self.frames],
             "split": None if self.split is None else self.split.as_dict(),
@@ -136,14 +139,15 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
     enough
         Asked before each replay of another setting: once it returns True, no more are tried.
     """
-    failed = np.flatnonzero(trace.records["kind"] == Kind.OOM)
+    failed = np.flatnonzero(is_of_kind(trace.records, *FAILED_REQUESTS))
     if not len(failed):
         return None
     index = int(failed[0])
     part = trace.selecting(trace.records[: index + 1], np.arange(index + 1))
     record = part.records[index]
     device, size = int(record["device"]), int(record["size"])
-    settings = _settings(part)
+    is_librarys = record["kind"] == Kind.LIBRARY_OOM
+    settings = None if is_librarys else _settings(part)
     blocks = lifetimes.blocks(part).of_device(device)
     segments = lifetimes.segments(part).of_device(device)
     curve = lifetimes.timeline(part, blocks, segments)
@@ -154,15 +158,19 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
     grows = leaks(part, blocks, device, steps)
     held = by_call_site(part, blocks.at(index))
     tried = None if settings is None else _tried(part, device, settings, beside, enough)
-    needed = size if (settings or Settings()).expandable_segments else segment_size(size, settings or Settings())
     free = None if record["flags"] & FREE_UNKNOWN else int(record["aux0"])
-    last = split[-1] if split else None
-    why, missing = _reason(size, needed, free, last)
+    last = split[-1] if split and not is_librarys else None
+    needed = size if is_librarys else _needed(size, settings or Settings())
+    if is_librarys:
+        why, missing = _reason_of_library(size, free, is_limited=bool(record["aux1"]))
+    else:
+        why, missing = _reason(size, needed, free, last)
     stack = part.stack(int(record["stack"]))
     return Failure(
         device=device,
         index=index,
         time=int(record["time"]),
+        library=part.names[int(record["name"])] if is_librarys else "",
         thread=part.threads[int(record["thread"])] if int(record["thread"]) < len(part.threads) else "",
         size=size,
         needed=needed,
@@ -199,6 +207,20 @@ def _tried(trace: Trace, device: int, settings: Settings, beside: Outside, enoug
         return None
     except FileFormatError:  # events that contradict each other
         return Advice(None, None, None, 0, (), NoAdvice.CONTRADICTION)
+
+
+def _needed(size: int, settings: Settings) -> int:
+    """Return what the driver would have had to give to the caching allocator."""
+    return size if settings.expandable_segments else segment_size(size, settings)
+
+
+def _reason_of_library(size: int, free: int | None, *, is_limited: bool) -> tuple[Shortage, int]:
+    """Return why a library's request failed, after it gave back what it cached, and how much the driver lacked."""
+    if free is None or not size:
+        return Shortage.UNKNOWN, 0
+    if free < size:
+        return Shortage.FULL, size - free
+    return (Shortage.LIMITED if is_limited else Shortage.UNKNOWN), 0
 
 
 def _reason(size: int, needed: int, free: int | None, split: Fragmentation | None) -> tuple[Shortage, int]:

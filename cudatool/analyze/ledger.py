@@ -41,7 +41,7 @@ class Holder(StrEnum):
     DRIVER = "driver"
     """What the driver took for something that happened."""
     BEFORE = "before"
-    """What was there before this part of the recording, and no call of it names."""
+    """What was there before what was recorded, and no recorded call names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ _AS: Final = {
     Holder.BLOCKS: "blocks in use",
     Holder.CACHED: "cached",
     Holder.LIBRARY: "taken from the driver",
-    Holder.BEFORE: "before this part of the recording",
+    Holder.BEFORE: "there before the recorded part",
 }
 _CAUSES: Final = {
     UseFlag.CONTEXT: "context",
@@ -164,7 +164,7 @@ def ledger(
     at = int(np.argmax(charged) if moment is None else np.searchsorted(readings, moment, side="right") - 1)
     causes = Causes()
     for number, rest in enumerate((charged - known)[: at + 1].tolist()):
-        is_from_before = number == 0 and "window" in trace.header
+        is_from_before = number == 0 and ("window" in trace.header or trace.header.get("driver_ran_before", False))
         causes.note(rest, _BEFORE if is_from_before else int(rows["flags"][number]))
     index, used = int(readings[at]), int(rows["address"][at])
     lines = [*_by_name(trace, blocks, segments, index, device), *causes.lines()]

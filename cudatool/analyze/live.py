@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from cudatool.analyze.ledger import BY_SIZE, Causes, LedgerLine, lines_by_name
 from cudatool.trace import _sweep
-from cudatool.trace.events import RECORD, WORK, Kind
+from cudatool.trace.events import FAILED_REQUESTS, RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.mapped import MappedPages
@@ -58,16 +58,17 @@ _MOST_STREAMS: Final = 4096
 _NO_STREAM: Final = -1  # stands for the streams that are no longer counted one by one
 
 _BORN: Final = 1
+_FREED: Final = 2
 _ENDED: Final = 4
 _MAPPED: Final = 8  # or unmapped
 _BLOCKS: Final = {
     Kind.BLOCK_ALLOC: _BORN,
     Kind.MEM_ALLOC: _BORN,
-    Kind.BLOCK_FREE_REQUESTED: _ENDED,
-    Kind.BLOCK_FREE_COMPLETED: _ENDED,  # where the request was not recorded
-    Kind.MEM_FREE: _ENDED,
+    Kind.BLOCK_FREE_REQUESTED: _FREED,
+    Kind.BLOCK_FREE_COMPLETED: _ENDED,
+    Kind.MEM_FREE: _FREED | _ENDED,
     Kind.POOL_ALLOC: _BORN,
-    Kind.POOL_FREE: _ENDED,
+    Kind.POOL_FREE: _FREED | _ENDED,
 }
 _SEGMENTS: Final = {
     Kind.SEGMENT_ALLOC: _BORN,
@@ -113,8 +114,7 @@ class LiveDevice:
         How often memory ran out.
     ledger
         What all the memory is that the driver charges, the largest first, as :func:`cudatool.analyze.ledger` says it:
-        at the last reading of NVML, with what calls have taken and given back since. A block that the program has
-        freed is cached here, used by a stream or not. Empty without a reading.
+        at the last reading of NVML, with what calls have taken and given back since. Empty without a reading.
     unknown
         Bytes of it that are in no line.
     """
@@ -289,6 +289,7 @@ class _Level:
 
     def __init__(self) -> None:
         self.live: dict[int, tuple[int, int]] = {}  # address -> size, stack (of segments with _STRAIGHT)
+        self.pending = np.empty((0, 2), np.int64)  # address and size of what is freed, and a stream may still use
         self.now = self.peak = 0
         self.curve = _Curve()
 
@@ -308,12 +309,18 @@ class _Level:
             for key, at in zip(named.tolist(), first.tolist(), strict=True)
             if (found := self.live.pop(key, None)) is not None
         ]
+        freed_now = [(int(address[at]), size) for at, size, _ in gone if roles[at] == _FREED]
+        pending = np.concatenate([self.pending, np.array(freed_now, np.int64).reshape(-1, 2)])
+        if len(pending):
+            pending = pending[~np.isin(pending[:, 0], address[roles & (_BORN | _ENDED) != 0].astype(np.int64))]
         start, freed, end = np.empty((3, int(np.count_nonzero(roles == _BORN))), np.int64)
         _sweep.pair(roles, np.ascontiguousarray(address), np.zeros(count, np.int8), start, freed, end)
         np.add.at(delta, start, size[start])
-        ended = end < count
-        np.subtract.at(delta, end[ended], size[start[ended]])
-        stay = start[~ended]
+        is_freed = freed < count
+        np.subtract.at(delta, freed[is_freed], size[start[is_freed]])
+        waits = start[is_freed & (end == count)]
+        self.pending = np.concatenate([pending, np.stack([address[waits].astype(np.int64), size[waits]], axis=1)])
+        stay = start[~is_freed]
         stacks, sizes = stack[stay], size[stay]
         self.live.update(zip(address[stay].tolist(), zip(sizes.tolist(), stacks.tolist(), strict=True), strict=True))
         if gone:
@@ -362,7 +369,7 @@ class _Device:
             return (), 0
         reserved = self.segments.now - self.taken.total()
         taken = self.taken - pools.chunks
-        active = self.blocks.now - taken.total() - pools.blocks
+        active = self.blocks.now + int(self.blocks.pending[:, 1].sum()) - taken.total() - pools.blocks
         held = {tables.name(library): sizes for library, sizes in pools.in_use.items()}
         said = {tables.name(library): size for library, size in self.said.items()}
         lines = [
@@ -460,8 +467,8 @@ class LiveState:
         self._fold_work(records, kinds, time, there)
         self._fold_streams(records, kinds, there)
         self._fold_use(records, kinds)
-        if there[Kind.OOM]:
-            for row in records[kinds == Kind.OOM]:
+        if there[list(FAILED_REQUESTS)].any():
+            for row in records[np.isin(kinds, FAILED_REQUESTS)]:
                 self._device(int(row["device"])).ooms += 1
         self._note_lowest()
 

@@ -10,12 +10,13 @@ import numpy as np
 
 from cudatool.analyze.requests import peak_reserved
 from cudatool.errors import ConfigError, FileFormatError
-from cudatool.memory.settings import UNLIMITED, Settings, setting_texts
+from cudatool.memory.settings import OWN_VARIABLE, PYTORCHS_VARIABLE, UNLIMITED, Settings, setting_texts
 from cudatool.memory.snapshot import allocator_settings, divisions_of
 from cudatool.trace.events import Kind
+from cudatool.trace.libraries import Library, libraries_of
 from cudatool.trace.model import Trace
 
-__all__ = ["recorded_settings", "torch_settings"]
+__all__ = ["recorded_settings", "settings_variable", "torch_settings"]
 
 
 def recorded_settings(trace: Trace) -> tuple[Settings, str]:
@@ -34,6 +35,13 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
         settings = _with_fraction(settings, fraction)
         where += f"; the program set a memory fraction of {fraction:g}"
     return settings, where
+
+
+def settings_variable(trace: Trace) -> str:
+    """Return the environment variable by which the allocator of a recorded program is set."""
+    kind = trace.header.get("device_kind")  # of a recording of ours
+    is_pytorchs = kind is None or (kind != "sim" and Library.PYTORCH in libraries_of(trace))
+    return PYTORCHS_VARIABLE if is_pytorchs else OWN_VARIABLE
 
 
 def _stated(trace: Trace) -> tuple[Settings, str]:

@@ -21,7 +21,7 @@ from cudatool.errors import FileFormatError
 from cudatool.memory.settings import Settings
 from cudatool.progress import Step, advance, step
 from cudatool.trace import lifetimes
-from cudatool.trace.events import Kind
+from cudatool.trace.events import FAILED_REQUESTS
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import PinnedMemory, Trace
 
@@ -187,7 +187,7 @@ _PARTS: Final = 2 + PARTS_OF_DIAGNOSIS + PARTS_OF_LINT
 def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, shown: Step) -> Report:
     settings = _settings(trace)
     blocks, segments, ran = lifetimes.blocks(trace), lifetimes.segments(trace), execution.operations(trace)
-    ooms = trace.of_kind(Kind.OOM)["device"]
+    ooms = trace.of_kind(*FAILED_REQUESTS)["device"]
     found = np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist()
     shown.total = 1 + _PARTS * len(found)
     advance()

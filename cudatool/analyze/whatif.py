@@ -25,6 +25,7 @@ from operator import itemgetter
 from typing import Final
 
 from cudatool.analyze.in_use import InUse
+from cudatool.analyze.recorded import settings_variable
 from cudatool.analyze.refused import likely_frees, with_smallest_sizes
 from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.replay_start import with_start_in
@@ -32,7 +33,7 @@ from cudatool.analyze.requests import RELEASES, Requests, Verb
 from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, check_model, run_model
 from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size, segment_size
-from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.memory.settings import PYTORCHS_VARIABLE, UNLIMITED, Settings
 from cudatool.trace.model import Trace
 from cudatool.units import counted, format_bytes
 
@@ -147,6 +148,8 @@ class Advice:
         Settings whose replay was skipped or stopped, because others are sure to gain as much as these can.
     untried
         Settings that the caller left no time for.
+    variable
+        The environment variable that the allocator of the recorded program reads.
     """
 
     record: Record | None
@@ -157,6 +160,7 @@ class Advice:
     withheld: NoAdvice | None = None
     left_out: tuple[LeftOut, ...] = ()
     untried: tuple[str, ...] = ()
+    variable: str = PYTORCHS_VARIABLE
 
     def why_not(self) -> str:
         """Return in words why there is no advice; nothing if `withheld` is None."""
@@ -225,9 +229,9 @@ def advise(
     reserves so much that it cannot gain noticeably more than others are sure to gain.
     """
     model = _Experiment(trace, device, recorded, recorded_memory, memory, progress)
-    record = model.record
+    record, variable = model.record, settings_variable(trace)
     if model.impossible is not None:
-        return Advice(record, None, None, 0, (), model.impossible)
+        return Advice(record, None, None, 0, (), model.impossible, variable=variable)
     used = model.outcome(recorded.text)
     withheld = _withheld(record, model.check)
     left_out: tuple[LeftOut, ...] = ()
@@ -249,9 +253,9 @@ def advise(
                     search.outcome(_joined(least_bad, partner, limit))
         tried, left_out = tuple(model.done.values()), tuple(search.left_out)
     if withheld is not None:
-        return Advice(record, model.check, None, 0, tried, withheld, left_out, tuple(untried))
+        return Advice(record, model.check, None, 0, tried, withheld, left_out, tuple(untried), variable)
     best, gain = _best(model, used, tried)
-    return Advice(record, model.check, best, gain, tried, None, left_out, tuple(untried))
+    return Advice(record, model.check, best, gain, tried, None, left_out, tuple(untried), variable)
 
 
 def _is_put_off(model: _Experiment, conf: str, enough: Callable[[], bool], untried: list[str]) -> bool:

@@ -18,7 +18,8 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from time import monotonic_ns
@@ -252,7 +253,7 @@ class CuptiCollector:
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._runtime_works = False
         self._lock = threading.RLock()
-        self._reading = False
+        self._reading, self._paused_by = False, 0  # the latter is a thread
         self._calls: deque[npt.NDArray[np.void]] = deque()  # that wait to be passed on, in the order of their times
         self._work_done: list[npt.NDArray[np.void]] = []
         self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
@@ -345,6 +346,48 @@ class CuptiCollector:
         self._native.sample_use()
         self._read(None)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pass on nothing inside of the ``with`` block, but what :meth:`pass_on_snapshot` passes on."""
+        with self._lock:
+            self._read(None)
+            self._paused_by = threading.get_ident()  # its own events would pass on what came before them
+            try:
+                yield
+            finally:
+                self._paused_by = 0
+
+    def pass_on_snapshot(self) -> bool:
+        """Pass on what happened up to a snapshot of PyTorch's allocator that was taken just now.
+
+        Returns whether it is one moment's: no device's blocks changed between its own snapshot and the last device's.
+        """
+        with self._lock:
+            self._read(0)
+            rows = np.concatenate([np.empty(0, ROW), *self._calls])
+            rows = rows[rows["what"] == What.BLOCK]
+            is_snapshot = rows["words"][:, 0] == Action.SNAPSHOT
+            if not is_snapshot.any():
+                return False
+            taken = rows[is_snapshot]
+            last = int(taken["time"].max())
+            changes = rows[~is_snapshot & (rows["time"] <= last)]
+            self._read(last)
+        own = dict(zip(taken["device"].tolist(), taken["time"].tolist(), strict=True))
+        return not any(
+            own.get(device, last) <= time
+            for device, time in zip(changes["device"].tolist(), changes["time"].tolist(), strict=True)
+        )
+
+    def note_living(self, events: Iterable[Event]) -> None:
+        """Note memory of the driver, and blocks of CuPy's pool, from before the recording: its release is an event."""
+        with self._lock:
+            for event in events:
+                if event.kind is Kind.MEM_ALLOC:
+                    self._device_memory.add(event.address, event.size)
+                elif self._launches is not None:
+                    self._launches.blocks.add(event.address, event.size)
+
     def stop(self) -> None:
         """Stop recording. Stopping again changes nothing."""
         if self._stopping.is_set():
@@ -374,6 +417,8 @@ class CuptiCollector:
 
     def _before_event(self, event: Event) -> None:
         """Pass on the log's calls from before another source's event."""
+        if self._paused_by == threading.get_ident():
+            return
         if event.kind in WORK:
             self._runtime_works = True
             if len(self._streams_of_operations) > _MOST_LAUNCHED:

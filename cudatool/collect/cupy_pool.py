@@ -24,7 +24,7 @@ from cudatool.collect import _cupti
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, WarningCode, WarningFlag
 
-__all__ = ["CupyPool", "total_bytes"]
+__all__ = ["CupyPool"]
 
 _log = logging.getLogger("cudatool.collect")
 _NAME = "cudatool"
@@ -74,15 +74,6 @@ class CupyPool:
             self._register()
         if self._previous is not None:
             self._previous(frame, event, argument)
-
-
-def total_bytes() -> int:
-    """Return the bytes of CuPy's default pool on the thread's current device, 0 without CuPy. It starts the driver."""
-    cupy = sys.modules.get("cupy")
-    if cupy is None or not hasattr(cupy, "get_default_memory_pool"):
-        return 0
-    total: int = cupy.get_default_memory_pool().total_bytes()
-    return total
 
 
 def _give_up(reason: str) -> None:

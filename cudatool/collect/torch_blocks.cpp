@@ -175,7 +175,12 @@ using c10::cuda::CUDACachingAllocator::TraceEntry;
 
 // Called with the allocator's lock held.
 void on_memory(const TraceEntry& entry) {
-  if (!enabled || entry.action_ == TraceEntry::SNAPSHOT) return;
+  if (!enabled) return;
+  if (entry.action_ == TraceEntry::SNAPSHOT) {  // what is in the snapshot happened before this row, all else after it
+    uint64_t words[8] = {uint64_t(entry.action_)};
+    the_log->note(BLOCK, uint32_t(entry.device_), 0, words);
+    return;
+  }
   auto stream = reinterpret_cast<cudaStream_t>(entry.stream_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (captures.load(std::memory_order_relaxed) && cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();

@@ -24,13 +24,14 @@ class TorchFailures:
     failed
         Called with device, bytes requested, bytes allowed, bytes free.
     with_history
-        Let PyTorch keep the history of its allocator, unless it does already: a snapshot has it then.
+        Let PyTorch keep the history of its allocator until :meth:`stop`, unless it does already: for snapshots.
     """
 
     def __init__(self, failed: Callable[[int, int, int, int], None], *, with_history: bool = False) -> None:
         self._failed: Callable[[int, int, int, int], None] | None = failed
         self._with_history = with_history
         self._torch: Any = None
+        self._began_history = False
         self._finder = AfterImport("torch", self._watch)
 
     def start(self) -> None:
@@ -41,6 +42,9 @@ class TorchFailures:
         """Call the function no longer. Stopping again changes nothing."""
         self._finder.stop()
         self._failed = None
+        if self._began_history:
+            self._began_history = False
+            self._torch.cuda.memory._record_memory_history(enabled=None)
 
     @property
     def is_watching(self) -> bool:
@@ -60,6 +64,7 @@ class TorchFailures:
             return
         if self._with_history and not torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(max_entries=_HISTORY, stacks="python")
+            self._began_history = True
         torch._C._cuda_attach_out_of_memory_observer(self._observe)
         self._torch = torch
 

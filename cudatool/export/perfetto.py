@@ -38,10 +38,10 @@ from cudatool.export.pieces import pieces, rows
 from cudatool.files import replacing
 from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT, PERFETTO_STACKS
 from cudatool.progress import step
-from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
+from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints, blocks, segments, timeline
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Frame, Trace, is_of_kind
 from cudatool.trace.streams import stream_names, thread_names
 
 __all__ = ["write"]
@@ -216,7 +216,7 @@ class _Writer:
         return begins, ends
 
     def _failures(self) -> Iterator[str]:
-        for i in np.flatnonzero(self.records["kind"] == Kind.OOM).tolist():
+        for i in np.flatnonzero(is_of_kind(self.records, *FAILED_REQUESTS)).tolist():
             record = self.records[i]
             args: dict[str, Any] = {"size": int(record["size"])}
             if not record["flags"] & FREE_UNKNOWN:

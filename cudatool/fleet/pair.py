@@ -209,7 +209,8 @@ class _Two:
             )
             return
         self.say("Blocks that are not freed: the ranks do not make the same allocations.")
-        at = first_differences(self.ask, last[0]).get(last[1]["rank"], min(one, two))
+        other = last[1]["rank"]
+        at = first_differences(self.ask, last[0], [other]).get(other, min(one, two))
         if at < min(one, two) or all(ending in self.complete for ending in self.of("ending")):
             found = parting(self.ask, self.ranks["one"], self.ranks["two"], at)
             yield PairDifference(found.difference, found.sites, found.requested, at, found.steps)

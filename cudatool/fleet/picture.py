@@ -39,12 +39,12 @@ class StepMemory:
 
 @dataclass(frozen=True, slots=True)
 class SiteBytes:
-    """What a call site holds at a rank's peak, and on the median rank at its own."""
+    """What a call site holds at a rank's peak, and what is usual: at the median rank's peak, or at the other of two."""
 
     rank: int
     site: str
     bytes: int
-    median: int
+    usual: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,12 +85,14 @@ def _sites(database: Any, run: str, shown: list[int], ranks: int) -> Iterable[Si
     rows = database.execute(
         "WITH own AS (SELECT rank, coalesce(site, '') AS site, sum(peak_bytes)::BIGINT AS bytes FROM sites "
         "SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run GROUP BY ALL), "
-        "usual AS (SELECT site, CASE WHEN count(*) * 2 > $ranks THEN median(bytes) ELSE 0 END AS median FROM own "
-        "GROUP BY site) "
-        "SELECT rank, site, bytes, median::BIGINT FROM own JOIN usual USING (site) "
-        "WHERE rank IN (FROM unnest($shown)) AND (bytes > 0 OR median > 0) "
-        "QUALIFY row_number() OVER (PARTITION BY rank ORDER BY abs(bytes - median) DESC, bytes DESC, site) <= $most "
-        "ORDER BY rank, abs(bytes - median) DESC, bytes DESC, site",
+        "site_of_run AS (SELECT site, sum(bytes) AS of_all, "
+        "CASE WHEN count(*) * 2 > $ranks THEN median(bytes) ELSE 0 END AS median FROM own GROUP BY site), "
+        "beside AS (SELECT rank, site, coalesce(own.bytes, 0)::BIGINT AS bytes, "
+        "(CASE WHEN $ranks = 2 THEN of_all - coalesce(own.bytes, 0) ELSE median END)::BIGINT AS usual "
+        "FROM (SELECT unnest($shown) AS rank) CROSS JOIN site_of_run LEFT JOIN own USING (rank, site)) "
+        "SELECT rank, site, bytes, usual FROM beside WHERE bytes > 0 OR usual > 0 "
+        "QUALIFY row_number() OVER (PARTITION BY rank ORDER BY abs(bytes - usual) DESC, bytes DESC, site) <= $most "
+        "ORDER BY rank, abs(bytes - usual) DESC, bytes DESC, site",
         {"run": run, "shown": shown, "ranks": ranks, "most": _SITES},
     ).fetchall()
     return (SiteBytes(*row) for row in rows)

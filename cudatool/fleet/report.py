@@ -279,7 +279,8 @@ class _Run:
             return
         reference = scores[0]
         same = [row for row in scores if (row["last"], row["hash"]) == (reference["last"], reference["hash"])]
-        first = first_differences(self.ask, reference) if len(same) < len(scores) else {}
+        others = sorted({row["rank"] for row in scores} - {row["rank"] for row in same})
+        first = first_differences(self.ask, reference, others) if others else {}
         if 2 * len(first) >= len(scores):
             at = min(first.values())
             self.unseen.append(f"The sequence of allocations: from number {at:,} on, no majority of ranks shares one.")
@@ -297,12 +298,23 @@ class _Run:
 
     def _not_freed(self, ranks: list[int]) -> Iterator[Finding]:
         """Yield call sites of which one rank keeps more blocks, among ranks that allocate exactly the same."""
-        rows = self.ask(
-            "WITH own AS (SELECT rank, coalesce(site, '') AS site, sum(never_freed) AS kept FROM sites "
-            "SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND rank IN (FROM unnest($ranks)) "
-            "GROUP BY ALL) SELECT *, median(kept) OVER (PARTITION BY site) AS usual FROM own QUALIFY kept > usual "
+        own = (
+            "FROM sites SEMI JOIN member USING (run, rank, trace, device) "
+            "WHERE run = $run AND rank IN (FROM unnest($ranks))"
+        )
+        # Most sites keep the same on all ranks, or nothing: only of the others, ranks are compared.
+        uneven = self.ask(
+            f"SELECT coalesce(site, '') AS site {own} AND never_freed > 0 GROUP BY site, category "
+            "HAVING min(never_freed) < max(never_freed) OR count(*) < len($ranks)",
+            ranks=ranks,
+        )
+        rows = uneven and self.ask(
+            f"WITH own AS (SELECT rank, coalesce(site, '') AS site, sum(never_freed) AS kept {own} "
+            "AND coalesce(site, '') IN (FROM unnest($sites)) GROUP BY ALL) "
+            "SELECT *, median(kept) OVER (PARTITION BY site) AS usual FROM own QUALIFY kept > usual "
             "ORDER BY kept - usual DESC",
             ranks=ranks,
+            sites=sorted({row["site"] for row in uneven}),
         )
         of_site: dict[str, int] = {}
         for row in rows:

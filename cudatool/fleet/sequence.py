@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -53,16 +54,23 @@ class Parting:
     steps: tuple[int | None, int | None]
 
 
-def first_differences(ask: Ask, reference: dict[str, Any]) -> dict[int, int]:
-    """Return the first allocation of each rank that differs from that of the reference, by rank."""
+def first_differences(ask: Ask, reference: dict[str, Any], ranks: Sequence[int]) -> dict[int, int]:
+    """Return the first allocation of each of some ranks that differs from that of the reference, by rank.
+
+    Parameters
+    ----------
+    ranks
+        Those whose checkpoints are not all the reference's: only their allocations are read.
+    """
     ask.keep(
         "differing",
         "WITH usual AS (SELECT sequence, full_hash FROM allocations "
         "WHERE run = $run AND rank = $rank AND trace = $trace AND device = $device AND sequence IS NOT NULL) "
         "SELECT a.rank, min(a.sequence) AS at FROM allocations a JOIN usual USING (sequence) "
         "SEMI JOIN member m ON (m.run, m.rank, m.trace, m.device) = (a.run, a.rank, a.trace, a.device) "
-        "WHERE a.run = $run AND a.full_hash <> usual.full_hash GROUP BY a.rank",
+        "WHERE a.run = $run AND list_contains($ranks, a.rank) AND a.full_hash <> usual.full_hash GROUP BY a.rank",
         together=reference["rank"],
+        ranks=list(ranks),
         **{name: reference[name] for name in ("rank", "trace", "device")},
     )
     return {row["rank"]: row["at"] for row in ask("SELECT * FROM differing")}

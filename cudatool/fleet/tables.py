@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool import analyze
-from cudatool.trace.events import WORK, Kind
+from cudatool.trace.events import FAILED_REQUESTS, WORK, Kind
 from cudatool.trace.frames import frame_rank, frame_words, missing_stack, user_frame
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline, blocks, segments, timeline
 from cudatool.trace.model import Frame, Trace, is_of_kind, recorded_from
@@ -73,7 +73,8 @@ class Tables:
 
     def _of_device(self, device: _Device) -> dict[str, Any]:
         curve, peak = device.curve, device.curve.peak()
-        oom = self._records["time"][(self._records["kind"] == Kind.OOM) & (self._records["device"] == device.device)]
+        is_oom = is_of_kind(self._records, *FAILED_REQUESTS) & (self._records["device"] == device.device)
+        oom = self._records["time"][is_oom]
         knows = curve.knows_reserved
         return {
             "device": device.device,

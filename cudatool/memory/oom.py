@@ -10,6 +10,7 @@ from cudatool.memory.blocks import ALLOCATED, FREE, Block, BlockPool
 from cudatool.memory.settings import Settings
 from cudatool.memory.statistics import AllocatorStatistics
 from cudatool.trace import stacks
+from cudatool.trace.frames import cell_name, frame_words
 from cudatool.units import format_bytes
 
 __all__ = ["out_of_memory_error"]
@@ -113,7 +114,7 @@ def _holders(live: list[Block]) -> str:
     for (stack, block_size), number in groups.items():
         frames = stacks.frames(stack)
         if frames:
-            place = f"{frames[0].file.rsplit('/', 1)[-1]}:{frames[0].line} ({frames[0].function})"
+            place = frame_words(frames[0]._replace(file=cell_name(frames[0].file)))
         else:
             place = f"blocks of {format_bytes(block_size)}"
         count, size = by_place.get(place, (0, 0))

@@ -20,9 +20,22 @@ from cudatool.errors import ConfigError
 from cudatool.limits import SETTINGS_LENGTH
 from cudatool.text import printable, quoted, shortened
 
-__all__ = ["ENVIRONMENT_VARIABLES", "SIZE_CLASSES", "UNLIMITED", "Settings", "conf_in_environment", "setting_texts"]
+__all__ = [
+    "ENVIRONMENT_VARIABLES",
+    "OWN_VARIABLE",
+    "PYTORCHS_VARIABLE",
+    "SIZE_CLASSES",
+    "UNLIMITED",
+    "Settings",
+    "conf_in_environment",
+    "setting_texts",
+]
 
-ENVIRONMENT_VARIABLES: Final = ("CUDATOOL_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+OWN_VARIABLE: Final = "CUDATOOL_ALLOC_CONF"
+"""What our allocator alone reads, before PyTorch's variables."""
+PYTORCHS_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
+"""What every version of PyTorch reads."""
+ENVIRONMENT_VARIABLES: Final = (OWN_VARIABLE, "PYTORCH_ALLOC_CONF", PYTORCHS_VARIABLE)
 """Where settings come from; the first that is set is taken."""
 
 UNLIMITED: Final = 2**64 - 1

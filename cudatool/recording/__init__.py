@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,13 +23,13 @@ from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.errors import OutputError
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
+from cudatool.recording.before import held_by_libraries
 from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport, explained_by
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Kind
 from cudatool.trace.libraries import Library
 from cudatool.trace.recorder import Recorder
-from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
@@ -61,6 +61,7 @@ _LIBRARIES = {  # by the module whose import shows that a program uses it
     "numba.cuda": Library.NUMBA,
 }
 _cupti: CuptiCollector | None = None  # records other libraries' use of a GPU's driver
+_blocks: TorchBlocks | None = None  # what lets it have the blocks of PyTorch's allocator
 _observing: dict[str, Any] | None = None  # what the open block's header says
 _reports = 0  # open blocks that report when memory runs out
 
@@ -82,8 +83,8 @@ def record(
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
     A recording that begins in the middle of a program starts with what is live at that moment: what its caching
-    allocator holds and, on the software device, all of the driver's memory. On a GPU, a warning says that PyTorch's
-    earlier memory is missing.
+    allocator holds and, on the software device, all of the driver's memory. On a GPU, it starts with what PyTorch's
+    caching allocator holds and with the memory that CuPy's arrays lie in; the header says what cannot be listed.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
     cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what any
@@ -231,13 +232,18 @@ def sources(
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Let other threads wait that take memory, or give it back: of the caching allocator and of the software driver."""
+    """Let other threads wait that take memory, or give it back: of the caching allocator and of the software driver.
+
+    Of a GPU's driver, and of PyTorch's allocator, what they do meanwhile is passed on afterwards.
+    """
     allocator, choice = _allocator(), _driver.chosen()
     with ExitStack() as held:
         if allocator is not None:
             held.enter_context(allocator.paused())
         if choice is not None and choice.machine is not None:
             held.enter_context(_software().paused())
+        if _cupti is not None:  # last: a thread that holds one of the others may wait for it
+            held.enter_context(_cupti.paused())
         yield
 
 
@@ -247,12 +253,15 @@ def living() -> tuple[list[Event], dict[str, Any]]:
     held = _held()
     limits = [] if allocator is None else list(allocator.fractions())
     lived, shared = _living({event.address for event in held})
+    others = held_by_libraries(_cupti, held, sees_blocks=_sees_blocks())
+    held += others.blocks
+    lived += others.allocations
     prior = Counter(event.device for event in held)
     facts: dict[str, Any] = {"prior_records": prior} if prior else {}
     facts |= {"prior_allocations": len(lived)} if lived else {}
     owned = sum(event.size for event in (*held, *lived) if event.kind in (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
     facts |= {"prior_bytes": owned} if owned else {}
-    facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
+    facts |= {"unknown_before": others.unknown} if others.unknown else {}
     return [*limits, *held, *lived, *shared, *torch_generated.living()], facts
 
 
@@ -294,42 +303,46 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
 
     Where CUPTI does not record kernels, PyTorch's operators are recorded.
     """
-    global _cupti
+    global _cupti, _blocks
 
     # CUPTI (13.0) ends the process with SIGSEGV when a graph is launched that was instantiated before graphs were
     # recorded as a whole. Node by node it does not.
     graphs_may_exist = _driver.nvidia_has_started()
+    facts: dict[str, Any] = {"driver_ran_before": True} if graphs_may_exist else {}
     if level is Level.KERNELS and graphs_may_exist:
         level = Level.GRAPH_NODES
-    blocks: TorchBlocks | None = None
     torch_generated.start()
     try:
         _cupti = CuptiCollector(
             torch_program.is_watching,
             level,
-            lambda: blocks is not None and blocks.is_watching,
+            _sees_blocks,
             sample=JaxMemory().sample,
             graphs_may_exist=graphs_may_exist,
         )
     except CuptiUnavailable as error:
         torch_program.start()
-        yield {"cupti_error": str(error)}
+        yield facts | {"cupti_error": str(error)}
         return
-    facts: dict[str, Any] = {"cupti_version": _cupti.version, "kernels_told_late": True, "level": str(level)}
+    facts |= {"cupti_version": _cupti.version, "kernels_told_late": True, "level": str(level)}
     if _cupti.activity_error:
         facts["cupti_error"] = _cupti.activity_error
         torch_program.start()
     else:
-        blocks = TorchBlocks()
+        _blocks = TorchBlocks()
     cupy = cupy_pool.CupyPool()
     try:
         yield facts
     finally:
         cupy.stop()
-        if blocks is not None:
-            blocks.stop()
+        if _blocks is not None:
+            _blocks.stop()
         _cupti.stop()
-        _cupti = None
+        _cupti = _blocks = None
+
+
+def _sees_blocks() -> bool:
+    return _blocks is not None and _blocks.is_watching
 
 
 @contextmanager
@@ -397,20 +410,6 @@ def _living(segments: Container[int]) -> tuple[list[Event], list[Event]]:
     return _software().living(choice.machine, segments), _software().shared(choice.machine)
 
 
-def _unknown_before() -> list[str]:
-    """Return descriptions of live memory that cannot be listed: on a GPU, what PyTorch and CuPy's pool hold."""
-    choice, torch = _driver.chosen(), sys.modules.get("torch")
-    if choice is None or choice.machine is not None:
-        return []
-    found = []
-    if torch is not None and torch.cuda.is_initialized():
-        held = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
-        found += [f"{format_bytes(held)} that PyTorch held when the recording began"] if held else []
-    if _driver.nvidia_has_started() and (total := cupy_pool.total_bytes()):
-        found.append(f"{format_bytes(total)} that CuPy's pool on its current device held when the recording began")
-    return found
-
-
 def observing() -> dict[str, Any]:
     """Return what a trace's header says of the open :func:`record` or :func:`sources` block."""
     return dict(_observing or {})
@@ -450,16 +449,20 @@ def _reporting(recorder: Recorder) -> Iterator[None]:
     global _reports
     _reports += 1
     try:
-        with explained_by(OomReport(lambda: up_to_date(recorder))):
+        with explained_by(OomReport(lambda: up_to_date(lambda: recorder))):
             yield
     finally:
         _reports -= 1
 
 
-def up_to_date(recorder: Recorder) -> str | None:
-    """Return the file of a recorder, with all that can be known now without running pending work."""
+def up_to_date(recorder_of: Callable[[], Recorder | None]) -> str | None:
+    """Return the file of a recorder, with all that can be known now without running pending work.
+
+    The recorder is asked for when what was logged has been passed on, which may make it; without one there is no file.
+    """
     flush()
-    if recorder.is_closed:
+    recorder = recorder_of()
+    if recorder is None or recorder.is_closed:
         return None
     recorder.add_facts({"libraries": libraries()})  # whose the memory is
     return recorder.place

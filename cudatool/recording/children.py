@@ -207,7 +207,7 @@ def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -
     if _report is not None:
         _report.stop()  # the parent's
     if _settings.on_oom:
-        _report = OomReport(lambda: recorder.up_to_date())
+        _report = OomReport(recorder.up_to_date)
         _report.start()
 
     def leave() -> None:
@@ -304,8 +304,7 @@ class _ChildRecorder:
 
     def up_to_date(self) -> str | None:
         """Return the file of the trace with what is known by now, None if there is none."""
-        recording.flush()  # it may make the trace
-        return None if self._recorder is None else recording.up_to_date(self._recorder)
+        return recording.up_to_date(lambda: self._recorder)
 
     def close(self) -> None:
         """Finish the trace, if there is one."""

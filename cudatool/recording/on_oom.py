@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from cudatool.collect.library_failures import LibraryFailures
 from cudatool.collect.torch_failures import TorchFailures
 from cudatool.errors import CudatoolError
 from cudatool.files import write_whole
@@ -54,6 +55,7 @@ class OomReport:
     def __init__(self, recording: Callable[[], str | None], *, snapshot: Callable[[], str] | None = None) -> None:
         self._recording, self._snapshot = recording, snapshot
         self._torch = TorchFailures(self._of_torch, with_history=snapshot is not None)
+        self._others = LibraryFailures(self)
         self._process = os.getpid()
         self._once = threading.Lock()  # taken for good by the first failure
 
@@ -61,11 +63,13 @@ class OomReport:
         """Wait for the first failure."""
         observers.add(self)
         self._torch.start()
+        self._others.start()
 
     def stop(self) -> None:
         """Wait no longer. Stopping again changes nothing."""
         observers.remove(self)
         self._torch.stop()
+        self._others.stop()
 
     def __call__(self, device: int, wanted: int, allowed: int, free: int) -> None:
         """Write the report, unless there is one; returns when it is written. It does not matter what failed."""

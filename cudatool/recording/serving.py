@@ -169,7 +169,7 @@ class Server:
             raise _Refused(HTTPStatus.BAD_REQUEST, f"format is one of {', '.join(_FORMATS)}")
         with tempfile.TemporaryDirectory(prefix="cudatool-") as folder:
             if self._recorder is not None:
-                source = recording.up_to_date(self._recorder) or self._recorder.path
+                source = recording.up_to_date(lambda: self._recorder) or self._recorder.path
             elif recording.is_observing():
                 raise _Refused(HTTPStatus.CONFLICT, "this process is recorded by something else: read its trace")
             else:

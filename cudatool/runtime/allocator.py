@@ -20,6 +20,7 @@ from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory import memory_summary as _table
 from cudatool.memory.driver_provider import DriverProvider, device_of_stream, foreign_stream
+from cudatool.memory.living import living as living_events
 from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
 from cudatool.memory.snapshot import SegmentInfo
 from cudatool.runtime import calls
@@ -30,7 +31,7 @@ from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import as_dtype, require_int
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
-from cudatool.trace.events import Event, Kind, float_bits, pack_pool
+from cudatool.trace.events import Event, Kind, float_bits
 from cudatool.units import format_bytes
 
 __all__ = [
@@ -493,34 +494,11 @@ def living() -> list[Event]:
     """
     events: list[Event] = []
     for device, found in sorted(_allocators.copy().items()):
-        segments = found.snapshot_segments()
 
-        def event(
-            kind: Kind,
-            segment: SegmentInfo,
-            address: int,
-            size: int,
-            *,
-            flags: int = 0,
-            asked: int = 0,
-            on: int = device,
-        ) -> Event:
-            stream = hooks.stream_id(*device_of_stream(segment["stream"], on))
-            pool = pack_pool(segment["segment_pool_id"])
-            thread = hooks.thread_id()
-            return Event(time.monotonic_ns(), kind, on, flags, thread, stream, 0, 0, "", address, size, asked, pool)
+        def stream_of(segment: SegmentInfo, own: int = device) -> int:
+            return hooks.stream_id(*device_of_stream(segment["stream"], own))
 
-        for segment in segments:
-            kind = Kind.SEGMENT_MAP if segment["is_expandable"] else Kind.SEGMENT_ALLOC
-            small = int(segment["segment_type"] == "small")
-            events.append(event(kind, segment, segment["address"], segment["total_size"], flags=small))
-        for segment in segments:
-            for block in segment["blocks"]:
-                place = segment, block["address"], block["size"]
-                if block["state"] != "inactive":
-                    events.append(event(Kind.BLOCK_ALLOC, *place, asked=block["requested_size"]))
-                if block["state"] == "active_pending_free":
-                    events.append(event(Kind.BLOCK_FREE_REQUESTED, *place, asked=block["requested_size"]))
+        events += living_events(found.snapshot_segments(), stream_of=stream_of, thread=hooks.thread_id())
     now = time.monotonic_ns()
     return events + [event._replace(time=now) for plan in list(_plans.values()) for event in plan]
 

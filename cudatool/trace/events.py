@@ -26,6 +26,7 @@ __all__ = [
     "Event",
     "FREE_UNKNOWN",
     "EventFlag",
+    "FAILED_REQUESTS",
     "FIELDS",
     "GeneratedFact",
     "GeneratedFlag",
@@ -141,7 +142,11 @@ class Kind(IntEnum):
     RANGE_END = 78
     CHILD_PROCESS = 79
     CHILD_RECORDED = 80
+    LIBRARY_OOM = 81
 
+
+FAILED_REQUESTS: Final = (Kind.OOM, Kind.LIBRARY_OOM)
+"""A request found no memory: of the caching allocator, or of another library."""
 
 WORK: Final = (
     *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
@@ -150,7 +155,7 @@ WORK: Final = (
 """Calls that enqueue work of the device."""
 
 LIVED: Final = 4
-"""Flag of MEM_ALLOC and HOST_ALLOC: the memory was there when the recording began."""
+"""Flag of MEM_ALLOC, HOST_ALLOC and POOL_ALLOC: the memory was there when the recording began."""
 
 FIELDS: Final[dict[Kind, str]] = {
     # What the fields mean for each kind. Where a field is not named it is 0.
@@ -163,6 +168,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.SEGMENT_MAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.SEGMENT_UNMAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.OOM: "size=rounded block, aux0=free bytes on the device, flags=1 not known, aux1=pool, stream, stack",
+    Kind.LIBRARY_OOM: "size=bytes requested (0 not known), aux0=free bytes on the device, flags=1 not known, "
+    "aux1=limit of the library's pool (0 none), name=trace.libraries.Library, stack",
     Kind.MEMORY_FRACTION: "size=bytes of the device, aux0=bits of a float64: the share that may be reserved, stack",
     Kind.DEVICE_USE: "memory use by NVML, after calls that may have changed it: size=bytes that the driver charges to "
     "this process (0 if it does not say), address=bytes of the device in use by all processes, aux0=bytes of the "
@@ -171,7 +178,8 @@ FIELDS: Final[dict[Kind, str]] = {
     "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
     Kind.POOL_ALLOC: "a block of a library's own memory pool: address, size=rounded block, aux0=requested bytes, "
-    "name=Library, stack; the MEM_ALLOC that contains it is memory of the pool",
+    "name=Library, flags=LIVED if it was there when the recording began, stack; the MEM_ALLOC that contains it is "
+    "memory of the pool",
     Kind.POOL_FREE: "a block went back to the pool: address, size, name=Library, stack",
     Kind.POOL_USE: "what a library says of its pool: name=Library, size=bytes in use, aux0=most bytes in use so far, "
     "aux1=bytes that it may use at most (0 if it does not say)",
@@ -294,7 +302,7 @@ counts its own. Two times it is 2**53, up to which JSON has whole numbers exactl
 """
 
 FREE_UNKNOWN: Final = 1
-"""Flag of ``OOM``: the recording does not say how much the device had free."""
+"""Flag of ``OOM`` and ``LIBRARY_OOM``: the recording does not say how much the device had free."""
 
 
 class StreamFlag(IntFlag):

@@ -9,6 +9,7 @@ has no others.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -20,6 +21,7 @@ __all__ = [
     "call_site",
     "call_sites",
     "calling_library",
+    "cell_name",
     "file_name",
     "frame_rank",
     "frame_words",
@@ -185,6 +187,14 @@ def frame_words(frame: Frame) -> str:
 def file_name(path: str) -> str:
     """Return the last part of a path of any system."""
     return path.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def cell_name(file: str) -> str:
+    """Return how a notebook names a cell, ``In[3]``, for its temporary file in this process; another file as it is."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    found = None if shell is None else shell.compile.format_code_name(file)
+    return file if found is None else str(found[1])
 
 
 def _native_name(function: str) -> str:

@@ -214,7 +214,8 @@ def recorded_from(trace: Trace, device: int) -> int:
     prior = trace.header.get("prior_records", {}).get(device, 0)
     records, begin = trace.records, 0
     if trace.header.get("prior_allocations"):
-        lived = (records["kind"] == Kind.MEM_ALLOC) & (records["flags"] & LIVED != 0) & (records["device"] == device)
+        lived = is_of_kind(records, Kind.MEM_ALLOC, Kind.POOL_ALLOC) & (records["flags"] & LIVED != 0)
+        lived &= records["device"] == device
         begin = int(np.flatnonzero(lived).max(initial=-1)) + 1
     if prior:
         own = np.flatnonzero((records["device"] == device) & _OF_ALLOCATOR[records["kind"]])

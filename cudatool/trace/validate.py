@@ -100,6 +100,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "cudatool": ("text", _text),
     "device": ("text", _text),
     "device_kind": ("text", _text),
+    "driver_ran_before": ("true or false", _flag),
     "end_time": ("a time", _time),
     "exit_status": ("a number", _count),
     "format": ("text", _text),

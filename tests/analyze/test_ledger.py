@@ -56,6 +56,13 @@ def block(address: int, size: int) -> tuple[Kind, dict[str, int]]:
     return Kind.BLOCK_ALLOC, {"address": address * MIB, "size": size * MIB, "aux0": size * MIB}
 
 
+def test_what_the_driver_took_before_the_recording_has_a_line_of_its_own(ledger_of):
+    found = ledger_of(segment(100, 20), use(320), use(330, UseFlag.GRAPH), driver_ran_before=True)
+    lines = {(line.holder, line.owner): line.size for line in found.lines}
+    assert 300 * MIB == lines[Holder.BEFORE, ""]
+    assert 0 == found.unknown
+
+
 def test_every_byte_is_named_by_who_took_it_or_what_had_happened(ledger_of):
     found = ledger_of(
         use(500, UseFlag.CONTEXT),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatool.analyze.ledger import ledger
+from cudatool.analyze.ledger import Holder, ledger
 from cudatool.analyze.live import CURVE_NS, CURVE_POINTS, LiveState
 from cudatool.trace.events import RECORD, Kind, StreamFlag, UseFlag
 from cudatool.trace.lifetimes import blocks, segments, timeline
@@ -111,8 +111,7 @@ def _compare(state: LiveState, records: np.ndarray) -> None:
     assert expected == {site.stack: (site.bytes, site.blocks) for site in picture.sites}
 
 
-# Where a free was requested and is not completed, the block is cached here, and still in use there.
-_LEDGER = (*(kind for kind in _MEMORY if kind != Kind.BLOCK_FREE_REQUESTED), *[Kind.DEVICE_USE] * 5)
+_LEDGER = (*_MEMORY, *[Kind.DEVICE_USE] * 5)
 
 
 @given(_recordings(_LEDGER), st.booleans(), st.randoms(use_true_random=False))
@@ -158,6 +157,26 @@ def test_what_calls_took_since_the_last_reading_is_in_the_ledger() -> None:
         ((line.size, line.words[0]) for line in device.ledger), key=lambda row: (-row[0], row[1])
     )[:4]
     assert (100, 0) == (device.charged, device.unknown)
+
+
+def test_a_freed_block_that_a_stream_may_still_use_is_in_use_until_the_stream_is_done() -> None:
+    state, free = LiveState(), {"address": 128, "size": 20}
+    state.fold(
+        rows(
+            {"kind": Kind.SEGMENT_ALLOC, "address": 128, "size": 50},
+            {"kind": Kind.BLOCK_ALLOC} | free,
+            {"kind": Kind.DEVICE_USE, "size": 50, "address": 50, "aux0": 1000},
+        )
+    )
+    held = []
+    for kind in (Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED):
+        state.fold(rows({"kind": kind} | free))
+        [device] = state.picture(_Tables()).devices
+        held.append((device.allocated, {line.holder: line.size for line in device.ledger}))
+    assert [
+        (0, {Holder.BLOCKS: 20, Holder.CACHED: 30}),
+        (0, {Holder.CACHED: 50}),
+    ] == held
 
 
 def test_a_change_is_counted_from_the_mark() -> None:

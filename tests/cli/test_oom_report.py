@@ -259,6 +259,57 @@ def test_trace_that_is_explained_names_the_libraries_of_the_program(run_command,
     assert ["CuPy"] == read(tmp_path / "run.ctrace").header["libraries"]
 
 
+_CUPY = {
+    "__init__": "from cupy import cuda",
+    "cuda/__init__": """
+import types
+from cupy.cuda import memory
+runtime = types.SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (FREE, 256 << 20))
+""",
+    "cuda/memory": """
+class OutOfMemoryError(MemoryError):
+    def __init__(self, size, total, limit=0):
+        super().__init__(f"Out of memory allocating {size:,} bytes")
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "reason"),
+    [
+        (6 << 20, 0, "The memory is full, the driver had 6 MiB free; 14 MiB more were needed for 20 MiB."),
+        (90 << 20, 30 << 20, "The limit of CuPy's pool limits this program, the driver had 90 MiB free, and 20 MiB"),
+    ],
+    ids=["full", "limited"],
+)
+def test_failure_of_another_library_is_reported_although_the_program_catches_it(
+    free, limit, reason, run_warm, run_here, tmp_path
+):
+    """With a stand-in for CuPy, which runs on a GPU only; its memory is that of the software device."""
+    (tmp_path / "cupy" / "cuda").mkdir(parents=True)
+    for name, text in _CUPY.items():
+        (tmp_path / "cupy" / f"{name}.py").write_text(text.replace("FREE", str(free)))
+    program = f"""
+import cupy
+hog()
+def take():
+    raise cupy.cuda.memory.OutOfMemoryError({20 << 20}, 0, {limit})
+for _ in range(2):
+    try: take()
+    except MemoryError as error: print(error)
+"""
+    (tmp_path / "big.py").write_text(_HOG + program)
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    assert (done.returncode, done.stdout) == (0, "Out of memory allocating 20,971,520 bytes\n" * 2), done.stderr
+    text = (tmp_path / "run.oom.txt").read_text()
+    assert re.match(r"Out of memory: big\.py:\d+ \(take\) requested 20 MiB of CuPy on device 0\n", text), text
+    assert reason in " ".join(text.split())
+    assert "(hog)" in _holder(text)
+    assert "_CONF" not in text  # no setting of our allocator changes what another one does
+    (failure,) = json.loads(run_here("oom", "--json", "run.ctrace").stdout)["failures"]
+    assert ("CuPy", 1, None) == (failure["library"], failure["later"], failure["settings"])
+
+
 def test_reason_full_names_what_is_missing(run_warm, run_here, tmp_path):
     (tmp_path / "big.py").write_text(_HOG + "hog(200 << 20); hog(150 << 20)")
     run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
@@ -279,7 +330,7 @@ def test_reason_fragmented_names_the_setting_that_avoids_it_and_it_does(run_warm
     assert failure["why"] == "fragmented"
     conf = failure["settings"]["best"]["conf"]
     assert conf == "expandable_segments:True"
-    assert f"PYTORCH_CUDA_ALLOC_CONF={conf}" in (tmp_path / "run.oom.txt").read_text().replace("\n", "")
+    assert f"CUDATOOL_ALLOC_CONF={conf}" in (tmp_path / "run.oom.txt").read_text().replace("\n", "")
     again = run_command("run", "--device", _DEVICE, "big.py", environment={"CUDATOOL_ALLOC_CONF": conf})
     assert again.returncode == 0, again.stderr
 

@@ -8,14 +8,19 @@ import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from cudatool.analyze import Advice, Caveat, LeftOut, NoAdvice, Outcome, OutOfMemory, Record, diagnosis
+from cudatool.analyze.recorded import settings_variable
 from cudatool.cli import _replay_text
 from cudatool.cli.replay import replay
+from cudatool.trace.events import RECORD
+from cudatool.trace.model import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -79,6 +84,19 @@ def test_table_says_where_a_smaller_card_runs_out(run_command) -> None:
     assert 0 == done.returncode
     assert "fragmentation.py:" in done.stdout
     assert [] == [line for line in done.stdout.splitlines() if len(line.rstrip()) > 80]
+
+
+@pytest.mark.parametrize(
+    ("header", "variable"),
+    [
+        ({}, "PYTORCH_CUDA_ALLOC_CONF"),  # a snapshot of PyTorch's
+        ({"device_kind": "cuda", "libraries": ["PyTorch"]}, "PYTORCH_CUDA_ALLOC_CONF"),
+        ({"device_kind": "cuda"}, "CUDATOOL_ALLOC_CONF"),
+        ({"device_kind": "sim", "libraries": ["PyTorch"]}, "CUDATOOL_ALLOC_CONF"),  # where PyTorch takes no memory
+    ],
+)
+def test_advice_names_the_variable_that_the_recorded_allocator_reads(header: dict[str, Any], variable: str) -> None:
+    assert variable == settings_variable(Trace(np.zeros(0, RECORD), header=header))
 
 
 def test_advice_is_given_without_any_option(run_command) -> None:

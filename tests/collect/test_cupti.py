@@ -16,7 +16,7 @@ from cudatool.collect import _cupti, cupti
 from cudatool.collect.cupti import HOW, ROW, CuptiCollector, CuptiUnavailable, What
 from cudatool.collect.gpu_launches import Launches
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, UseFlag, WarningFlag
+from cudatool.trace.events import AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
 
 _HERE = threading.get_native_id()
 
@@ -74,10 +74,10 @@ class Log:
     def watch_launches(self, on):
         self.watched.append(on)
 
-    def put(self, what, *words, time=0, result=0, correlation=0, stack=0, thread=_HERE):
+    def put(self, what, *words, time=0, result=0, correlation=0, stack=0, thread=_HERE, device=0):
         number = self.numbers[what] if isinstance(what, str) else int(what)
         padded = (*words, *[0] * (8 - len(words)))
-        self.rows.append((time, number, result, thread, correlation, stack, 0, 1, padded))
+        self.rows.append((time, number, result, thread, correlation, stack, device, 1, padded))
 
     def call(self, library, *frames):
         """Add a stack: the library's file, and pairs of file and line, innermost first."""
@@ -490,6 +490,63 @@ def test_blocks_of_pytorch_are_told_and_those_of_graphs_are_not(collected):
     assert [(event.address, event.size, event.aux0) for event in found[:2]] == [(0x7000, 1000, 0), (0x7000, 1024, 1000)]
     assert (found[4].size, found[4].aux0) == (5120, 1 << 20)
     assert stacks.frames(found[1].stack)[1].line == 3
+
+
+def _block(log, address, time, device=0):
+    log.put(What.BLOCK, 0, address, 512, 0xABC, 0, 0, 0, time=time, device=device)
+
+
+def _snapshot(log, time, device=0):
+    log.put(What.BLOCK, 7, time=time, device=device)
+
+
+def _blocks(events):
+    return [event.address for event in events if event.kind is Kind.BLOCK_ALLOC]
+
+
+def test_who_listens_after_a_snapshot_of_pytorch_gets_what_happened_after_it(collected):
+    log, late = collected.log, []
+    with collected.collector.paused():
+        _block(log, 0x1000, 1)
+        _snapshot(log, 2)
+        _block(log, 0x2000, 3)
+        assert collected.collector.pass_on_snapshot()
+        hooks.stream_id(0, 0x5EED)  # an event of the thread that has paused: it must not pass on what came before it
+        hooks.subscribe(late.append)
+    try:
+        collected.collector.flush()
+    finally:
+        hooks.unsubscribe(late.append)
+        hooks.close_stream(0, 0x5EED)
+    assert [0x1000, 0x2000] == _blocks(collected.events)
+    assert [0x2000] == _blocks(late)
+
+
+@pytest.mark.parametrize(
+    ("device", "time", "is_whole"), [(1, 3, True), (0, 3, False), (0, 1, True), (1, 6, True), (0, 6, True)]
+)
+def test_a_change_between_the_snapshots_of_two_devices_is_noticed(collected, device, time, is_whole):
+    log = collected.log
+    rows = [(2, None, 0), (5, None, 1), (time, 0x1000, device)]
+    with collected.collector.paused():
+        for when, address, of in sorted(rows, key=lambda row: row[0]):
+            _snapshot(log, when, of) if address is None else _block(log, address, when, of)
+        assert is_whole == collected.collector.pass_on_snapshot()
+
+
+def test_without_a_note_of_the_snapshot_nothing_says_which_blocks_it_has(collected):
+    with collected.collector.paused():
+        _block(collected.log, 0x1000, 1)
+        assert not collected.collector.pass_on_snapshot()
+
+
+def test_memory_from_before_has_a_release(collected):
+    lived = Event(0, Kind.MEM_ALLOC, 0, 0, 0, 0, 0, 0, "cuMemAlloc", 0x7000, 4096, 0, 0)
+    collected.collector.note_living([lived])
+    collected.log.put("cuMemFree_v2", 0x7000)
+    collected.collector.flush()
+    (free,) = (event for event in collected.events if event.kind is Kind.MEM_FREE)
+    assert (0x7000, 4096) == (free.address, free.size)
 
 
 def test_blocks_are_the_programs_though_a_function_of_ours_called_pytorchs(collected):

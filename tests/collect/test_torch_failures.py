@@ -85,6 +85,9 @@ def test_torch_without_cuda_is_left_alone(seen, monkeypatch):
 @pytest.mark.parametrize("history", [False, True])
 def test_history_is_kept_for_a_snapshot_unless_the_program_keeps_it(seen, monkeypatch, history):
     torch = _Torch(history=history)
-    _watching(torch, seen, monkeypatch, with_history=True)
+    failures = _watching(torch, seen, monkeypatch, with_history=True)
     torch.initialize()
     assert len(torch.history) == (not history)
+    failures.stop()
+    failures.stop()
+    assert [{"enabled": None}] * (not history) == torch.history[1:]  # what costs the program time ends, too

@@ -72,3 +72,13 @@ def test_a_data_set_beside_an_older_one(tmp_path: Path) -> None:
 def test_a_limit_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_limit(text)
+
+
+def test_allocations_are_read_only_of_ranks_whose_checkpoints_differ(tmp_path: Path) -> None:
+    dataset = make(tmp_path, RECORDING, 5, [Fault("size", 2)], seed=3)
+    for rank in (3, 4):
+        [part] = dataset.glob(f"run=*/rank={rank}/trace=*")
+        (part / "allocations.parquet").write_bytes(b"no Parquet")
+    with opened(dataset) as database:
+        [run] = fleet_report(database)
+    assert [(2, Difference.SIZE)] == [(one.rank, one.difference) for one in run.findings][:1]

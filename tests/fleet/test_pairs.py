@@ -15,6 +15,7 @@ from recordings import HERE
 
 from cudatool.cli import group
 from cudatool.fleet.pair import PairDifference
+from cudatool.fleet.picture import picture
 from cudatool.fleet.query import opened
 from cudatool.fleet.report import Difference, RunReport, fleet_report
 from cudatool.fleet.words import described_pair
@@ -79,6 +80,16 @@ def test_what_is_held_at_the_peaks_differs_by_the_same_bytes_however_it_is_divid
         assert two - one == sum(b - a for a, b in rows), by
     held = {row.name: row.bytes for row in run.pair.memory if row.by == "site"}
     assert 0 == held["train.py:41 (keep_history)"][0] < held["train.py:41 (keep_history)"][1]
+
+
+def test_call_sites_on_the_page_of_two_ranks_are_beside_the_other_ranks(tmp_path: Path) -> None:
+    with opened(make(tmp_path, RECORDING, 2, [Fault("leak", 1)], seed=3)) as database:
+        [run] = fleet_report(database)
+        sites = picture(database, run).sites
+    by_rank = [{row.site: (row.bytes, row.usual) for row in sites if row.rank == rank} for rank in (0, 1)]
+    leak = "train.py:41 (keep_history)"
+    assert 0 == by_rank[0][leak][0] < by_rank[0][leak][1]  # a site that the rank does not have is in its table, too
+    assert {site: (bytes, usual) for site, (usual, bytes) in by_rank[1].items()} == by_rank[0]
 
 
 def test_a_fault_is_the_same_difference_on_either_rank(tmp_path: Path) -> None:

@@ -17,7 +17,11 @@ from cudatool.trace.family import children_of
 from cudatool.trace.model import Trace
 from cudatool.trace.reader import read
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers"),
+    pytest.mark.usefixtures("start_up_line"),
+]
 
 TORCH = "import torch; x = torch.ones(1000, device='cuda'); assert (x * 2).sum().item() == 2000"
 CUPY = "import cupy; assert float((cupy.ones(1000) * 2).sum()) == 2000"
@@ -52,17 +56,6 @@ if __name__ == "__main__":
     child.start(); child.join()
     assert child.exitcode == 0
 """
-
-
-@pytest.fixture(autouse=True)
-def start_up_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes find the line of cudatool_child.pth, also where cudatool was installed outside of site-packages."""
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(
-        'import os\n"CUDATOOL_CHILD" in os.environ and __import__("cudatool.processes.child", None, None, ["start"]).start()\n'
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(hook), os.environ.get("PYTHONPATH")))))
 
 
 def record(folder: Path, program: str, *command: str) -> tuple[Trace, list[Trace]]:
@@ -109,43 +102,60 @@ import os
 import torch
 import torch.distributed as dist
 
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
+rank, planted = int(os.environ["RANK"]), os.environ.get("PLANTED", "")
+shared = torch.cuda.device_count() < 2  # then NCCL refuses two ranks
+torch.cuda.set_device(0 if shared else rank)
+dist.init_process_group("gloo" if shared else "nccl")
 model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).cuda()
-model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
 optimizer = torch.optim.Adam(model.parameters())
-for number in range(12):
+kept = []
+for number in range(16):
     torch.cuda.nvtx.range_push("step")
-    batch = 96 if rank and number >= 8 and "PLANTED" in os.environ else 64
+    batch = 96 if rank and number >= 8 and planted == "batch" else 64
     model(torch.randn(batch, 1024, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    if rank and number >= 8 and planted == "leak":
+        kept.append(torch.ones(3 << 18, device="cuda"))
     torch.cuda.synchronize()
     torch.cuda.nvtx.range_pop()
 dist.destroy_process_group()
 """
+_LINES = {
+    text: number for number, text in enumerate(PAIR.strip("\n").splitlines(), 2)
+}  # the text begins with a newline
 
 
-@pytest.mark.parametrize("planted", [False, True])
+def _line(beginning: str) -> str:
+    (number,) = (number for text, number in _LINES.items() if text.strip().startswith(beginning))
+    return f"a.py:{number} (<module>)"
+
+
+@pytest.mark.parametrize("planted", ["", "batch", "leak"])
 def test_a_planted_difference_of_two_ranks_of_torchrun_is_described(tmp_path, monkeypatch, planted):
+    """On two GPUs with NCCL; where there is one, both ranks use it, with gloo."""
     pytest.importorskip("torch")
     pytest.importorskip("duckdb")
-    if len(gpu_names()) < 2:
-        pytest.skip("needs two GPUs")
-    if planted:
-        monkeypatch.setenv("PLANTED", "1")
+    monkeypatch.setenv("PLANTED", planted)
     record(tmp_path, PAIR, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "a.py")
     cudatool = [sys.executable, "-m", "cudatool"]
     subprocess.run([*cudatool, "export", "a.ctrace", "--to", "parquet", "-o", "set"], cwd=tmp_path, check=True)
     done = subprocess.run([*cudatool, "fleet", "set", "--json"], cwd=tmp_path, capture_output=True, text=True)
     [run] = [run for run in json.loads(done.stdout)["runs"] if len(run["ranks"]) == 2]
+    # Ranks that share a GPU wait for each other in other ways than their programs'.
     found = {one["difference"]: one for one in run["pair"]["differences"]}
-    if planted:
-        assert ["a.py:15 (<module>)"] * 2 == found["size"]["sites"] and [8, 8] == found["size"]["steps"], found
+    memory = {name: one for name, one in found.items() if name not in ("clock", "straggler", "awaited")}
+    if planted == "batch":
+        assert [_line("model(torch.randn")] * 2 == found["size"]["sites"] and [8, 8] == found["size"]["steps"], found
         assert [64 * 1024 * 4, 96 * 1024 * 4] == found["size"]["values"]
+    elif planted == "leak":
+        site = _line("kept.append")
+        assert site == found["leak"]["sites"][1] and found["leak"]["values"][0] == 0 < found["leak"]["values"][1], found
+        first = found["call-site"]
+        assert (site, 3 << 20, 8) == (first["sites"][1], first["values"][1], first["steps"][1]), first
     else:
-        assert {} == found, found
+        assert {} == memory, found
 
 
 def test_workers_of_a_loader_that_use_no_gpu_leave_no_trace_and_no_gap(tmp_path):

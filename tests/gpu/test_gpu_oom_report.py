@@ -7,14 +7,16 @@ import re
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from cudatool._driver import gpu_names
 
-pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 
 _HOG = """
 import torch
@@ -68,6 +70,7 @@ def _error(stderr: str) -> list[str]:
     return [line.split(" of which ")[0] for line in stderr.splitlines() if "OutOfMemoryError: " in line]
 
 
+@needs_torch
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_recorded_program_leaves_a_report_and_ends_as_without(name, tmp_path):
     plain = _run(tmp_path, _PROGRAMS[name])
@@ -81,6 +84,7 @@ def test_recorded_program_leaves_a_report_and_ends_as_without(name, tmp_path):
     assert "cudatool's runtime" not in text  # of which the program uses nothing
 
 
+@needs_torch
 @pytest.mark.parametrize("name", ["plain", "caught", "backward"])
 def test_armed_program_leaves_a_snapshot_of_pytorch_and_a_report(name, tmp_path):
     (tmp_path / "big.py").write_text("")
@@ -94,6 +98,7 @@ def test_armed_program_leaves_a_snapshot_of_pytorch_and_a_report(name, tmp_path)
     assert pickle.loads(snapshot.read_bytes())["segments"]
 
 
+@needs_torch
 def test_report_takes_two_seconds_at_most_at_a_hundred_thousand_events(tmp_path):
     program = """
 import time
@@ -109,3 +114,57 @@ print(time.monotonic() - begin)
     assert done.returncode == 0, done.stderr
     print(f"out of memory to exception: {float(done.stdout):.2f} s, all {time.monotonic() - begin:.1f} s")
     assert (tmp_path / "run.oom.txt").exists()
+
+
+_OF_LIBRARIES = {
+    "CuPy": ("cupy", """
+import cupy as cp
+kept = []
+def hog(): kept.append(cp.ones(1 << 30, cp.uint8))
+def take(): return cp.empty(1 << 42, cp.uint8)
+hog()
+for _ in range(2):
+    try: take()
+    except cp.cuda.memory.OutOfMemoryError: print("caught")
+"""),
+    "CuPy's limit": ("cupy", """
+import cupy as cp
+kept = []
+def hog(): kept.append(cp.ones(1 << 30, cp.uint8))
+def take(): return cp.empty(1 << 30, cp.uint8)
+cp.get_default_memory_pool().set_limit(size=3 << 29)
+hog(); take()
+"""),
+    "JAX": ("jax", """
+import os
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax, jax.numpy as jnp
+kept = []
+def hog(): kept.append(jnp.ones(1 << 30, jnp.uint8))
+def take(): return jnp.ones(1 << 42, jnp.uint8).block_until_ready()
+hog()
+try: take()
+except jax.errors.JaxRuntimeError: print("caught")
+"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _OF_LIBRARIES)
+def test_programs_of_other_libraries_leave_a_report_and_end_as_without(name, tmp_path):
+    module, program = _OF_LIBRARIES[name]
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    (tmp_path / "big.py").write_text(program)
+    plain, done = (
+        subprocess.run([sys.executable, *words, "big.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        for words in ((), ("-m", "cudatool", "run", "-o", "run.ctrace"))
+    )
+    assert (plain.returncode, plain.stdout) == (done.returncode, done.stdout), done.stderr
+    in_program = [[line for line in one.stderr.splitlines() if "big.py" in line] for one in (plain, done)]
+    assert in_program[0] == in_program[1]
+    text = (tmp_path / "run.oom.txt").read_text()
+    assert re.match(rf"Out of memory: big\.py:\d+ \(take\) requested .* of {module}", text, re.IGNORECASE), text
+    held = re.search(r"^Held when memory ran out\n.*\n(.*)$", text, re.MULTILINE)
+    assert held is not None and "(hog)" in held[1], text
+    if "limit" in name:
+        assert "The limit of CuPy's pool" in text

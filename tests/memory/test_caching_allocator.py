@@ -6,9 +6,11 @@ import contextlib
 import gc
 import os
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -348,6 +350,17 @@ def test_out_of_memory_names_the_places_that_hold_most(make: Make, events: list[
     with pytest.raises(
         OutOfMemoryError, match=r"Most is held by test_caching_allocator\.py:\d+ \(test_out_of.*\): 12 MiB"
     ):
+        allocator.malloc(12 * MIB, 0)
+
+
+def test_out_of_memory_in_a_notebook_names_the_cell(
+    make: Make, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name={__file__: ("Cell", "In[7]")}.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    allocator = make(total=20 * MIB)
+    allocator.malloc(12 * MIB, 0)
+    with pytest.raises(OutOfMemoryError, match=r"Most is held by In\[7\]:\d+ \(test_out_of_memory_in_a_notebook"):
         allocator.malloc(12 * MIB, 0)
 
 

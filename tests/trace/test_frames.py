@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from cudatool.trace.frames import (
     MissingStack,
     call_site,
     call_sites,
+    cell_name,
     frame_words,
     is_generated,
     missing_stack,
@@ -119,3 +123,12 @@ def test_files_of_pytorchs_compiler_are_told_by_their_names(file: str, expected:
     user = Frame("/home/me/train.py", "step", 40)
     words = "train.py:40 (step) via c4earadm...py:7 (call)" if expected else f"{frame_words(Frame(file, 'call', 7))}"
     assert call_site((Frame(file, "call", 7), user)) == words
+
+
+def test_a_notebooks_cell_has_the_name_that_tracebacks_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"/tmp/ipykernel_7/123.py": ("Cell", "In[3]")}
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=names.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert ["In[3]", "/home/train.py"] == [cell_name(file) for file in ("/tmp/ipykernel_7/123.py", "/home/train.py")]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # imported, not running
+    assert "/tmp/ipykernel_7/123.py" == cell_name("/tmp/ipykernel_7/123.py")

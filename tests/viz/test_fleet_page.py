@@ -92,7 +92,7 @@ def test_the_payload_holds_what_the_report_says() -> None:
     assert [(5, 0), (0, None)] == [(end["rank"], end["after"]) for end in run["ends"]]
     assert [step.longest_rank for step in one.report.steps] == run["steps"]["longest_rank"]
     assert [-rank for rank in range(8)] == run["collectives"]["awaited"]
-    assert [{"rank": 5, "site": "a.py:1 (f)", "bytes": 90 * MIB, "median": 10 * MIB}] == run["sites"]
+    assert [{"rank": 5, "site": "a.py:1 (f)", "bytes": 90 * MIB, "usual": 10 * MIB}] == run["sites"]
     assert [5 * MIB, None] == [metric["before"] for metric in document["against"]["metrics"]]
     assert [] == document["runs"][1]["findings"] and [] == document["runs"][1]["sites"]
 
@@ -134,6 +134,9 @@ def test_two_ranks_are_shown_side_by_side_and_none_is_accused(tmp_path: Path) ->
         assert "which one is wrong cannot be told" in page.evaluate("byId('verdict').textContent")
         assert ["Call site", "a.py:1 (f)", "1 MiB", "3 MiB", "rank 1 by 2 MiB"] == rows(page, "pair-memory")[0]
         assert ["Library", "nccl", "2 MiB", "0 B", "rank 0 by 2 MiB"] == rows(page, "pair-memory")[1]
+        assert "Rank 1" == page.evaluate("byId('usual').textContent")
+        page.evaluate("fleetView.choose(1, 0)")
+        assert "Rank 0" == page.evaluate("byId('usual').textContent")
         assert "Loaded by rank 0 only: nccl" == page.evaluate("byId('pair-libraries').textContent")
         page.evaluate("fleetView.show(0)")
         assert page.evaluate("byId('pair-memory-box').hidden") and "" == page.evaluate(
