@@ -213,7 +213,9 @@ def beside_sanitize(name: str, rounds: int) -> None:
             for way, words in (("plain", []), ("sanitize", ["-m", "cudatool", "sanitize", "--allow-empty"])):
                 command = [sys.executable, *words, "program.py"]
                 done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
-                lines = [line for line in done.stdout.splitlines() if line.startswith("TIME ")]
+                # `sanitize` writes its report to stdout, and passes the program's on to stderr.
+                written = (done.stdout + done.stderr).splitlines()
+                lines = [line for line in written if line.startswith("TIME ")]
                 if not lines:
                     print(f"{name} ({way}): status {done.returncode}\n{done.stderr[-1000:]}")
                     return

@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
+from typing import NamedTuple
 
 from cudatool.collect.live_memory import LiveMemory
-from cudatool.collect.loaded_code import LoadedCode
-from cudatool.ptx import Mode, PtxError, accesses_of_launch
+from cudatool.collect.loaded_code import KernelCode, LoadedCode
+from cudatool.ptx import Mode, PtxError, accesses_of_launch, arguments_that_may_point, is_number
 from cudatool.trace.events import AccessFlag, LaunchFlag, launch_flags
 
 __all__ = ["Judged", "LaunchRowFlag", "Launches", "Pointed"]
 
+_MOST_KNOWN = 1 << 12
 _FLAGS = {Mode.READ: AccessFlag.READ, Mode.WRITE: AccessFlag.WRITE, Mode.ATOMIC: AccessFlag.ATOMIC}
 
 
@@ -56,6 +58,13 @@ class Judged:
         return cls(flags, per_thread=bool(row_flags & LaunchRowFlag.PER_THREAD))
 
 
+class _Known(NamedTuple):
+    """A judgement, and its kernel, which lives as long: it is found by its id."""
+
+    code: KernelCode
+    judged: Judged
+
+
 class Launches:
     """Judges launches.
 
@@ -70,6 +79,8 @@ class Launches:
         self.blocks = LiveMemory()
         """What pools of libraries have handed out: parts of the driver's allocations."""
         self._said: set[str] = set()
+        # By the kernel and where its pointers point: loops launch the same again and again.
+        self._known: dict[tuple[int, int, tuple[object, ...]], _Known] = {}
 
     def is_first(self, text: str) -> bool:
         """Return whether something is said for the first time."""
@@ -88,14 +99,21 @@ class Launches:
         def find(address: int) -> tuple[int, int] | None:
             return next((piece for one in (self.blocks, *memory) if (piece := one.find(address))), None)
 
-        judged = Judged.of(row_flags, code.orders)
         try:
-            found = accesses_of_launch(code.accesses, arguments, find)
+            pieces = tuple(is_number(one) or find(one) for one in arguments_that_may_point(code.accesses, arguments))
         except PtxError:  # not the arguments of this kernel
-            return judged
+            return Judged.of(row_flags, code.orders)
+        known = self._known.get((id(code), row_flags, pieces))
+        if known is not None:
+            return known.judged
+        found = accesses_of_launch(code.accesses, arguments, find)
         doubts = ", ".join(sorted(found.doubts)) if found.unknown else ""
         accesses = [(touched.address, touched.size, _access_flags(touched.mode)) for touched in found.ranges]
-        return replace(judged, accesses=accesses, doubts=doubts)
+        judged = replace(Judged.of(row_flags, code.orders), accesses=accesses, doubts=doubts)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[id(code), row_flags, pieces] = _Known(code, judged)
+        return judged
 
 
 def _access_flags(mode: Mode) -> AccessFlag:

@@ -16,7 +16,9 @@ from cudatool.ptx.access import (
     ParameterAccess,
     VariableAccess,
     accesses_of_launch,
+    arguments_that_may_point,
     infer_accesses,
+    is_number,
     pointers_at,
 )
 from cudatool.ptx.calls import ModuleCalls, function_addresses
@@ -89,6 +91,8 @@ __all__ = [
     "infer_accesses",
     "pointers_at",
     "accesses_of_launch",
+    "arguments_that_may_point",
+    "is_number",
     "KernelAccesses",
     "ParameterAccess",
     "FieldAccess",

@@ -36,7 +36,9 @@ __all__ = [
     "ParameterAccess",
     "VariableAccess",
     "accesses_of_launch",
+    "arguments_that_may_point",
     "infer_accesses",
+    "is_number",
     "pointers_at",
 ]
 
@@ -396,6 +398,36 @@ class LaunchAccesses:
     doubts: frozenset[Doubt]
 
 
+def arguments_that_may_point(inference: KernelAccesses, parameter_values: bytes) -> tuple[int, ...]:
+    """Return the arguments of a launch on which :func:`accesses_of_launch` depends, in a fixed order.
+
+    What it returns is the same for two launches of a kernel if `find_allocation` returns the same for each of these,
+    and if the same ones are numbers.
+
+    Raises
+    ------
+    PtxError
+        There are fewer argument bytes than the kernel's parameters need.
+    """
+    _check_size(inference, parameter_values)
+    places = {parameter.name: parameter for parameter in inference.parameters}
+    bases = dict.fromkeys(
+        base for access in inference.accesses for base in access.bases if base.kind is BaseKind.PARAMETER
+    )
+    return tuple(value for base in bases for value in _pointers(places[base.name], base.offset, parameter_values))
+
+
+def is_number(argument: int) -> bool:
+    """Return whether an argument that may be a pointer is none: CUDA places no memory below 4 GiB."""
+    return argument < _LOWEST_ADDRESS
+
+
+def _check_size(inference: KernelAccesses, parameter_values: bytes) -> None:
+    needed = max((parameter.offset + parameter.size for parameter in inference.parameters), default=0)
+    if len(parameter_values) < needed:
+        raise PtxError(f"{inference.kernel} takes {needed} bytes of arguments, {len(parameter_values)} given")
+
+
 def accesses_of_launch(
     inference: KernelAccesses,
     parameter_values: bytes,
@@ -423,9 +455,7 @@ def accesses_of_launch(
     PtxError
         There are fewer argument bytes than the kernel's parameters need.
     """
-    needed = max((parameter.offset + parameter.size for parameter in inference.parameters), default=0)
-    if len(parameter_values) < needed:
-        raise PtxError(f"{inference.kernel} takes {needed} bytes of arguments, {len(parameter_values)} given")
+    _check_size(inference, parameter_values)
     places = {parameter.name: parameter for parameter in inference.parameters}
     modes: dict[tuple[int, int], Mode] = {}
     doubts = set(inference.doubts)
@@ -442,7 +472,7 @@ def accesses_of_launch(
                 found = find_allocation(value)
                 if found is not None:
                     hits.append(found)
-                elif value >= _LOWEST_ADDRESS:
+                elif not is_number(value):
                     missed = True
         for hit in hits:
             modes[hit] = modes.get(hit, Mode(0)) | access.mode

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from cudatool.collect import _cupti
+from cudatool.collect import _cupti, gpu_launches
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag, Pointed
 from cudatool.collect.live_memory import LiveMemory
 from cudatool.collect.loaded_code import ImageKind, LoadedCode
@@ -175,3 +175,23 @@ def test_of_a_module_with_many_kernels_only_the_one_that_runs_is_read():
         code.found(FUNCTION + 1, MODULE, "k1")
         assert ["to", "from", "n"] == [one.name for one in code.kernel(FUNCTION, "copy").accesses.parameters]
         assert code.kernel(FUNCTION + 1, "k1") is None
+
+
+def test_a_judgement_is_used_again_only_while_the_pointers_point_to_the_same_pieces(launches, memory, monkeypatch):
+    """Against what is inferred anew each time, for random arguments and memory that comes and goes."""
+    random = np.random.default_rng(3)
+    made = []
+    judge = gpu_launches.accesses_of_launch
+    monkeypatch.setattr(gpu_launches, "accesses_of_launch", lambda *facts: made.append(1) or judge(*facts))
+    for _ in range(500):
+        if random.random() < 0.1:
+            (memory.remove if TO in memory else lambda start: memory.add(start, 4096))(TO)
+        if random.random() < 0.1:
+            launches.blocks.add(TO, int(random.integers(1, 3)) * 128)
+        pointers = [int(random.choice([TO, TO + 200, FROM, 7, 3 << 40])) for _ in range(2)]
+        flags = int(random.choice([0, LaunchRowFlag.PROGRAMMATIC]))
+        anew = Launches({}.get)
+        anew.code, anew.blocks = launches.code, launches.blocks
+        given = flags, arguments(*pointers), (memory,)
+        assert anew.judge(FUNCTION, "copy", *given) == launches.judge(FUNCTION, "copy", *given)
+    assert len(made) < 600  # 500 of them anew

@@ -99,6 +99,7 @@ def test_ranks_of_torchrun_have_a_trace_each_of_their_gpu(tmp_path):
 
 PAIR = """
 import os
+import cudatool
 import torch
 import torch.distributed as dist
 
@@ -111,7 +112,8 @@ model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.
 optimizer = torch.optim.Adam(model.parameters())
 kept = []
 for number in range(16):
-    torch.cuda.nvtx.range_push("step")
+    step = cudatool.range("step")
+    step.__enter__()
     batch = 96 if rank and number >= 8 and planted == "batch" else 64
     model(torch.randn(batch, 1024, device="cuda")).square().mean().backward()
     optimizer.step()
@@ -119,7 +121,7 @@ for number in range(16):
     if rank and number >= 8 and planted == "leak":
         kept.append(torch.ones(3 << 18, device="cuda"))
     torch.cuda.synchronize()
-    torch.cuda.nvtx.range_pop()
+    step.__exit__(None, None, None)
 dist.destroy_process_group()
 """
 _LINES = {

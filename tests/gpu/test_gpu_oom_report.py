@@ -160,7 +160,9 @@ def test_programs_of_other_libraries_leave_a_report_and_end_as_without(name, tmp
         for words in ((), ("-m", "cudatool", "run", "-o", "run.ctrace"))
     )
     assert (plain.returncode, plain.stdout) == (done.returncode, done.stdout), done.stderr
-    in_program = [[line for line in one.stderr.splitlines() if "big.py" in line] for one in (plain, done)]
+    in_program = [
+        [line for line in one.stderr.splitlines() if re.match(r' +File ".*big\.py"', line)] for one in (plain, done)
+    ]
     assert in_program[0] == in_program[1]
     text = (tmp_path / "run.oom.txt").read_text()
     assert re.match(rf"Out of memory: big\.py:\d+ \(take\) requested .* of {module}", text, re.IGNORECASE), text

@@ -30,7 +30,7 @@ _MOST_S = 2.0  # that a program waits for its report
 
 def _run(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
     program = (
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "test_big.py"]
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:benchmark", "test_big.py"]
         if name == "pytest"
         else ["big.py"]
     )
