@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cudatool.collect.live_memory import LiveMemory
 from cudatool.collect.loaded_code import KernelCode, LoadedCode
-from cudatool.ptx import Mode, PtxError, accesses_of_launch, arguments_that_may_point, is_number
+from cudatool.ptx import Mode, PtxError, accesses_of_launch, is_number
 from cudatool.trace.events import AccessFlag, LaunchFlag, launch_flags
 
 __all__ = ["Judged", "LaunchRowFlag", "Launches", "Pointed"]
@@ -80,7 +80,7 @@ class Launches:
         """What pools of libraries have handed out: parts of the driver's allocations."""
         self._said: set[str] = set()
         # By the kernel and where its pointers point: loops launch the same again and again.
-        self._known: dict[tuple[int, int, tuple[object, ...]], _Known] = {}
+        self._known: dict[tuple[int, int, int, tuple[object, ...]], _Known] = {}
 
     def is_first(self, text: str) -> bool:
         """Return whether something is said for the first time."""
@@ -97,22 +97,26 @@ class Launches:
             return Judged.of(row_flags)
 
         def find(address: int) -> tuple[int, int] | None:
-            return next((piece for one in (self.blocks, *memory) if (piece := one.find(address))), None)
+            for one in (self.blocks, *memory):
+                if piece := one.find(address):
+                    return piece
+            return None
 
-        try:
-            pieces = tuple(is_number(one) or find(one) for one in arguments_that_may_point(code.accesses, arguments))
-        except PtxError:  # not the arguments of this kernel
-            return Judged.of(row_flags, code.orders)
-        known = self._known.get((id(code), row_flags, pieces))
+        values = [int.from_bytes(arguments[at : at + 8], "little") for at in code.pointers]
+        pieces = tuple([is_number(one) or find(one) for one in values])
+        known = self._known.get((id(code), row_flags, len(arguments), pieces))
         if known is not None:
             return known.judged
-        found = accesses_of_launch(code.accesses, arguments, find)
+        try:
+            found = accesses_of_launch(code.accesses, arguments, find)
+        except PtxError:  # not the arguments of this kernel
+            return Judged.of(row_flags, code.orders)
         doubts = ", ".join(sorted(found.doubts)) if found.unknown else ""
         accesses = [(touched.address, touched.size, _access_flags(touched.mode)) for touched in found.ranges]
         judged = replace(Judged.of(row_flags, code.orders), accesses=accesses, doubts=doubts)
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[id(code), row_flags, pieces] = _Known(code, judged)
+        self._known[id(code), row_flags, len(arguments), pieces] = _Known(code, judged)
         return judged
 
 

@@ -24,6 +24,7 @@ from cudatool.ptx import (
     is_container,
     orders_others,
     parse_image,
+    pointer_offsets,
     ptx_for,
 )
 from cudatool.ptx.model import Module
@@ -54,10 +55,13 @@ class KernelCode:
         What it may access.
     orders
         How it takes part in the order of work: :func:`cudatool.ptx.orders_others`.
+    pointers
+        Where in its arguments pointers may lie: :func:`cudatool.ptx.pointer_offsets`.
     """
 
     accesses: KernelAccesses
     orders: tuple[bool, bool, bool]
+    pointers: tuple[int, ...]
 
 
 class LoadedCode:
@@ -169,7 +173,8 @@ def _inferred(units: Sequence[_Unit], name: str) -> KernelCode | None:
             continue
         try:
             module = parse_image(text)
-            return KernelCode(infer_accesses(module, name), _orders(text, module, name))
+            accesses = infer_accesses(module, name)
+            return KernelCode(accesses, _orders(text, module, name), pointer_offsets(accesses))
         except PtxError:
             continue
     return None

@@ -16,9 +16,9 @@ from cudatool.ptx.access import (
     ParameterAccess,
     VariableAccess,
     accesses_of_launch,
-    arguments_that_may_point,
     infer_accesses,
     is_number,
+    pointer_offsets,
     pointers_at,
 )
 from cudatool.ptx.calls import ModuleCalls, function_addresses
@@ -91,7 +91,7 @@ __all__ = [
     "infer_accesses",
     "pointers_at",
     "accesses_of_launch",
-    "arguments_that_may_point",
+    "pointer_offsets",
     "is_number",
     "KernelAccesses",
     "ParameterAccess",

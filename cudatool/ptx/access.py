@@ -36,9 +36,9 @@ __all__ = [
     "ParameterAccess",
     "VariableAccess",
     "accesses_of_launch",
-    "arguments_that_may_point",
     "infer_accesses",
     "is_number",
+    "pointer_offsets",
     "pointers_at",
 ]
 
@@ -398,34 +398,20 @@ class LaunchAccesses:
     doubts: frozenset[Doubt]
 
 
-def arguments_that_may_point(inference: KernelAccesses, parameter_values: bytes) -> tuple[int, ...]:
-    """Return the arguments of a launch on which :func:`accesses_of_launch` depends, in a fixed order.
+def pointer_offsets(inference: KernelAccesses) -> tuple[int, ...]:
+    """Return where in the packed arguments of a launch those lie on which :func:`accesses_of_launch` depends.
 
-    What it returns is the same for two launches of a kernel if `find_allocation` returns the same for each of these,
-    and if the same ones are numbers.
-
-    Raises
-    ------
-    PtxError
-        There are fewer argument bytes than the kernel's parameters need.
+    What that returns is the same for two launches of a kernel if `find_allocation` returns the same for each of these
+    8-byte values, and if the same ones are numbers.
     """
-    _check_size(inference, parameter_values)
     places = {parameter.name: parameter for parameter in inference.parameters}
-    bases = dict.fromkeys(
-        base for access in inference.accesses for base in access.bases if base.kind is BaseKind.PARAMETER
-    )
-    return tuple(value for base in bases for value in _pointers(places[base.name], base.offset, parameter_values))
+    bases = {base for access in inference.accesses for base in access.bases if base.kind is BaseKind.PARAMETER}
+    return tuple(sorted({start for base in bases for start in _offsets(places[base.name], base.offset)}))
 
 
 def is_number(argument: int) -> bool:
     """Return whether an argument that may be a pointer is none: CUDA places no memory below 4 GiB."""
     return argument < _LOWEST_ADDRESS
-
-
-def _check_size(inference: KernelAccesses, parameter_values: bytes) -> None:
-    needed = max((parameter.offset + parameter.size for parameter in inference.parameters), default=0)
-    if len(parameter_values) < needed:
-        raise PtxError(f"{inference.kernel} takes {needed} bytes of arguments, {len(parameter_values)} given")
 
 
 def accesses_of_launch(
@@ -455,7 +441,9 @@ def accesses_of_launch(
     PtxError
         There are fewer argument bytes than the kernel's parameters need.
     """
-    _check_size(inference, parameter_values)
+    needed = max((parameter.offset + parameter.size for parameter in inference.parameters), default=0)
+    if len(parameter_values) < needed:
+        raise PtxError(f"{inference.kernel} takes {needed} bytes of arguments, {len(parameter_values)} given")
     places = {parameter.name: parameter for parameter in inference.parameters}
     modes: dict[tuple[int, int], Mode] = {}
     doubts = set(inference.doubts)
@@ -493,6 +481,9 @@ def accesses_of_launch(
 
 def _pointers(parameter: ParameterAccess, offset: int | None, values: bytes) -> list[int]:
     """Return the argument value at an offset of a parameter, or all of its values where the offset is not known."""
+    return [int.from_bytes(values[start : start + 8], "little") for start in _offsets(parameter, offset)]
+
+
+def _offsets(parameter: ParameterAccess, offset: int | None) -> list[int]:
     offsets = range(0, parameter.size - 7, 8) if offset is None else (offset,)
-    starts = [parameter.offset + one for one in offsets]
-    return [int.from_bytes(values[start : start + 8], "little") for start in starts]
+    return [parameter.offset + one for one in offsets]
