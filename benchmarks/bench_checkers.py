@@ -1,4 +1,4 @@
-"""The cost of each checker: ten kernels on one thread of the software device, as multiples of the plain run.
+"""The cost of each checker: thirteen kernels on one thread of the software device, as multiples of the plain run.
 
     python benchmarks/bench_checkers.py [KERNEL ...]
 
@@ -87,6 +87,9 @@ def _measure(names: list[str]) -> dict[str, float]:
     d_starts, d_columns = ct.asarray(starts), ct.asarray(columns)
     places = rng.random((bodies, 4), np.float32)
     d_bodies, d_forces = ct.asarray(places), ct.zeros((bodies, 4), np.float32)
+    few = 1 << 18
+    order, table = rng.permutation(few).astype(np.int32), rng.random(few, np.float32)
+    d_order, d_table, d_sums = ct.asarray(order), ct.asarray(table), ct.zeros(few, np.float32)
 
     launches: dict[str, tuple[object, object, tuple[object, ...]]] = {
         "vecadd": (n // 256, 256, (a, b, c, n)),
@@ -99,6 +102,7 @@ def _measure(names: list[str]) -> dict[str, float]:
         "scan": (n // 256, 256, (a, c)),
         "spmv": (len(lengths) // 256, 256, (d_starts, d_columns, b, a, c, len(lengths))),
         "nbody": (bodies // 128, 128, (d_bodies, d_forces, bodies)),
+        **{name: (few // 256, 256, (d_order, d_table, d_sums, few)) for name in ("lookup", "lookup_plain", "ring")},
     }
     sums = np.concatenate([[0], np.cumsum(y[: starts[-1]].astype(np.float64) * x[columns])])
     apart = places[None, :, :3].astype(np.float64) - places[:, None, :3]
@@ -107,6 +111,13 @@ def _measure(names: list[str]) -> dict[str, float]:
 
     def top(rows: int) -> np.ndarray:
         return c.get()[: rows * rows].reshape(rows, rows)
+
+    hashes, looked_up, around = np.arange(few, dtype=np.uint32), np.zeros(few), np.zeros(few)
+    for k in range(32):
+        hashes = hashes * np.uint32(1664525) + np.uint32(1013904223)
+        looked_up += table[hashes % few]
+        around += np.roll(table, -33 * k)
+    found = {"lookup": looked_up, "lookup_plain": looked_up, "ring": around}
 
     launched = 0
     right: dict[str, Callable[[], object]] = {
@@ -120,6 +131,7 @@ def _measure(names: list[str]) -> dict[str, float]:
         "scan": lambda: np.allclose(c.get().reshape(-1, 256), x.reshape(-1, 256).cumsum(1), rtol=1e-3),
         "spmv": lambda: np.allclose(c.get()[: len(lengths)], np.diff(sums[starts]), rtol=1e-2, atol=1e-3),
         "nbody": lambda: np.allclose(d_forces.get()[:, :3], (weight[:, :, None] * apart).sum(1), rtol=1e-2, atol=1e-1),
+        **{name: lambda e=e: np.allclose(d_sums.get()[order], e, rtol=1e-3) for name, e in found.items()},
     }
     result = {}
     for name, (grid, block, arguments) in launches.items():
