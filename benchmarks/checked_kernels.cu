@@ -61,3 +61,32 @@ extern "C" __global__ void nbody(const float4 *bodies, float4 *forces, int n) {
     }
     forces[blockIdx.x * 128 + threadIdx.x] = force;
 }
+
+// Lookups in a table through the read-only cache, by a hash; where results go depends on memory, so that all is checked.
+extern "C" __global__ void lookup(const int *__restrict__ places, const float *__restrict__ table, float *__restrict__ out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    unsigned hash = i;
+    float sum = 0;
+    for (int k = 0; k < 32; k++) hash = hash * 1664525u + 1013904223u, sum += table[hash % n];
+    out[places[i]] = sum;
+}
+
+// The same with loads that see what the launch writes.
+extern "C" __global__ void lookup_plain(const int *places, const float *table, float *out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    unsigned hash = i;
+    float sum = 0;
+    for (int k = 0; k < 32; k++) hash = hash * 1664525u + 1013904223u, sum += table[hash % n];
+    out[places[i]] = sum;
+}
+
+// Neighbors in a ring through the read-only cache: each word is read by several blocks, in runs.
+extern "C" __global__ void ring(const int *__restrict__ places, const float *__restrict__ a, float *__restrict__ out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float sum = 0;
+    for (int k = 0; k < 32; k++) sum += a[(i + k * 33) % n];
+    out[places[i]] = sum;
+}

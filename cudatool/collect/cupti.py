@@ -174,7 +174,8 @@ _streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stre
 _WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
 """What ran that has no name of its own."""
 _BLOCKING = StreamFlag(0)
-_OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap")
+_SHARES = ("cuIpc", "cuMemExport", "cuMemImport", "cuMemPool")
+_OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap", *_SHARES)
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
@@ -762,6 +763,19 @@ class CuptiCollector:
     def _host_free(self, row: _Row, name: str) -> None:
         size = self._host_memory.remove(row.words[0]) or 0
         self._report(Kind.HOST_FREE, address=row.words[0], size=size, name=plain_name(name))
+
+    def _give(self, row: _Row, name: str) -> None:
+        self._shared(row.words[1], name)
+
+    def _take(self, row: _Row, name: str) -> None:
+        self._shared(row.words[0], name)
+
+    def _shared(self, place: int, name: str) -> None:
+        """Report that other processes can use memory: at an address, or what the driver has a handle of."""
+        address = 0 if "ShareableHandle" in name else place
+        address, size = self._device_memory.find(address) or (address, 0)  # a handle stands for all of it
+        text = plain_name(name).removesuffix("_v2")
+        self._report(Kind.WARNING, name=text, address=address, size=size, flags=WarningFlag.SHARED)
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's caching allocator makes the call: PyTorch's own source reports its segments."""

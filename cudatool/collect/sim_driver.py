@@ -205,7 +205,7 @@ class SimDriverCollector:
                 self._graphs.added(_pointed(values["phGraphNode"]))
             elif name.startswith("cuGraphExec") and "NodeSet" in name:
                 self._graph_update(values, name)
-            elif self._thread.call.operation is not None and self._thread.call.operation.kind in _TOUCHES_MEMORY:
+            elif self._touches_memory(name):
                 text = f"{name}: what it enqueues is not recorded"
                 hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
@@ -369,6 +369,11 @@ class SimDriverCollector:
     def _event_open(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values["phEvent"])
         hooks.emit(Kind.EVENT_CREATE, device=self._device, aux0=hooks.event_id(handle), address=handle, flags=2)
+
+    def _touches_memory(self, name: str) -> bool:
+        """Whether a call that no event describes has enqueued accesses; what is discarded has no value after it."""
+        operation = self._thread.call.operation
+        return (operation is not None and operation.kind in _TOUCHES_MEMORY) or name.startswith("cuMemDiscard")
 
     def _share(self, values: dict[str, Any], name: str) -> None:
         opened = values.get("pdptr") or values.get("ptr_out")

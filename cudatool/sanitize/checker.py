@@ -29,6 +29,10 @@ from cudatool.trace.streams import thread_names
 
 __all__ = ["check"]
 
+_RACES = (FindingKind.RACE_RAW, FindingKind.RACE_WAR, FindingKind.RACE_WAW)
+_PLAIN_WORK = frozenset(
+    {Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.MEMCPY, Kind.MEMSET}
+)  # each is one operation in stream order
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
@@ -42,7 +46,8 @@ def check(
     the report's gaps.
 
     The findings are independent of each other: what would vanish with an earlier one's repair is only counted.
-    The repairs have been applied to the trace and the check repeated: a repair is named only if its finding was gone.
+    The repairs have been applied to the trace and the check repeated, unless it is certain what that would show: a
+    repair is named only if its finding is gone with it.
     Nothing depends on the order in which the work happened to run.
 
     Parameters
@@ -82,11 +87,14 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
         # What is said of a defect is that nothing orders its sides, not even the repair of another one.
         alone = Engine(trace, wanted=independent.keys(), effort=effort)
         alone.run()
+        waits_cure = _waits_cure(engine)
         independent = {key: defect.as_seen_by(alone.defects.get(key)) for key, defect in independent.items()}
-        repaired = Engine(trace, repairs=_plan(engine, independent.values()), effort=effort)
-        repaired.run()
-        # In a trace that contradicts itself, a repair may bring up what was hidden before.
-        cured = independent.keys() - repaired.defects.keys()
+        cured = set(independent)
+        if not waits_cure:
+            repaired = Engine(trace, repairs=_plan(engine, independent.values()), effort=effort)
+            repaired.run()
+            # In a trace that contradicts itself, a repair may bring up what was hidden before.
+            cured -= repaired.defects.keys()
 
     words = _Words(trace, engine)
     certain: list[Finding] = []
@@ -189,6 +197,25 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
         else:
             _let_wait(repairs, int(engine.records["stack"][second.operation.record]), defect)
     return repairs
+
+
+def _waits_cure(engine: Engine) -> bool:
+    """Whether it is certain, without another look at the trace, that all defects are gone with their repairs.
+
+    So it is if each is a race of plain work on streams and is known exactly. The engine went on as if the second side
+    had waited for the first one, each time, and found no more: all conflicts are among those. The repair waits, at
+    the same call, for all that the first side's stream was given by then, which is at least as much. Order only grows.
+    """
+    if engine.ordering.unknown:
+        return False
+    streams = {agent.index for agent in engine.streams.values()}
+    for key, defect in engine.defects.items():
+        _, exact, _, one, other, *launches = key
+        is_plain = exact and not launches and not defect.inside and not defect.grouped and defect.wait < 0
+        agents = {agent for pair in defect.agents for agent in pair}
+        if not (is_plain and defect.kind in _RACES and {one[0], other[0]} <= _PLAIN_WORK and agents <= streams):
+            return False
+    return True
 
 
 def _let_wait(repairs: Repairs, stack: int, defect: Defect) -> None:

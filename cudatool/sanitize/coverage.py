@@ -232,6 +232,11 @@ def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def _amount(gap: Gap) -> str:
+    """Return how many bytes, if that is known: of what other libraries share on a GPU it is not."""
+    return f"{format_bytes(gap.count)} of " if gap.count else ""
+
+
 def gap_what(gap: Gap) -> str:
     """Return what was not checked in a few words, for the line that sums up."""
     return _WORDS[gap.kind].what(gap)
@@ -345,9 +350,9 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
     ),
     GapKind.SHARED_MEMORY: _Words(
-        lambda gap: f"races with other processes in {format_bytes(gap.count)} of shared memory",
+        lambda gap: f"races with other processes in {_amount(gap)}shared memory",
         lambda gap: (
-            f"Other processes can use {format_bytes(gap.count)} of memory ({first_names(gap.names)}): their accesses "
+            f"Other processes can use {_amount(gap)}memory ({first_names(gap.names)}): their accesses "
             "are not compared with those of this process. Run in one process what uses it."
         ),
     ),

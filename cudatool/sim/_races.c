@@ -247,12 +247,20 @@ typedef struct {
     bool shared;
 } place_t;
 
-/* Reads of four bytes through the read-only cache by a block at a line, each byte's first ones: of the launch in which
- * `moment` is. `more` is the number of the next block's or line's, which read other bytes. race_engine.CACHED. */
+/* Reads through the read-only cache by one instruction, of `count` threads from `thread`, each of `size` adjacent bytes
+ * from `offset`: of each byte the first. */
 typedef struct {
-    uint32_t moment, block, line, bytes, more, unused;
-    uint16_t thread[4];
+    uint64_t offset;
+    uint32_t block, line, count;
+    uint16_t thread;
+    uint8_t size, unused;
 } cached_t;
+
+#define LATEST 64 /* lines whose latest reads are remembered */
+
+/* Bits of `reads_of`, which inlined code looks at: the byte is among the reads through the read-only cache; reads of
+ * different blocks (FAR) stand for all further ones. instrument.READS. */
+enum { CACHED = 1, SETTLED = 2 };
 
 /* From this moment to the next entry's, moments are of one block. */
 typedef struct {
@@ -270,10 +278,13 @@ typedef struct {
     run_t *runs;
     const uint64_t *shared_words; /* of the block that runs */
     uint64_t shared_bytes;
+    uint8_t *reads_of; /* of each byte of device memory: `stamp` and what this launch did, CACHED or SETTLED; or else */
+    uint64_t stamp;    /* a multiple of 4 in all eight bytes */
     uint32_t now;
 
     uint32_t runs_first, runs_end;
-    bool plain, programs;
+    bool plain, programs, hit; /* hit: the last scattered read that was looked up was known */
+    uint32_t misses;
     uint32_t launch, lines, threads, width; /* width: threads of a row */
     uint64_t base;
     uint64_t *words, *seconds;
@@ -284,11 +295,8 @@ typedef struct {
     int level;                  /* of the root of a tree */
     bool acquires, copies, narrows; /* may blocks learn of others; are there asynchronous copies, narrow atomics */
     cell_t *cells;
-    cached_t *cached;       /* of device memory, like the words */
-    uint32_t *cached_pages; /* for each page of it: a moment of the last launch that read it through the cache */
-    uint64_t *pages;        /* those that this launch read so */
-    cached_t *others;       /* the first is none */
-    uint32_t pages_used, pages_size, others_used, others_size;
+    cached_t *reads; /* through the read-only cache */
+    uint64_t reads_used, reads_size, latest[LATEST]; /* by line: the number of its last reads, from 1 */
     block_t *block, *live[1024], *spare;
     link_t *links;
     uint32_t links_used, links_size, links_free;
@@ -317,13 +325,13 @@ static void *need(void *memory) {
 
 race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint32_t width, uint64_t shared_bytes,
                             uint32_t lines, int acquires, int plain, int programs, uint64_t base, void *cells,
-                            uint64_t *words, uint64_t *seconds, void *cached, uint32_t *cached_pages, uint64_t limit) {
+                            uint64_t *words, uint64_t *seconds, uint8_t *reads_of, uint32_t stamp, uint64_t limit) {
     race_t *r = need(calloc(1, sizeof *r));
     r->runs = need(calloc(RUNS + 1, sizeof *r->runs));
     for (int i = 0; i <= RUNS; i++)
         r->runs[i].expected = ~(uint64_t)0;
     r->runs_first = RUNS;
-    r->plain = plain;
+    r->plain = r->hit = plain;
     r->programs = programs;
     r->limit = limit;
     r->base = base;
@@ -336,8 +344,8 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
     r->lines = lines;
     r->acquires = acquires;
     r->cells = cells;
-    r->cached = cached;
-    r->cached_pages = cached_pages;
+    r->reads_of = reads_of;
+    r->stamp = stamp * ((uint64_t)-1 / 255);
     r->level = 2;
     while (r->level < 12 && 4 * blocks > (uint64_t)1 << 5 * (r->level - 1))
         r->level++;
@@ -353,7 +361,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
 /* Whether accesses are still looked at: the history has room. */
 static bool has_room(race_t *r) {
     uint64_t used = r->links_size * sizeof(link_t) + r->flags_size * sizeof(flag_t) + r->entries_size * sizeof(entry_t);
-    used += r->others_size * sizeof(cached_t);
+    used += r->reads_size * sizeof(cached_t);
     if (used + __atomic_load_n(&trees, __ATOMIC_RELAXED) > r->limit)
         r->ended = true;
     return !r->ended;
@@ -393,7 +401,7 @@ static void free_block(race_t *r, block_t *b) {
 /* Returns the moment at which the next launch may begin. */
 uint32_t cudatool_race_end(race_t *r) {
     uint32_t now = r->now + 1;
-    free(r->runs), free(r->entries), free(r->pages), free(r->others);
+    free(r->runs), free(r->entries), free(r->reads);
     for (int i = 0; i < 1024; i++)
         while (r->live[i]) {
             block_t *b = r->live[i];
@@ -1243,6 +1251,16 @@ static uint32_t moment_now(const race_t *r) {
     return r->now < LAST ? r->now : LAST;
 }
 
+/* What is known of this launch's reads of a byte of device memory. */
+static uint32_t state_of(const race_t *r, uint64_t at) {
+    uint32_t state = r->reads_of[at] ^ (uint8_t)r->stamp;
+    return state < 4 ? state : 0;
+}
+
+static void add_state(race_t *r, uint64_t at, uint32_t state) {
+    r->reads_of[at] = (uint8_t)((uint8_t)r->stamp | state_of(r, at) | state);
+}
+
 /* Make the cell at `i` hold the history. */
 static cell_t *full(race_t *r, const place_t *p, uint64_t i) {
     cell_t *cell = &p->cells[i];
@@ -1256,6 +1274,9 @@ static cell_t *full(race_t *r, const place_t *p, uint64_t i) {
         }
     }
     p->words[i] = WORD(moment_now(r), FULL, 0, 0);
+    for (uint64_t at = 4 * i; !p->shared && at < 4 * i + 4; at++)
+        if (state_of(r, at) & SETTLED)
+            r->reads_of[at] ^= SETTLED;
     return cell;
 }
 
@@ -1583,6 +1604,22 @@ static bool flush(race_t *r) {
     return has_room(r);
 }
 
+/* Whether note() has nothing to do for any of the words of an access: two reads that are known stand for it. */
+static bool is_known(race_t *r, const place_t *p, uint64_t offset, uint32_t size, uint32_t flags) {
+    if (!r->plain || flags != READ || (offset | size) & 3 || (p->shared && offset + size > r->shared_bytes))
+        return false;
+    uint64_t now = (uint64_t)moment_now(r) << 36, start = (uint64_t)p->start << 36, far = FAR;
+    for (uint64_t i = offset >> 2; i < (offset + size) >> 2; i++) {
+        uint64_t word = p->words[i];
+        if (MODE(word) != M_READ || word < start || !(word & FAR || (word & PAIR && word >= now)))
+            return false;
+        far &= word;
+    }
+    for (uint64_t at = offset; far && !p->shared && at < offset + size; at++)
+        add_state(r, at, SETTLED);
+    return true;
+}
+
 /* A weak access that does not continue run `number`: `expected` is its key and thread. */
 void cudatool_race_open(race_t *r, uint32_t number, uint64_t offset, uint64_t expected) {
     run_t *run = &r->runs[number < RUNS ? number : RUNS];
@@ -1608,6 +1645,12 @@ void cudatool_race_open(race_t *r, uint32_t number, uint64_t offset, uint64_t ex
         }
     }
     const place_t *p = &r->places[expected >> 32 & 1];
+    bool scattered = run->expected != ~(uint64_t)0 && (uint32_t)run->expected - run->thread <= 2;
+    if (scattered && (r->hit || !(++r->misses & 7))) { /* of such accesses most are known, or few */
+        r->hit = is_known(r, p, offset, size, (uint32_t)(expected >> 33) & 3);
+        if (r->hit)
+            return; /* what waits may wait on */
+    }
     if (number < RUNS)
         __builtin_prefetch(p->words + (offset >> 2), 1); /* looked at when the next thread comes */
     if (run->expected != ~(uint64_t)0)
@@ -1624,12 +1667,10 @@ void cudatool_race_open(race_t *r, uint32_t number, uint64_t offset, uint64_t ex
 /* ---- reads through caches that do not see what the launch writes ----
  *
  * No order helps, so none is asked for. Data that is read through the read-only cache (ld.global.nc) is to be read-only
- * as long as the kernel runs: what was read so is remembered, and compared with all writes at the launch's end. That
- * they are still known then is due to meet() and note(): of the writes to a byte, only another write takes the place.
+ * as long as the kernel runs: what was read so first is remembered, and compared with all writes at the launch's end.
+ * That they are still known then is due to meet() and note(): of the writes to a byte, only another write takes the place.
  * A texture fetch or surface read is undefined if it finds what was written before in the launch: by then that is known.
  */
-
-enum { PAGE_WORDS = 1024 }; /* of four bytes */
 
 typedef struct {
     uint64_t address, block;
@@ -1685,88 +1726,92 @@ static void report_stale(race_t *r, const stale_t *read, const record_t *write) 
     found->count = count;
 }
 
-/* Compare what was read of four bytes through the read-only cache with what was written there. Counts each once. */
-static void find_stale_read(race_t *r, uint64_t i) {
-    const cached_t *read = &r->cached[i];
-    if (read->moment < r->launch)
-        return;
-    for (;; read = &r->others[read->more]) {
+/* Which of the four bytes at `first`, a multiple of four, are among those from `from` to `to`. */
+static uint32_t bytes_of(uint64_t first, uint64_t from, uint64_t to) {
+    uint64_t start = from > first ? from - first : 0, stop = to < first + 4 ? to - first : 4;
+    return ((1u << stop) - 1) & ~((1u << start) - 1);
+}
+
+/* Compare what one thread read through the read-only cache with what was written there. Counts each four bytes once. */
+static void find_stale_read(race_t *r, const cached_t *read, uint64_t from, uint32_t t) {
+    for (uint64_t i = from >> 2; i < (from + read->size + 3) >> 2; i++) {
         record_t write;
-        if (find_write(r, i, read->bytes, &write)) {
-            uint32_t both = read->bytes & BYTES(write.key), first = (uint32_t)__builtin_ctz(both);
-            stale_t stale = {r->base + 4 * i + first, read->block, (uint32_t)__builtin_popcount(both), read->line,
-                             read->thread[first], READ_ONLY_CACHE};
-            report_stale(r, &stale, &write);
-        }
-        if (!read->more)
-            return;
+        uint32_t bytes = bytes_of(4 * i, from, from + read->size);
+        if (!find_write(r, i, bytes, &write))
+            continue;
+        uint32_t both = bytes & BYTES(write.key), first = (uint32_t)__builtin_ctz(both);
+        stale_t stale = {r->base + 4 * i + first, read->block, (uint32_t)__builtin_popcount(both), read->line, t,
+                         READ_ONLY_CACHE};
+        report_stale(r, &stale, &write);
     }
 }
 
 static void find_stale_reads(race_t *r) {
-    for (uint32_t k = 0; k < r->pages_used; k++)
-        for (uint64_t i = r->pages[k] * PAGE_WORDS; i < (r->pages[k] + 1) * PAGE_WORDS; i++)
-            find_stale_read(r, i);
-    r->pages_used = 0;
+    for (uint64_t k = 0; k < r->reads_used; k++) {
+        const cached_t *read = &r->reads[k];
+        for (uint32_t n = 0; n < read->count; n++)
+            find_stale_read(r, read, read->offset + n * read->size, read->thread + n);
+    }
+    r->reads_used = 0;
 }
 
-static void remember_page(race_t *r, uint64_t page) {
-    if (r->cached_pages[page] >= r->launch)
+static void add_read(race_t *r, const cached_t *one) {
+    uint64_t *latest = &r->latest[one->line % LATEST];
+    cached_t *read = *latest ? &r->reads[*latest - 1] : NULL;
+    if (read && read->line == one->line && read->block == one->block && read->size == one->size &&
+        read->thread + read->count == one->thread && read->offset + (uint64_t)read->count * read->size == one->offset) {
+        read->count++;
         return;
-    r->cached_pages[page] = r->now;
-    if (r->pages_used == r->pages_size) {
-        r->pages_size = r->pages_size ? 2 * r->pages_size : 64;
-        r->pages = need(realloc(r->pages, r->pages_size * sizeof *r->pages));
     }
-    r->pages[r->pages_used++] = page;
-}
-
-static uint32_t new_other(race_t *r) {
-    if (r->others_used == r->others_size) {
-        r->others_size = r->others_size ? 2 * r->others_size : 64;
+    if (r->reads_used == r->reads_size) {
+        r->reads_size = r->reads_size ? 2 * r->reads_size : 1024;
         has_room(r);
-        r->others = need(realloc(r->others, r->others_size * sizeof *r->others));
-        r->others_used += !r->others_used;
+        r->reads = need(realloc(r->reads, r->reads_size * sizeof *r->reads));
     }
-    return r->others_used++;
+    r->reads[r->reads_used++] = *one;
+    *latest = r->reads_used;
 }
 
-/* A read of some of four bytes through the read-only cache: remember it for those that were not read so before. */
-static void remember_read(race_t *r, uint64_t i, uint32_t bytes, uint32_t line, uint32_t t) {
-    cached_t *read = &r->cached[i], fresh = {r->now, (uint32_t)r->block->index, line, 0, 0, 0, {0}};
-    if (read->moment < r->launch) {
-        *read = fresh;
-        remember_page(r, i / PAGE_WORDS);
+/* Compare, and forget, what was read through the read-only cache from `from` to `to`. */
+static void settle_reads(race_t *r, uint64_t from, uint64_t to) {
+    bool any = false;
+    for (uint64_t at = from; at < to; at++) {
+        any |= state_of(r, at) & CACHED;
+        r->reads_of[at] = 0;
     }
-    while (bytes &= ~read->bytes) {
-        if (!read->bytes || (read->line == line && read->block == fresh.block)) {
-            for (uint32_t byte = 0; byte < 4; byte++)
-                if (bytes >> byte & 1)
-                    read->thread[byte] = (uint16_t)t;
-            read->bytes |= bytes;
-            return;
+    if (!any)
+        return;
+    memset(r->latest, 0, sizeof r->latest);
+    uint64_t used = r->reads_used;
+    for (uint64_t k = 0; k < used; k++) {
+        cached_t whole = r->reads[k];
+        if (whole.offset >= to || whole.offset + (uint64_t)whole.count * whole.size <= from)
+            continue;
+        r->reads[k].count = 0;
+        for (uint32_t n = 0; n < whole.count; n++) {
+            uint64_t first = whole.offset + n * whole.size, stop = first + whole.size;
+            cached_t one = {first, whole.block, whole.line, 1, (uint16_t)(whole.thread + n), whole.size, 0};
+            if (first < to && stop > from)
+                find_stale_read(r, &one, first, one.thread);
+            if (first < from) /* what remains */
+                one.size = (uint8_t)((stop < from ? stop : from) - first), add_read(r, &one);
+            if (stop > to)
+                one.offset = first > to ? first : to, one.size = (uint8_t)(stop - one.offset), add_read(r, &one);
         }
-        if (!read->more) {
-            bool is_first = read == &r->cached[i];
-            uint64_t at = is_first ? 0 : (uint64_t)(read - r->others);
-            uint32_t other = new_other(r);
-            r->others[other] = fresh;
-            *(is_first ? &read->more : &r->others[at].more) = other;
-            read = &r->others[other];
-        } else
-            read = &r->others[read->more];
     }
 }
 
-/* A read of device memory through the read-only cache. */
+/* A read of device memory through the read-only cache: remember it for those bytes that were not read so before. */
 void cudatool_race_cached(race_t *r, uint64_t offset, uint32_t size, uint32_t line, uint32_t t) {
     if (r->ended)
         return;
-    for (uint64_t first = offset & ~(uint64_t)3; first < offset + size; first += 4) {
-        uint64_t from = first > offset ? first : offset;
-        uint64_t to = first + 4 < offset + size ? first + 4 : offset + size;
-        remember_read(r, first >> 2, (uint32_t)(((1u << (to - from)) - 1) << (from & 3)), line, t);
+    for (uint64_t at = offset, stop; at < offset + size; at = stop + (stop == at)) {
+        for (stop = at; stop < offset + size && !(state_of(r, stop) & CACHED); stop++)
+            add_state(r, stop, CACHED);
+        if (stop > at)
+            add_read(r, &(cached_t){at, (uint32_t)r->block->index, line, 1, (uint16_t)t, (uint8_t)(stop - at), 0});
     }
+    is_known(r, &r->places[0], offset, size, READ);
 }
 
 /* A read of device memory through the texture cache. */
@@ -1774,10 +1819,8 @@ void cudatool_race_fetched(race_t *r, uint64_t offset, uint32_t size, uint32_t l
     if (!flush(r))
         return;
     for (uint64_t first = offset & ~(uint64_t)3; first < offset + size; first += 4) {
-        uint64_t from = first > offset ? first : offset;
-        uint64_t to = first + 4 < offset + size ? first + 4 : offset + size;
         record_t write;
-        if (find_write(r, first >> 2, (uint32_t)(((1u << (to - from)) - 1) << (from & 3)), &write)) {
+        if (find_write(r, first >> 2, bytes_of(first, offset, offset + size), &write)) {
             stale_t stale = {r->base + offset, r->block->index, size, line, t, TEXTURE_CACHE};
             report_stale(r, &stale, &write);
             return;
@@ -1788,9 +1831,8 @@ void cudatool_race_fetched(race_t *r, uint64_t offset, uint32_t size, uint32_t l
 /* Memory that the heap of the device gives out again: what was done with it before is over. */
 void cudatool_race_clear(race_t *r, uint64_t offset, uint64_t size) {
     flush(r);
+    settle_reads(r, offset, offset + size);
     for (uint64_t i = offset >> 2; size && i < (offset + size + 3) >> 2; i++) {
-        find_stale_read(r, i);
-        r->cached[i].moment = 0;
         if (MODE(r->words[i]) == FULL && MOMENT(r->words[i]) >= r->launch) {
             cell_t *cell = &r->cells[i];
             free_list(r, &cell->writes), free_list(r, &cell->reads), free_list(r, &cell->strongs);

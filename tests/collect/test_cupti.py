@@ -137,6 +137,28 @@ def test_memory_has_its_stack_and_the_library_that_took_it(collected):
     assert born.thread == hooks.thread_id()
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_memory_that_other_processes_can_use_is_named_whoever_shares_it(collected, watched):
+    """PyTorch's, too: what its source reports says nothing of handles."""
+    collected.pytorch.is_watched = watched
+    log = collected.log
+    log.put("cuMemAlloc_v2", 0x7000, 4096)
+    log.put("cuIpcGetMemHandle", 0, 0x7000)
+    log.put("cuIpcOpenMemHandle_v2", 0x9000)
+    log.put("cuMemExportToShareableHandle", 0, 77)
+    log.put("cuMemPoolImportPointer", 0xA000)
+    log.put("cuIpcOpenMemHandle_v2", 0, result=201)  # refused
+    collected.collector.flush()
+    shared = [one for one in collected.events if one.kind is Kind.WARNING]
+    assert all(one.flags == WarningFlag.SHARED for one in shared)
+    assert [
+        ("cuIpcGetMemHandle", 0x7000, 4096),
+        ("cuIpcOpenMemHandle", 0x9000, 0),
+        ("cuMemExportToShareableHandle", 0, 0),
+        ("cuMemPoolImportPointer", 0xA000, 0),
+    ] == [(one.name, one.address, one.size) for one in shared]
+
+
 def test_memory_that_is_mapped_counts_once(collected):
     log = collected.log
     log.put("cuMemMap", 0x1000, 64, 0, 77)

@@ -50,6 +50,25 @@ def test_a_call_without_a_report_is_a_gap_that_names_it(tmp_path: Path, monkeypa
     assert [said] == gaps_of_a_launch(tmp_path)
 
 
+def test_discarding_memory_is_a_gap(tmp_path: Path) -> None:
+    """Who reads it in no order with that may find anything, but no event says what was discarded."""
+    path = tmp_path / "t.ctrace"
+    with recording.record(path, device="sim"):
+        from cuda.bindings import driver
+
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        stream, memory = ok(driver.cuStreamCreate(1)), ok(driver.cuMemAllocManaged(4096, 1))
+        ok(driver.cuMemDiscardBatchAsync([memory], [4096], 1, 0, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        ok(driver.cuMemFree(memory))
+        ok(driver.cuStreamDestroy(stream))
+        ok(driver.cuCtxSetCurrent(0))  # else the next test begins with a context that is gone
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+    gaps = [(*gap.names, *gap.codes) for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN]
+    assert [("cuMemDiscardBatchAsync: what it enqueues is not recorded", "call-not-recorded")] == gaps
+
+
 def test_nodes_that_order_by_values_in_memory_are_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "t.ctrace"
     with recording.record(path, device="sim"):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sanitize_program import ATOMIC, RW, Program, R, W
 
-from cudatool.sanitize import check, clocks, intervals
+from cudatool.sanitize import check, checker, clocks, intervals
 from cudatool.sanitize.engine import Engine
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
 
@@ -229,3 +229,27 @@ def test_findings_are_true_independent_and_repairable(steps: list[Any]) -> None:
     assert bool(found) == bool(expected)
     assert [finding.repair for finding in report.findings if not finding.repair] == []
     assert len({finding.fingerprint for finding in report.findings}) == len(report.findings)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(more_actions, max_size=30))
+def test_repairs_that_count_as_certain_leave_nothing_behind(steps: list[Any]) -> None:
+    """Those of plain work on streams: the trace is not read again with them."""
+    trace = play(steps)[0].trace()
+    engine = Engine(trace, go_on_repaired=True)
+    engine.run()
+    if not engine.defects:
+        return
+    if checker._waits_cure(engine):
+        repaired = Engine(trace, repairs=checker._plan(engine, engine.defects.values()))
+        repaired.run()
+        assert {} == repaired.defects
+
+
+def test_repairs_are_certain_of_some_programs_and_not_of_others() -> None:
+    race = [("kernel", 4, [(W, 0, 4)]), ("kernel", 5, [(R, 0, 4)])]
+    for steps, expected in ((race, True), ([*race, ("host access", W, (0, 4))], False)):
+        engine = Engine(play(steps)[0].trace(), go_on_repaired=True)
+        engine.run()
+        assert engine.defects
+        assert expected == checker._waits_cure(engine)

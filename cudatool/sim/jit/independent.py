@@ -13,7 +13,7 @@ such accesses the launch's arguments decide before it runs where each thread's l
   each (threads that end do nothing more). Else the whole kernel is one stretch.
 
 Accesses that are independent have no instrumentation; the engine sees all others. Whatever is not followed counts as
-meeting everything.
+meeting everything. A launch of which no access needs a check runs the code that launches without checks have.
 
 In every kernel it helps to know where all its writes are: code looks at the others' addresses and leaves out reads of
 memory that no thread of the launch writes. And where all of the memory that an access may touch can be used, or has
@@ -29,13 +29,14 @@ from typing import NamedTuple
 from cudatool.ptx import Flow, Function, Symbol
 from cudatool.ptx.affine import THREAD_INDICES, AffineAddresses, Form, Site, may_meet
 from cudatool.ptx.isa import Mode
-from cudatool.ptx.operands import GENERIC
+from cudatool.ptx.operands import GENERIC, space_of
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.shadow import Shadow
 
 __all__ = ["Independent", "OfLaunch", "Reach", "needless"]
 
+_OF_ACCESSES = Instrument.MEMCHECK | Instrument.INITCHECK | Instrument.RACECHECK  # what alone they look at
 _KEPT = 64  # launches that are remembered
 _PAIRS = 1 << 14  # of accesses that are compared; in kernels with more, all are looked at
 
@@ -82,6 +83,7 @@ class Independent:
     def __init__(self, function: Function, parameters: dict[str, int], *, plain: bool) -> None:
         self._addresses = AffineAddresses(function, parameters)
         self._sites = self._addresses.sites or ()
+        self._uses_local = any(space_of(i) == "local" or i.opcode == "alloca" for i in function.instructions)
         self._stretches = self._find_stretches(function) if plain else [list(range(len(self._sites)))]
         self._known: dict[tuple[object, ...], OfLaunch] = {}
 
@@ -144,6 +146,12 @@ class Independent:
         return self._addresses.sites is None or any(
             site.mode is not Mode.READ and site.space != "shared" and site.line not in apart for site in self._sites
         )
+
+    def leaves_nothing(self, kinds: Instrument, left_out: Needless) -> bool:
+        """Whether a launch without the checks `left_out` has none of `kinds`: it may run as if it were not checked."""
+        if self._addresses.sites is None or kinds & ~_OF_ACCESSES or (kinds & Instrument.MEMCHECK and self._uses_local):
+            return False
+        return all((kind, site.line) in left_out for kind in _OF_ACCESSES & kinds for site in self._sites)
 
     def _find(
         self,

@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING
 
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, Engine, Run
+from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, Engine, Reads, Run
 
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
@@ -139,7 +139,6 @@ CELL = 64
 WORD = 8
 """Bytes of the summary of a history, of which there are two for each four bytes (``words`` and ``seconds``)."""
 
-_CACHES = {Flag.READ_ONLY: "cached", Flag.TEXTURE: "fetched"}
 """By how a read is made: the function of the engine that looks whether the launch writes what it reads."""
 
 WHO = "i32 %bx, i32 %by, i32 %bz, i32 %t"
@@ -255,10 +254,7 @@ def _observe(
         first = e.op(f"sub i64 {e.field('written_first')}, {size - 1}")
         reach = e.op(f"add i64 {e.field('written_bytes')}, {size - 1}")
         with e.when(e.op(f"icmp ult i64 {e.op(f'sub i64 {offset}, {first}')}, {reach}")):
-            race_access(e, offset, size, mode, line, 0, flags & ~(Flag.READ_ONLY | Flag.TEXTURE))
-            for flag, name in _CACHES.items():
-                if flags & flag:
-                    race_call(e, name, f"i64 {offset}", f"i32 {size}", f"i32 {line}", "i32 %t")
+            _race_read(e, offset, size, line, flags)
     elif kinds & Instrument.RACECHECK:
         race_access(e, offset, size, mode, line, 0, flags)
     if kinds & Instrument.FOOTPRINT:
@@ -349,6 +345,49 @@ def race_call(e: Emitter, name: str, *arguments: str) -> None:
     kinds = ", ".join(argument.split()[0] for argument in arguments)
     e.define(f"declare void @cudatool_race_{name}(ptr, {kinds})")
     e.emit(f"call void @cudatool_race_{name}(ptr {_engine(e)}, {', '.join(arguments)})")
+
+
+def _race_read(e: Emitter, offset: str, size: int, line: int, flags: Flag) -> None:
+    """Emit that the engine looks at a read of device memory, unless that would add nothing to what it knows."""
+    weak = flags & ~(Flag.READ_ONLY | Flag.TEXTURE)
+    arguments = f"i64 {offset}", f"i32 {size}", f"i32 {line}", "i32 %t"
+    whole = not size % _WORD_BYTES and not e.orders_by_flags  # else no read is ever settled
+    if flags & Flag.READ_ONLY and whole:
+        with e.when(_lacks(e, offset, size, Reads.CACHED | Reads.SETTLED)):
+            race_access(e, offset, size, Mode.READ, line, 0, weak)
+            race_call(e, "cached", *arguments)
+        return
+    if flags is Flag.NONE and whole:
+        with e.when(_lacks(e, offset, size, Reads.SETTLED)):
+            race_access(e, offset, size, Mode.READ, line, 0, weak)
+        return
+    race_access(e, offset, size, Mode.READ, line, 0, weak)
+    if flags & Flag.READ_ONLY:
+        with e.when(_lacks(e, offset, size, Reads.CACHED)):
+            race_call(e, "cached", *arguments)
+    if flags & Flag.TEXTURE:
+        race_call(e, "fetched", *arguments)
+
+
+def _lacks(e: Emitter, offset: str, size: int, known: Reads) -> str:
+    """Emit whether not all of these is known of some byte of device memory that is read."""
+    engine, part = _engine(e), min(size, 8)
+    kind, splat = f"i{8 * part}", ones(part)
+    reads_of, stamp = (
+        e.op(f"load i64, ptr {e.op(f'getelementptr i8, ptr {engine}, i64 {field.offset}')}, !invariant.load !0")
+        for field in (Engine.reads_of, Engine.stamp)
+    )
+    stamp = stamp if part == 8 else e.op(f"trunc i64 {stamp} to {kind}")
+    expected = e.op(f"or {kind} {stamp}, {splat * known}")
+    ignored = (Reads.CACHED | Reads.SETTLED) & ~known
+    first = e.op(f"inttoptr i64 {e.op(f'add i64 {reads_of}, {offset}')} to ptr")
+    differs = ""
+    for at in range(0, size, part):
+        place = e.op(f"getelementptr i8, ptr {first}, i64 {at}")
+        other = e.op(f"xor {kind} {e.op(f'load {kind}, ptr {place}, align 1')}, {expected}")
+        other = e.op(f"and {kind} {other}, {splat * (255 - ignored)}")
+        differs = e.op(f"or {kind} {differs}, {other}") if differs else other
+    return e.op(f"icmp ne {kind} {differs}, 0")
 
 
 def _engine(e: Emitter) -> str:

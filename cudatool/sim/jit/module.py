@@ -189,14 +189,17 @@ class _Checked:
 
     Attributes
     ----------
+    kinds
+        What its code looks for.
     left_out
-        The checks that would find nothing.
+        Those that would find nothing.
     written, sound
         See :meth:`.Shadow.prepare`.
     fills
         Whether memory may have more values after it, which later checks could leave out.
     """
 
+    kinds: Instrument
     left_out: Needless
     written: range | None
     sound: tuple[tuple[int, int], ...]
@@ -496,10 +499,10 @@ class JitKernel:
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
-        how = _Checked(Needless(), None, (), fills=True)
+        how = _Checked(instrument, Needless(), None, (), fills=True)
         if shadow is not None and instrument & ~Instrument.SYNCCHECK:
             how = self._find_checked(grid, block, shared_bytes, params, instrument, shadow)
-        translated = self._translate(instrument, large, how.left_out)
+        translated = self._translate(how.kinds, large, how.left_out)
         workspace = (ctypes.c_uint32 * 16)()
         launch = replace(
             self._described(translated, grid, block, shared_bytes, heap, stack_bytes),
@@ -547,7 +550,9 @@ class JitKernel:
         device = range(shadow.base, shadow.base + shadow.size)
         of_launch = self._independent.of_launch(arguments, grid, block, device, self._address_of)
         left_out = needless(of_launch, instrument, shadow, self._shared_bytes(shared_bytes))
-        left_out = self._translated_for(instrument, _is_large(grid, block), left_out)
+        is_plain = self._independent.leaves_nothing(instrument, left_out)
+        if not is_plain:
+            left_out = self._translated_for(instrument, _is_large(grid, block), left_out)
         around, sound = self._argument_ranges, tuple[tuple[int, int], ...]()
         if any((kind, line) not in left_out for kind in _MEMORY & instrument for line in around.of_line):
             sound = tuple(shadow.sound_around(pointer) for pointer in around.addresses(arguments))
@@ -556,7 +561,8 @@ class JitKernel:
         )
         if len(self._checked) >= _MOST_CHECKED:
             self._checked.clear()
-        found = self._checked[key] = _Checked(left_out, of_launch.written, sound, fills=fills)
+        code = (Instrument.NONE, Needless()) if is_plain else (instrument, left_out)
+        found = self._checked[key] = _Checked(*code, of_launch.written, sound, fills=fills)
         return found
 
     def launch_alone(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from cudatool.sim.host_library import library
 
 __all__ = [
     "ATOMIC_WORD",
-    "CACHED",
     "HISTORY_LIMIT",
     "PAIR_BIT",
     "RUNS",
@@ -18,6 +17,7 @@ __all__ = [
     "Order",
     "RaceRecord",
     "Races",
+    "Reads",
     "Reason",
     "Run",
 ]
@@ -27,9 +27,6 @@ RUNS = 2048
 
 HISTORY_LIMIT = 1 << 30
 """Bytes that a launch's history may take, beside the maps of :class:`.shadow.Shadow`. Beyond, nothing is checked."""
-
-CACHED = 32
-"""Bytes that say how four bytes of memory were read through the read-only cache (``cached_t`` of ``_races.c``)."""
 
 ATOMIC_WORD = 3
 """The mode that a word of the history has for atomic updates (``M_ATOMIC`` of ``_races.c``), in its bits 32 to 35."""
@@ -61,6 +58,15 @@ class Reason(IntEnum):
     """The read is a texture fetch or one of a surface, whose cache does not see what the launch has written."""
 
 
+class Reads(IntFlag):
+    """What is known of a byte that a launch reads (``_races.c``)."""
+
+    CACHED = 1
+    """It was read through the read-only cache, and is remembered."""
+    SETTLED = 2
+    """Blocks read it, which no order tells from each other: further reads by any block add nothing."""
+
+
 class RaceRecord(ctypes.Structure):
     """A race: the first of its kind at a line. Blocks are numbers in the order of execution; modes are flags."""
 
@@ -86,12 +92,15 @@ class Engine(ctypes.Structure):
     """What instrumented code reads of the engine's state (the beginning of ``race_t`` of ``_races.c``).
 
     `shared_words` is the history of the shared memory, of `shared_bytes`, of the block that runs; `now` its moment.
+    The map `reads_of` has a byte for each one of device memory: a byte of `stamp`, a multiple of 4, and :class:`Reads`.
     """
 
     _fields_ = (
         ("runs", ctypes.c_void_p),
         ("shared_words", ctypes.c_void_p),
         ("shared_bytes", ctypes.c_uint64),
+        ("reads_of", ctypes.c_void_p),
+        ("stamp", ctypes.c_uint64),
         ("now", ctypes.c_uint32),
     )
 
@@ -122,8 +131,9 @@ class Races:
         Address of device memory.
     words, seconds, cells
         Addresses of the history of device memory.
-    cached, cached_pages
-        Addresses of what was read of it through the read-only cache, and of which pages of it were.
+    reads_of, stamp
+        Address of the map of what the launch reads, and what tells its bytes from those of earlier launches: a multiple
+        of 4 from 4 to 252.
     limit
         Bytes that the rest of the history may take.
     """
@@ -142,17 +152,17 @@ class Races:
         words: int,
         seconds: int,
         cells: int,
-        cached: int,
-        cached_pages: int,
+        reads_of: int,
+        stamp: int,
         limit: int = HISTORY_LIMIT,
     ) -> None:
         self._library = library()
         begin = self._library.cudatool_race_begin
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
-        begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 3, *[u64] * 7]
+        begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 3, *[u64] * 5, u32, u64]
         begin.restype = ctypes.c_void_p
         shape = now, blocks, threads, width, shared_bytes, lines
-        self.handle: int = begin(*shape, *order, base, cells, words, seconds, cached, cached_pages, limit)
+        self.handle: int = begin(*shape, *order, base, cells, words, seconds, reads_of, stamp, limit)
 
     def end(self) -> tuple[int, list[RaceRecord], bool]:
         """Forget all; return the first moment that the next launch may have, the races, and whether all was checked."""

@@ -18,7 +18,7 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
 from cudatool.sim.jit.instrument import CELL, KINDS, WORD, Defect, FoundRecord, Instrument
-from cudatool.sim.jit.race_engine import CACHED, HISTORY_LIMIT, Order, RaceRecord, Races, Reason
+from cudatool.sim.jit.race_engine import HISTORY_LIMIT, Order, RaceRecord, Races, Reason
 from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
@@ -31,6 +31,7 @@ _LONGEST_RUN = 1 << 16  # pages before and after an argument that are looked at
 _READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
 _RACES = (Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE, Defect.STALE_READ)  # by kind
 _versions = itertools.count()  # of all shadows: a number is never given twice
+_STAMPS, _LAST_STAMP = 4, 252  # of launches, a byte: the distance from one to the next, and the last one
 _LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
 
@@ -103,19 +104,19 @@ class Shadow:
             _Map(size // PAGE + 2),
         ]
         self._valid, self._pages, self._init, self._filled = self._maps
-        self._history = [_Map(size // 4 * width + PAGE) for width in (WORD, WORD, CELL, CACHED)]
-        self._history.append(_Map(size // PAGE * 4 + PAGE))
-        self._words, self._seconds, self._cells, self._cached, self._cached_pages = self._history
-        self._moment = 0
+        self._history = [_Map(size // 4 * width + PAGE) for width in (WORD, WORD, CELL)]
+        self._words, self._seconds, self._cells = self._history
+        self._reads_of = _Map(size + PAGE)
+        self._moment = self._stamp = 0
         self.version = next(_versions)
         self._nowhere = (ctypes.c_uint64 * 16)()
 
     def reset(self, kinds: Instrument) -> None:
         """Forget everything, and check other things from now on."""
         self.kinds = self._tracked = kinds
-        for one in (*self._maps, *self._history):
+        for one in (*self._maps, *self._history, self._reads_of):
             one.clear()
-        self._moment = 0
+        self._moment = self._stamp = 0
         self.changed()
 
     def changed(self) -> None:
@@ -310,6 +311,11 @@ class Shadow:
             for one in self._history:
                 one.clear()
             self._moment = 0
+        if self.kinds & Instrument.RACECHECK:
+            self._stamp += _STAMPS
+        if self._stamp > _LAST_STAMP:
+            self._reads_of.clear()
+            self._stamp = _STAMPS
         return Launching(self, contexts, lines, host, order, written, sound)
 
 
@@ -355,8 +361,8 @@ class Launching:
                 words=shadow._words.address,
                 seconds=shadow._seconds.address,
                 cells=shadow._cells.address,
-                cached=shadow._cached.address,
-                cached_pages=shadow._cached_pages.address,
+                reads_of=shadow._reads_of.address,
+                stamp=shadow._stamp,
                 limit=shadow.history_limit,
             )
         for context in contexts:

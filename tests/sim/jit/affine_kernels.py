@@ -403,6 +403,9 @@ class _Nothing:
     def may_write(self, apart: object) -> bool:
         return True
 
+    def leaves_nothing(self, *_: object) -> bool:
+        return False
+
     def of_launch(self, *_: object) -> OfLaunch:
         return OfLaunch(frozenset(), None, (), frozenset())
 

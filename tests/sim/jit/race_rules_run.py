@@ -13,19 +13,13 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-import race_rules_barriers as barriers
-import race_rules_copies as copies
-import race_rules_flags as flags
 from race_rules import Pair, kernel_name, source
+from race_rules_all import MODULES, PAIRS
 
 from cudatool.sim import jit
-from cudatool.sim.jit import Defect, Instrument
+from cudatool.sim.jit import Defect, Found, Instrument
 
-__all__ = ["PAIRS", "Checker"]
-
-_MODULES = {"barriers": barriers, "copies": copies, "flags": flags}
-PAIRS = [(name, pair) for name, module in _MODULES.items() for pair in module.PAIRS]
-"""All pairs, with the module that each is of."""
+__all__ = ["Checker"]
 
 _INTEGERS = 16384  # of each of the two arrays
 _RACES = {Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE}
@@ -35,30 +29,29 @@ class Checker:
     """Runs the kernels under racecheck, all of them over the same memory."""
 
     def __init__(self, compiled: Callable[[str], bytes]) -> None:
-        self._kernels = {name: jit.load(compiled(source(m.PAIRS, m.PRELUDE))).kernels for name, m in _MODULES.items()}
+        self._kernels = {name: jit.load(compiled(source(m.PAIRS, m.PRELUDE))).kernels for name, m in MODULES.items()}
         whole = np.zeros(8 * _INTEGERS + 4096, np.uint8)
         self._memory = whole[-whole.ctypes.data % 4096 :][: 8 * _INTEGERS]
         self._shadow = jit.Shadow(self._memory.ctypes.data, self._memory.nbytes, Instrument.RACECHECK)
 
-    def found(self, module: str, pair: Pair, *, racy: bool) -> set[Defect]:
+    def found(self, module: str, pair: Pair, *, racy: bool) -> list[Found]:
         """Return what is found in one kernel of a pair."""
         self._memory[:] = 0
         first = self._memory.ctypes.data
         params = (ctypes.c_uint64 * 2)(first, first + 4 * _INTEGERS)
-        found = self._kernels[module][kernel_name(pair, racy=racy)].launch(
+        return self._kernels[module][kernel_name(pair, racy=racy)].launch(
             grid=(pair.grid, 1, 1),
             block=(pair.block, 1, 1),
             shared_bytes=0,
             params=ctypes.addressof(params),
             shadow=self._shadow,
         )
-        return {one.defect for one in found}
 
     def difference(self, module: str, pair: Pair) -> str:
         """Return what racecheck says other than a pair's labels, empty if nothing."""
-        if false := self.found(module, pair, racy=False):
+        if false := {one.defect for one in self.found(module, pair, racy=False)}:
             return f"{pair.name}: false: {sorted(false)} ({pair.rule})"
-        found = self.found(module, pair, racy=True)
+        found = {one.defect for one in self.found(module, pair, racy=True)}
         if not found & ({Defect.STALE_READ} if pair.stale else _RACES):
             return f"{pair.name}: missed ({pair.rule})"
         return ""

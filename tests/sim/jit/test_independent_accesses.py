@@ -247,3 +247,66 @@ def test_memory_that_is_allocated_or_copied_to_anew_has_no_values_again(shadow):
     shadow.copied(start + 20 * PAGE, start + 50 * PAGE, 4)
     assert not shadow.has_values(start, start + 40 * PAGE)
     assert shadow.has_values(start + 20 * PAGE + 4, start + 40 * PAGE)
+
+
+PLAIN_AND_NOT = """
+extern "C" __global__ void add(int *a, const int *b) { a[threadIdx.x] += b[threadIdx.x]; }
+extern "C" __global__ void pick(int *a, const int *b) { a[threadIdx.x] += a[b[threadIdx.x]]; }
+extern "C" __global__ void local(int *a, const int *b) {
+    int some[16];
+    for (int i = 0; i < 16; i++) some[i] = b[i];
+    a[threadIdx.x] = some[a[threadIdx.x] & 15];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "is_plain"),
+    [
+        ("add", Instrument.MEMCHECK | Instrument.INITCHECK | Instrument.RACECHECK, True),
+        ("add", Instrument.MEMCHECK | Instrument.SYNCCHECK, False),
+        ("pick", Instrument.MEMCHECK, False),
+        ("local", Instrument.MEMCHECK, False),  # of local memory nothing is known before
+        ("local", Instrument.INITCHECK, True),
+    ],
+)
+def test_a_launch_of_which_nothing_need_be_looked_at_runs_the_code_of_one_that_is_not_checked(
+    ptx_of, name, kinds, is_plain
+):
+    kernel = jit.load(ptx_of(PLAIN_AND_NOT)).kernels[name]
+    whole = np.zeros(3 * 4096, np.uint8)
+    memory = whole[-whole.ctypes.data % 4096 :][: 2 * 4096]
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, kinds)
+    shadow.allocated(memory.ctypes.data, memory.nbytes)
+    shadow.written(memory.ctypes.data, memory.nbytes)
+    params = (ctypes.c_uint64 * 2)(memory.ctypes.data, memory.ctypes.data + 4096)
+    shape = {"grid": (1, 1, 1), "block": (64, 1, 1), "shared_bytes": 0}
+    assert [] == kernel.launch(**shape, params=ctypes.addressof(params), shadow=shadow)
+    assert is_plain == ([Instrument.NONE] == [instrument for instrument, _, _ in kernel._variants])
+
+
+CACHED_THEN_WRITTEN = """
+extern "C" __global__ void k(int *g, int *h, const int *at) {
+    int b = blockIdx.x;
+    if (b < 4) h[b] = LOAD(g + at[b]);
+    if (b == 4) g[at[b]] = 1;
+    if (b == 5) h[b] = LOAD(g + at[b]) + 1;
+}
+"""
+
+
+@pytest.mark.parametrize("load", ["*", "__ldg"])
+def test_a_read_after_the_write_is_reported_though_reads_before_it_stood_for_all(ptx_of, load):
+    """Four blocks read the word, so that no further read need be looked at, until the fifth block writes it."""
+    kernel = jit.load(ptx_of(CACHED_THEN_WRITTEN.replace("LOAD", load))).kernels["k"]
+    whole = np.zeros(2 * 4096, np.uint8)
+    memory = whole[-whole.ctypes.data % 4096 :][:4096]
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
+    params = (ctypes.c_uint64 * 3)(*(memory.ctypes.data + offset for offset in (0, 1024, 2048)))
+    found = kernel.launch(
+        grid=(6, 1, 1), block=(1, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+    )
+    races = {(one.defect, one.block[0]) for one in found if one.defect is not jit.Defect.STALE_READ}
+    assert {(jit.Defect.WRITE_AFTER_READ, 4), (jit.Defect.READ_AFTER_WRITE, 5)} == races
+    stale = [(one.block[0], one.count) for one in found if one.defect is jit.Defect.STALE_READ]
+    assert ([(0, 1)] if load == "__ldg" else []) == stale  # of each byte the first read

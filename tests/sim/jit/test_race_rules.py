@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from race_rules import Pair
-from race_rules_run import PAIRS, Checker
+from race_rules_all import PAIRS
+from race_rules_run import Checker
 
 _PART = PAIRS[::7]
 
