@@ -6,7 +6,7 @@ SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
 BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c cudatool/*/*.map)
 
-.PHONY: demo test test-again test-asan test-ray lint docs site wheels clean
+.PHONY: demo test test-again test-asan test-install test-ray lint docs site wheels clean
 
 demo: $(VENV)/installed
 	@mkdir -p demo
@@ -28,6 +28,9 @@ test-again: $(VENV)/installed-dev
 
 test-asan: $(VENV)/installed-dev
 	PYTHON=$(CURDIR)/$(PYTHON) tests/security/asan.sh
+
+test-install:
+	.ci/install
 
 # Not part of the suite: Ray is 200 MB, starts a dozen processes, and gives them so many seconds.
 test-ray: $(VENV)/installed-dev

@@ -155,17 +155,20 @@ def _wheel_library(name: str) -> Path | None:
 
 
 def _load_compilers() -> None:
-    """Put the stand-ins for NVRTC and nvJitLink before the real ones, where those are installed."""
+    """Put the stand-ins for NVRTC and nvJitLink before the real ones, where those are installed.
+
+    The real ones are opened when a program first calls them: most programs' code comes from the cache.
+    """
     if real := _wheel_library("libnvrtc.so.13"):
         for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
             ctypes.CDLL(os.fspath(builtins))
         stand_in = _load_library("cudatool.sim._libnvrtc")
-        if stand_in.cudatool_nvrtc_open(os.fsencode(real)) == 0:
-            nvrtc.install(stand_in)
+        stand_in.cudatool_nvrtc_path(os.fsencode(real))
+        nvrtc.install(stand_in)
     if real := _wheel_library("libnvJitLink.so.13"):
         linker = _load_library("cudatool.sim._libnvjitlink")
-        if linker.cudatool_nvjitlink_open(os.fsencode(real)) == 0:
-            nvjitlink.install(linker)
+        linker.cudatool_nvjitlink_path(os.fsencode(real))
+        nvjitlink.install(linker)
 
 
 def drain() -> None:

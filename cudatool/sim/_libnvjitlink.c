@@ -34,6 +34,19 @@ typedef long (*function_t)(long, long, long, long, long);
     F(nvJitLinkVersion)
 
 static volatile int closed;
+static char *path;
+
+/* The real nvJitLink is that file. It is opened when a program first calls it: that takes some ms. */
+void cudatool_nvjitlink_path(const char *file) {
+    if (!path) path = strdup(file);
+}
+
+/* Return the real function of this name, NULL if there is none. */
+function_t cudatool_nvjitlink_real(const char *name) {
+    static void *_Atomic library; /* threads that come here together open it several times, which gives the same */
+    if (!library && path) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return library ? (function_t)dlsym(library, name) : NULL;
+}
 
 /* Signal handlers of the program wait until a hook is over, as in the driver (_libcuda.c). */
 extern void cudatool_enter(void) __attribute__((weak));
@@ -57,6 +70,7 @@ static long call(function_t hook, long a, long b, long c, long d, long e) {
     static function_t real_##name, hook_##name;                                                                        \
     long name(long a, long b, long c, long d, long e) {                                                                \
         if (hook_##name && !closed) return call(hook_##name, a, b, c, d, e);                                           \
+        if (!real_##name) real_##name = cudatool_nvjitlink_real(#name);                                                \
         return real_##name ? real_##name(a, b, c, d, e) : NVJITLINK_ERROR_INTERNAL;                                    \
     }
 FUNCTIONS(DEFINE)
@@ -76,23 +90,6 @@ FUNCTIONS(DEFINE)
     RELEASE(name, 8)                                                                                                   \
     RELEASE(name, 9)
 FUNCTIONS(RELEASES)
-
-/* Open the real nvJitLink. Returns 0, or 1 if it cannot be loaded. */
-int cudatool_nvjitlink_open(const char *path) {
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return 1;
-#define FIND(name) real_##name = (function_t)dlsym(library, #name);
-    FUNCTIONS(FIND)
-    return 0;
-}
-
-/* Return the real function of this name, NULL if there is none. */
-function_t cudatool_nvjitlink_real(const char *name) {
-#define REAL(known)                                                                                                    \
-    if (!strcmp(name, #known)) return real_##known;
-    FUNCTIONS(REAL)
-    return NULL;
-}
 
 /* From now on calls of the function of this name go to `hook`. Returns 0, or 1 if there is no such function. */
 int cudatool_nvjitlink_hook(const char *name, function_t hook) {

@@ -14,12 +14,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void *library;
+static char *path;
 
-/* Open the real NVRTC. Returns 0, or 1 if it cannot be loaded. */
-int cudatool_nvrtc_open(const char *path) {
-    if (!library) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    return library == NULL;
+/* The real NVRTC is that file. It is opened when a program first calls it: that takes some ms. */
+void cudatool_nvrtc_path(const char *file) {
+    if (!path) path = strdup(file);
+}
+
+static void *real(const char *name) {
+    static void *_Atomic library; /* threads that come here together open it several times, which gives the same */
+    if (!library && path) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return library ? dlsym(library, name) : NULL;
 }
 
 /* No function of NVRTC has more than six arguments, and all of them are integers or pointers: six machine words pass
@@ -31,7 +36,7 @@ typedef long (*function_t)(long, long, long, long, long, long);
 #define FORWARD(name, target)                                                                                          \
     long name(long a, long b, long c, long d, long e, long f) {                                                        \
         static function_t function;                                                                                    \
-        if (!function && library) function = (function_t)dlsym(library, #target);                                      \
+        if (!function) function = (function_t)real(#target);                                                           \
         return function ? function(a, b, c, d, e, f) : NVRTC_ERROR_INTERNAL_ERROR;                                     \
     }
 

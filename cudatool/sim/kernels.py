@@ -65,7 +65,7 @@ class Library:
         self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
         self.parsed = parse_image(image)
-        _check_shared(self.parsed, image)
+        _check_shared(self.parsed)
         self.names = tuple(self.parsed.kernels)
 
     def module(self, device: Device) -> JitModule:
@@ -73,7 +73,7 @@ class Library:
         found = self.modules.get(device.ordinal)
         if found is not None:
             return found
-        module: JitModule = _translator().load(self.image, cache=state.machine.options.code_cache)
+        module: JitModule = _translator().JitModule(self.parsed, state.machine.options.code_cache)
         variables, end = [], 0
         for name, variable in module.globals.items():
             start = -(-end // variable.align) * variable.align
@@ -126,12 +126,14 @@ class Library:
         del state.machine.objects[self.handle]
 
 
-def _check_shared(parsed: Module, image: bytes) -> None:
+def _check_shared(parsed: Module) -> None:
     """Raise PtxError if a kernel declares more shared memory than it may: the driver compiles PTX as it loads it."""
     variables = [*parsed.variables.values(), *(v for one in parsed.functions.values() for v in one.variables.values())]
     if sum(one.size for one in variables if one.space == "shared") <= profile.MAX_SHARED:
         return
-    for name, kernel in _translator().load(image).kernels.items():  # which also knows what functions it calls
+    for name, kernel in (
+        _translator().JitModule(parsed, None).kernels.items()
+    ):  # which also knows what functions it calls
         if kernel.static_shared > profile.MAX_SHARED:
             raise PtxError(
                 f"{name} declares {kernel.static_shared} bytes of shared memory; a kernel may have "

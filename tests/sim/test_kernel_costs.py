@@ -1,8 +1,11 @@
-"""What kernels cost in virtual time."""
+"""What kernels cost: in virtual time, and to load."""
 
 from __future__ import annotations
 
-from cudatool.ptx import parse
+import numpy as np
+import pytest
+
+from cudatool.ptx import Module, linker, parse
 from cudatool.sim import profile
 
 
@@ -65,3 +68,28 @@ def test_a_sleep_of_unknown_length_counts_nothing():
     unknown = "mov.u32 %r1, 1000; add.u32 %r1, %r1, %r2;", "add.u32 %r1, 1000, %r2;", ""
     assert [0, 0, 0] == [work(f"{code} nanosleep.u32 %r1; ret;").slept for code in unknown]
     assert 0 == work("nanosleep.u32 ; ret;").slept
+
+
+def test_an_image_is_parsed_once_for_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing takes most of the time to load a program whose native code is kept from an earlier run."""
+    import cudatool
+
+    parsed: list[bytes] = []
+
+    def counted(text: bytes, *, line: int) -> Module:
+        parsed.append(text)
+        return parse(text, line=line)
+
+    monkeypatch.setattr(linker, "parse", counted)
+    source = """__device__ int scale = 3;
+    extern "C" __global__ void scaled(int *x, int add) { *x = *x * scale + 1; scale += add; }"""
+    kernel = cudatool.compile(source, "scaled")
+    results = []
+    for device in range(cudatool.device_count()):
+        with cudatool.device(device):
+            x = cudatool.full(1, 7, np.int32)
+            for add in (10, 100):
+                kernel[1, 1](x, add)
+            results.append(x.get().tolist())
+    assert [[(7 * 3 + 1) * 13 + 1]] * cudatool.device_count() == results
+    assert 1 == len(parsed)

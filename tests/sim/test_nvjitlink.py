@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
+import subprocess
+import sys
 from functools import cache
 
 import numpy as np
@@ -213,6 +216,16 @@ def test_names_of_each_release_are_there_in_the_version_of_the_library(nvjitlink
     stand_in, process = ctypes.CDLL("libnvJitLink.so.13"), ctypes.CDLL(None)
     process.dlvsym.restype = ctypes.c_void_p
     process.dlvsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
-    assert hasattr(stand_in, "cudatool_nvjitlink_open")
+    assert hasattr(stand_in, "cudatool_nvjitlink_path")
     for name in (b"nvJitLinkCreate", b"__nvJitLinkCreate_13_0", b"__nvJitLinkAddData_13_5"):
         assert process.dlvsym(stand_in._handle, name, b"libnvJitLink.so.13"), name
+
+
+def test_a_program_that_compiles_nothing_opens_no_compiler() -> None:
+    program = """
+import cudatool
+assert [2.0, 2.0] == cudatool.full(2, 2.0).get().tolist()
+print(*{line.split("/")[-1].strip() for line in open("/proc/self/maps") if "/cu13/lib/" in line})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=True)
+    assert not {name for name in done.stdout.split() if "libnvrtc.so" in name or "libnvJitLink.so" in name}

@@ -66,6 +66,8 @@ define internal i16 @bf16_round(float %x) alwaysinline {
 !1 = distinct !{}
 !2 = !{i32 1, i32 1025}
 !5 = !{!"llvm.loop.unroll.runtime.disable"}
+!6 = distinct !{!6, !7}
+!7 = !{!"llvm.loop.unroll.disable"}
 attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
@@ -262,11 +264,11 @@ y:
 y.end:
   %ty.next = add nuw nsw i32 %ty, 1
   %y.done = icmp eq i32 %ty.next, %ny
-  br i1 %y.done, label %z.end, label %y
+  br i1 %y.done, label %z.end, label %y, !llvm.loop !6
 z.end:
   %tz.next = add nuw nsw i32 %tz, 1
   %z.done = icmp eq i32 %tz.next, %nz
-  br i1 %z.done, label %end, label %z
+  br i1 %z.done, label %end, label %z, !llvm.loop !6
 end:{next_part}
 {after}  ret i32 {"%agreed" if only is None else only}
 }}

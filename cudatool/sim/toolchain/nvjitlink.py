@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -153,7 +154,10 @@ class _Real:
         stand_in.cudatool_nvjitlink_real.argtypes = [c_char_p]
 
         def function(name: str, *types: Any) -> Callable[..., int]:
-            return ctypes.CFUNCTYPE(c_int, *types)(stand_in.cudatool_nvjitlink_real(name.encode()))
+            address = stand_in.cudatool_nvjitlink_real(name.encode())
+            if not address:
+                raise OSError(f"nvJitLink cannot be loaded: it has no {name}")
+            return ctypes.CFUNCTYPE(c_int, *types)(address)
 
         self.create = function("nvJitLinkCreate", c_void_p, c_uint32, c_void_p)
         self.destroy = function("nvJitLinkDestroy", c_void_p)
@@ -249,8 +253,12 @@ class _Hooks:
     """What the stand-in library calls instead of the real one's functions of the same names."""
 
     def __init__(self, stand_in: ctypes.CDLL) -> None:
-        self._real = _Real(stand_in)
+        self._stand_in = stand_in
         self._links: dict[int, _Link] = {}
+
+    @cached_property
+    def _real(self) -> _Real:
+        return _Real(self._stand_in)
 
     def create(self, handle: int, count: int, options: int) -> int:
         status = self._real.create(handle, count, options)
@@ -312,7 +320,7 @@ class _Hooks:
 
 
 def install(stand_in: ctypes.CDLL) -> None:
-    """Hook the functions of the stand-in library, which has the real one open."""
+    """Hook the functions of the stand-in library, which knows where the real one is."""
     hooks = _Hooks(stand_in)
     word = c_size_t
     for name, function, types in (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cudatool.sim import jit
+from cudatool.sim.jit import native
 from cudatool.sim.jit.steps import insert_steps
 
 SOURCE = """
@@ -154,3 +155,10 @@ def test_races_of_threads_that_step_together_are_found(ptx_of, name, option, rac
     assert races == len({one.line for one in found}), found
     if name == "count" and not races:
         assert np.bincount(memory[:1000], minlength=8).tolist() == memory[1024:1032].tolist()
+
+
+def test_the_code_of_a_thread_is_there_once_for_all_rows_of_a_block(ptx_kernel):
+    """LLVM copies the loop over a row of threads no further: that would take long and make nothing faster."""
+    mark = 0x5EED1234
+    text = ptx_kernel(".param .u64 p", f".reg .b64 %a; ld.param.u64 %a, [p]; st.volatile.u32 [%a], {mark};").llvm_ir()
+    assert 1 == native.compile_text(text).count(mark.to_bytes(4, "little"))
