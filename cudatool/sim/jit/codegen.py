@@ -5,6 +5,7 @@ top, region k goes on after suspension k. For each region there is
 
 - ``thread_k``: one thread's way through the region; returns the next suspension, or EXIT;
 - ``all_k``: a loop of that over the threads of a block, which LLVM vectorizes where it can;
+- ``together_k``: the same for threads that go around loops of the region together (:mod:`.together`);
 - ``combine_k``, ``warps_k``: the collective operation of suspension k, for a warp and for the block.
 
 ``block`` runs regions as long as all threads agree on the next one (:mod:`.scheduler` for when they do not), and
@@ -477,8 +478,7 @@ class _Kernel:
     ) -> None:
         region = self._with_suspension(index, region)
         own = [] if index is None else self.kept(index, _touched(region))
-        written = {name for one in region for name in writes(one)}
-        Together(self, number, index, even, self._repeated(index, region), own, written, only).generate()
+        Together(self, number, index, even, self._repeated(index, region), own, region, only).generate()
 
     def _thread(
         self,
@@ -505,7 +505,7 @@ class _Kernel:
         if heads:
             name = f"from_{number}"
             arguments.append("i32 %from")
-            enter_at_heads(self, e, heads)
+            enter_at_heads(self, e, heads, region + self._repeated(index, region))
             self.parts.append(from_the_beginning(number))
         if index is not None:
             self._take_all(e, index, region, regular)

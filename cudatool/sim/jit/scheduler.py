@@ -68,8 +68,7 @@ define internal i16 @bf16_round(float %x) alwaysinline {
 !5 = !{!"llvm.loop.unroll.runtime.disable"}
 !6 = !{!"llvm.loop.parallel_accesses", !1}
 !7 = !{!"llvm.loop.unroll.disable"}
-!8 = !{!"llvm.loop.vectorize.followup_vectorized", !9}
-!9 = !{!"llvm.loop.unroll.full"}
+!8 = !{!"llvm.loop.vectorize.followup_vectorized", !5}
 attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
