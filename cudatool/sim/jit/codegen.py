@@ -5,6 +5,7 @@ top, region k goes on after suspension k. For each region there is
 
 - ``thread_k``: one thread's way through the region; returns the next suspension, or EXIT;
 - ``all_k``: a loop of that over the threads of a block, which LLVM vectorizes where it can;
+- ``together_k``: the same for threads that go around loops of the region together (:mod:`.together`);
 - ``combine_k``, ``warps_k``: the collective operation of suspension k, for a warp and for the block.
 
 ``block`` runs regions as long as all threads agree on the next one (:mod:`.scheduler` for when they do not), and
@@ -71,9 +72,11 @@ from cudatool.sim.jit.emit import (
     UntranslatedInstruction,
     storage_type,
 )
+from cudatool.sim.jit.even import WIDTH, Even, find_even
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.neighbors import distances
 from cudatool.sim.jit.table import TABLE, Lowering
+from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
 
 __all__ = ["MARK", "REPEATABLE", "Native", "generate"]
 
@@ -217,7 +220,7 @@ class _Kernel:
         self.parts: list[str] = []
         self.written = 0  # instructions
 
-    def _emitter(self) -> Emitter:
+    def emitter(self) -> Emitter:
         e = Emitter(
             self.function,
             self.layout,
@@ -230,7 +233,7 @@ class _Kernel:
         e.orders_by_flags = self.orders_by_flags
         return e
 
-    def _finish(self, e: Emitter) -> None:
+    def finish(self, e: Emitter) -> None:
         self.declarations |= e.declarations
         self.validated |= e.validated
 
@@ -242,7 +245,7 @@ class _Kernel:
         Those of kernels whose only barrier is ``__syncthreads()``, or whose shuffles are of whole warps. They are
         filled when native code is entered, not by each thread at each suspension.
         """
-        e = self._emitter()
+        e = self.emitter()
         left: dict[str, set[int | None]] = {}
         for index, row in self.rows.items():
             e.instruction = self.code[index]
@@ -324,7 +327,7 @@ class _Kernel:
                 pending.extend(name for name in reads(self.code[index]) if name in self.repeatable)
         return [self.code[index] for index in sorted(needed)]
 
-    def _kept(self, index: int, among: set[str]) -> list[str]:
+    def kept(self, index: int, among: set[str]) -> list[str]:
         """Return those registers `among` all that must survive the suspension at `index`."""
         block = self.flow.blocks[self.flow.at[index]]
         names = (among & block.live_out) - set(writes(self.code[index])) - self.repeatable
@@ -354,7 +357,7 @@ class _Kernel:
                 pending.append(number + 1)
         return found
 
-    def _slot(self, register: str) -> tuple[int, str]:
+    def slot(self, register: str) -> tuple[int, str]:
         kind = storage_type(self.function.registers[register])
         if register not in self.slots:
             self.slots[register] = self.slot_bytes
@@ -367,20 +370,17 @@ class _Kernel:
         parts: dict[int, int | None] = {0: None, **{number: index for index, number in self.region_of.items()}}
         # All of them before the first is emitted: a kernel that is too large is refused without that work.
         regions = {number: self._region(self._first(index)) for number, index in parts.items()}
-        successors = {number: self._thread(number, index, regions[number]) for number, index in parts.items()}
+        even = {number: self._even(index, regions[number]) for number, index in parts.items()}
+        successors = {
+            number: self._thread(number, index, regions[number], heads=one.parts if (one := even[number]) else ())
+            for number, index in parts.items()
+        }
         kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         parks = Kind.YIELD in kinds.values()
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
-            rotated = bool(self.instrument & Instrument.RACECHECK)
-            regular = self._regular(parts[number], regions[number])
-            if regular:
-                self._thread(number, parts[number], regions[number], regular)
-            apart = len(successors) > _MANY
-            self.parts.append(
-                scheduler.all_threads(number, only, rotated=rotated, apart=apart, regular=list(regular.values()))
-            )
+            self._all_threads(number, parts[number], regions[number], only, even[number], apart=len(parts) > _MANY)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         self.parts.append(scheduler.block(kinds, diverges=diverges))
@@ -403,6 +403,33 @@ class _Kernel:
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks)
 
+    def _all_threads(
+        self,
+        number: int,
+        index: int | None,
+        region: list[Instruction],
+        only: int | None,
+        even: Even | None,
+        *,
+        apart: bool,
+    ) -> None:
+        """Emit ``all_<number>``, and the forms of its `region` that it may use for threads that are alike."""
+        regular: dict[str, scheduler.Regular] = {}
+        if even is not None:
+            self._together(number, index, region, even, only)
+        elif regular := self._regular(index, region):
+            self._thread(number, index, region, regular)
+        self.parts.append(
+            scheduler.all_threads(
+                number,
+                only,
+                rotated=bool(self.instrument & Instrument.RACECHECK),
+                apart=apart,
+                regular=list(regular.values()),
+                together=WIDTH if even else 0,
+            )
+        )
+
     def _first(self, index: int | None) -> int:
         """Return the block that follows the suspension at `index`, of None the kernel's first."""
         return 0 if index is None else self.flow.at[index + 1]
@@ -414,47 +441,74 @@ class _Kernel:
             return found
         if not self.flow.innermost_loop(self.flow.at[index]):
             return found  # once is not worth the time that it takes to compile
-        for register in self._kept(index, _touched(region)):
+        for register in self.kept(index, _touched(region)):
             if register in self.distances:
-                offset, kind = self._slot(register)
+                offset, kind = self.slot(register)
                 if kind in ("i32", "i64"):
                     found[register] = scheduler.Regular(kind, offset, self.distances[register])
         return found
 
+    def _even(self, index: int | None, region: list[Instruction]) -> Even | None:
+        """Return how threads run a region together, None if each runs it by itself."""
+        if self.instrument or self.may_end or self.layout.local_bytes or len(self.rows) >= _MANY:
+            return None
+        first = self._first(index)
+        region = self._with_suspension(index, region)
+        if any(one.opcode in ("yield", "progress") for one in region):
+            return None
+        ends = frozenset(number for number, block in enumerate(self.flow.blocks) if block.stop - 1 in self.rows)
+        if any(self._conditional(self.flow.blocks[number].stop - 1) for number in ends):
+            return None
+        own: dict[str, int | None] = {}
+        if index is not None:
+            for name in self.kept(index, _touched(region)):
+                kind = storage_type(self.function.registers[name])
+                own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
+            own |= dict.fromkeys(writes(self.code[index]))
+        return find_even(self.flow, first, ends, self._repeated(index, region), own)
+
+    def _repeated(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
+        """Return what a `region` computes once more when it begins."""
+        if index is None:
+            return []
+        return self._repeat(_touched(region) & self.flow.blocks[self.flow.at[index]].live_out)
+
+    def _together(
+        self, number: int, index: int | None, region: list[Instruction], even: Even, only: int | None
+    ) -> None:
+        region = self._with_suspension(index, region)
+        own = [] if index is None else self.kept(index, _touched(region))
+        Together(self, number, index, even, self._repeated(index, region), own, region, only).generate()
+
     def _thread(
-        self, number: int, index: int | None, region: list[Instruction], regular: Mapping[str, scheduler.Regular] = {}
+        self,
+        number: int,
+        index: int | None,
+        region: list[Instruction],
+        regular: Mapping[str, scheduler.Regular] = {},
+        heads: Iterable[int] = (),
     ) -> set[int]:
         """Emit ``thread_<number>``, which has a `region`; return the suspensions (or EXIT) that can come next.
 
-        With `regular` registers it is ``regular_<number>``, which gets what the first thread has in them.
+        With `regular` registers it is ``regular_<number>``, which gets what the first thread has in them. With `heads`
+        it is ``from_<number>``, which a thread may enter at these blocks, too (:mod:`.together`).
         """
-        e = self._emitter()
+        e = self.emitter()
         e.counts_accesses = True
         following: set[int] = set()
         first = self._first(index)
-        region = region + ([] if index is None else [self.code[index]])
-        # What the region does not touch stays in its slot; what it does not write is there already when it ends.
+        region = self._with_suspension(index, region)
         written = {name for one in region for name in writes(one)}
-        touched = _touched(region)
+        arguments = [ENVIRONMENT, THREAD, *scheduler.first_values(regular.values())]
+        name = f"{'regular' if regular else 'thread'}_{number}"
+        heads = list(heads)
+        if heads:
+            name = f"from_{number}"
+            arguments.append("i32 %from")
+            enter_at_heads(self, e, heads, region + self._repeated(index, region))
+            self.parts.append(from_the_beginning(number))
         if index is not None:
-            instruction = e.instruction = self.code[index]
-            for register in self._kept(index, touched):
-                offset, kind = self._slot(register)
-                if register in regular:
-                    place = "%tx" if kind == "i32" else e.op("zext i32 %tx to i64")
-                    by = e.op(f"mul nsw {kind} {place}, {regular[register].distance}")
-                    e.write(register, e.op(f"add nsw {kind} %first.{offset}, {by}"), kind)
-                    continue
-                at = self._own_slot(e, offset, kind)
-                stored = "i8" if kind == "i1" else kind
-                value = e.op(f"load {stored}, ptr {at}, !llvm.access.group !1")
-                e.write(register, e.op(f"trunc i8 {value} to i1") if kind == "i1" else value, kind)
-            block = self.flow.blocks[self.flow.at[index]]
-            for repeated in self._repeat(touched & block.live_out):
-                self._instruction(e, repeated)
-            e.instruction = instruction
-            with _whole(e):
-                self.rows[index].resume(e, instruction)
+            self._take_all(e, index, region, regular)
         elif ASYNC_QUEUE in self.layout.local:
             asynchronous.begin(e)
         e.emit(f"br label %b{first}")
@@ -465,26 +519,66 @@ class _Kernel:
             if block_number not in done:
                 done.add(block_number)
                 pending.extend(self._block(e, block_number, following, written))
-        self._finish(e)
+        self.finish(e)
+        # A thread that goes on after a yield has polled without success: once more is enough.
+        polls = _POLLS - 2 if index and self._yields(index) else 0
+        header = f"define internal i32 @{name}({', '.join(arguments)}) #0 {{\nentry:"
+        self.parts.append("\n".join([header, *self.header(e, polls), *e.lines, "}"]))
+        if self.may_end:
+            following.add(EXIT)
+        return following
+
+    def _take_all(
+        self, e: Emitter, index: int, region: list[Instruction], regular: Mapping[str, scheduler.Regular]
+    ) -> None:
+        """Emit what a thread has when it goes on after the suspension at `index`."""
+        e.instruction = self.code[index]
+        # What the region does not touch stays in its slot; what it does not write is there already when it ends.
+        for register in self.kept(index, _touched(region)):
+            if register in regular:
+                kind, offset, distance = regular[register]
+                place = "%tx" if kind == "i32" else e.op("zext i32 %tx to i64")
+                by = e.op(f"mul nsw {kind} {place}, {distance}")
+                e.write(register, e.op(f"add nsw {kind} %first.{offset}, {by}"), kind)
+            else:
+                self.take(e, register)
+        for repeated in self._repeated(index, region):
+            self.instruction(e, repeated)
+        self.resume(e, index)
+
+    def _with_suspension(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
+        return region + ([] if index is None else [self.code[index]])
+
+    def header(self, e: Emitter, polls: int = 0) -> list[str]:
+        """Return what a function for one thread begins with."""
         local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align {self.layout.local_align}"
         if self.rows or self.layout.local_bytes > _MAX_STACK:
             local = "getelementptr i8, ptr %locals, i64 %local_offset"
-        arguments = [ENVIRONMENT, "i32 %tx, i32 %ty, i32 %tz, i32 %t", *scheduler.first_values(regular.values())]
-        header = [
-            f"define internal i32 @{'regular' if regular else 'thread'}_{number}({', '.join(arguments)}) #0 {{",
-            "entry:",
+        return [
             "  %slot = zext i32 %t to i64",
             f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
             f"  %local = {local}",
             *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
-            # A thread that goes on after a yield has polled without success: once more is enough.
             "  %accesses = alloca i32\n  store i32 0, ptr %accesses",
-            f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
+            f"  %polls = alloca i32\n  store i32 {polls}, ptr %polls",
         ]
-        self.parts.append("\n".join([*header, *e.lines, "}"]))
-        if self.may_end:
-            following.add(EXIT)
-        return following
+
+    def resume(self, e: Emitter, index: int) -> None:
+        """Emit what a thread does first after the suspension at `index`."""
+        e.instruction = self.code[index]
+        with _whole(e):
+            self.rows[index].resume(e, self.code[index])
+
+    def suspends(self, index: int) -> bool:
+        """Whether the instruction at `index` suspends threads."""
+        return index in self.rows
+
+    def take(self, e: Emitter, register: str) -> None:
+        """Emit what loads a register from this thread's slot."""
+        offset, kind = self.slot(register)
+        at = self._own_slot(e, offset, kind)
+        value = e.op(f"load {'i8' if kind == 'i1' else kind}, ptr {at}, !llvm.access.group !1")
+        e.write(register, e.op(f"trunc i8 {value} to i1") if kind == "i1" else value, kind)
 
     def _own_slot(self, e: Emitter, offset: int, kind: str) -> str:
         pointer = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
@@ -505,12 +599,12 @@ class _Kernel:
             self._begin(e, instruction)
             if index in self.rows:
                 following.add(self.region_of[index])
-                self._suspend(e, index, number, written)
+                self.suspend(e, index, number, written)
                 return [number + 1] if self._conditional(index) else []
             if opcode_of(instruction.opcode).control not in (Control.NEXT, Control.STOP):
-                self._branch(e, instruction, number, following)
+                self.branch(e, instruction, number, following)
                 return leads
-            self._instruction(e, instruction)
+            self.instruction(e, instruction)
         e.emit(f"br label %b{number + 1}" if number + 1 in leads else "unreachable")  # after a trap
         return leads
 
@@ -521,7 +615,7 @@ class _Kernel:
         if self.marked:
             e.lines.append(f"{MARK}{instruction.line} {instruction.name}")
 
-    def _instruction(self, e: Emitter, instruction: Instruction) -> None:
+    def instruction(self, e: Emitter, instruction: Instruction) -> None:
         self._begin(e, instruction)
         row = TABLE.get(instruction.opcode)
         if row is None:
@@ -532,7 +626,7 @@ class _Kernel:
         with e.when(e.get(instruction.guard, "pred")):
             _emit(row, e, instruction)
 
-    def _branch(self, e: Emitter, instruction: Instruction, number: int, following: set[int]) -> None:
+    def branch(self, e: Emitter, instruction: Instruction, number: int, following: set[int]) -> None:
         guard = instruction.guard
         control = opcode_of(instruction.opcode).control
         if control is Control.BRANCH:
@@ -564,7 +658,7 @@ class _Kernel:
         instruction = self.code[index]
         return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
 
-    def _suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None:
+    def suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None:
         instruction = self.code[index]
         if self._yields(index) and self._conditional(index):
             polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
@@ -586,8 +680,8 @@ class _Kernel:
                 self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
             else:
                 self._leave(e, name, e.get(operand, "b64" if type_name == "phase" else type_name), type_name)
-        for register in self._kept(index, written):
-            offset, kind = self._slot(register)
+        for register in self.kept(index, written):
+            offset, kind = self.slot(register)
             value, _ = e.read(register)
             if kind == "i1":
                 value, kind = e.op(f"zext i1 {value} to i8"), "i8"
@@ -613,11 +707,11 @@ class _Kernel:
     def _collective(self, number: int, index: int) -> bool:
         """Emit what combines suspension `number`; return whether some of its threads may have to wait for others."""
         instruction, row = self.code[index], self.rows[index]
-        e = self._emitter()
+        e = self.emitter()
         self._begin(e, instruction)
         with _whole(e):
             row.combine(e, instruction)
-        self._finish(e)
+        self.finish(e)
         self.parts.append(
             "\n".join(
                 [

@@ -48,7 +48,7 @@ _MAX_PARKED = 4224  # blocks that a worker has begun and that wait for others: w
 _KEPT_MEMORIES = 64
 _STALLED_S, _STALLED_ROUNDS = 5.0, 100  # without progress before the launch counts as deadlocked
 _REPORTED_BLOCKS = 4
-_PROT_NONE, _PROT_READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
+_PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class KernelError(Exception):
@@ -184,7 +184,9 @@ class Stopped:
 class _Region:
     """Zeroed memory that only ever grows, at an address that is a multiple of the page size.
 
-    `reserve` bytes of address space follow from its start; touching them beyond what is in use is a fault.
+    `reserve` bytes of address space follow from its start; touching them beyond what is in use is a fault, and so is
+    writing to the page before it. That one may be read: a vector of loads whose lanes before the start are masked would
+    take a hundred times as long if none of them could be made.
     """
 
     def __init__(self, reserve: int = 0) -> None:
@@ -201,10 +203,13 @@ class _Region:
         total = max(size + PAGE, self.reserve)
         if self._map is None or not self.reserve:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-            self._map = mmap.mmap(-1, total, flags=flags, prot=_PROT_READ_WRITE)
-            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+            before = PAGE if self.reserve else 0
+            self._map = mmap.mmap(-1, before + total, flags=flags, prot=_PROT_READ_WRITE)
+            self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + before
         if self.reserve:
             libc = _libc()
+            ctypes.string_at(self.address - PAGE, 1)  # it is there from now on, not only once a thread has read it
+            libc.mprotect(self.address - PAGE, PAGE, _PROT_READ)
             libc.mprotect(self.address, size, _PROT_READ_WRITE)
             libc.mprotect(self.address + size, total - size, _PROT_NONE)
         self.size = size

@@ -108,9 +108,10 @@ def compile_text(text: str) -> bytes:
         return code
 
 
-_LARGE = 400_000
+_LARGE = 600_000
 """Characters of a module from which on loops are not unrolled. Such modules have many short loops, one over the threads
-between two barriers or shuffles each; unrolled, they take twice as long to compile and run no faster."""
+between two barriers or shuffles each; unrolled, they take twice as long to compile and run no faster. Loops that
+threads run together (:mod:`.together`) need it: their arrays become registers once the loops over them are gone."""
 
 
 class _Compiling:

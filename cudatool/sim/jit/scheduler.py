@@ -66,8 +66,10 @@ define internal i16 @bf16_round(float %x) alwaysinline {
 !1 = distinct !{}
 !2 = !{i32 1, i32 1025}
 !5 = !{!"llvm.loop.unroll.runtime.disable"}
-!6 = distinct !{!6, !7}
+!6 = !{!"llvm.loop.parallel_accesses", !1}
 !7 = !{!"llvm.loop.unroll.disable"}
+!8 = !{!"llvm.loop.vectorize.followup_vectorized", !5}
+!9 = distinct !{!9, !7}
 attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
@@ -191,12 +193,37 @@ def _row(number: int, regular: Sequence[Regular], loop: int, *, keep: str) -> st
 """
 
 
-def all_threads(number: int, only: int | None, *, rotated: bool, apart: bool, regular: Sequence[Regular] = ()) -> str:
+# As many threads of a row as run the region together, and again; then the rest of it, each by itself.
+_TOGETHER = """  br label %wide
+wide:
+  %wide.x = phi i32 [ 0, %y ], [ %wide.next, %wide.run ]
+  %wide.next = add nuw nsw i32 %wide.x, {width}
+  %wide.fits = icmp ule i32 %wide.next, %nx
+  br i1 %wide.fits, label %wide.run, label %narrow
+wide.run:
+  %wide.t = add nuw nsw i32 %first, %wide.x
+  call void @together_{number}({values}, i32 %wide.x, i32 %ty, i32 %tz, i32 %wide.t)
+  br label %wide
+narrow:
+  %narrow.some = icmp ult i32 %wide.x, %nx
+  br i1 %narrow.some, label %x, label %y.end"""
+
+
+def all_threads(
+    number: int,
+    only: int | None,
+    *,
+    rotated: bool,
+    apart: bool,
+    regular: Sequence[Regular] = (),
+    together: int = 0,
+) -> str:
     """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
 
     `only` is the suspension that all threads reach, if there is just one. If `rotated`, the threads from
     ``first_thread`` on come before the others: what a kernel does may depend on which warp is first. Rows of threads
-    whose slots are `regular` run it in that form (:mod:`cudatool.sim.jit.neighbors`).
+    whose slots are `regular` run it in that form (:mod:`cudatool.sim.jit.neighbors`). As many threads as `together`
+    says have a form of their own (:mod:`cudatool.sim.jit.together`).
     """
     keep = after = ""
     begin, bounds, x_begin, x_end, first_part, next_part = "entry", "", "0", "%nx", "", ""
@@ -238,6 +265,9 @@ whole:"""
         x_from, enter = "choose", _look(regular)
         row = _row(number, regular, loop, keep=_KEEP.format(of="row.") if only is None else "")
         row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5}}\n"
+    if together:
+        x_from, x_begin = "narrow", "%wide.x"
+        enter = _TOGETHER.format(width=together, number=number, values=VALUES)
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
 entry:
@@ -264,11 +294,11 @@ y:
 y.end:
   %ty.next = add nuw nsw i32 %ty, 1
   %y.done = icmp eq i32 %ty.next, %ny
-  br i1 %y.done, label %z.end, label %y, !llvm.loop !6
+  br i1 %y.done, label %z.end, label %y, !llvm.loop !9
 z.end:
   %tz.next = add nuw nsw i32 %tz, 1
   %z.done = icmp eq i32 %tz.next, %nz
-  br i1 %z.done, label %end, label %z, !llvm.loop !6
+  br i1 %z.done, label %end, label %z, !llvm.loop !9
 end:{next_part}
 {after}  ret i32 {"%agreed" if only is None else only}
 }}

@@ -188,6 +188,7 @@ _OPERATIONS: dict[str, Callable[..., int]] = {
     "sub": lambda step, a, b: _sum(step, a - b),
     "mul": _product,
     "mad": lambda step, a, b, c: _product(step, a, b) + c,
+    "div": lambda step, a, b: a // b if b else -1,  # of unsigned numbers
     "mul24": _mul24,
     "mad24": _mul24,
     "sad": lambda step, a, b, c: abs(a - b) + c,

@@ -375,3 +375,25 @@ def test_footprints_accumulate_until_cleared(arena, ptx_kernel, launch):
     assert [] == footprint.ranges()
     launch(kernel, 1, 1, region[4:], footprint=footprint)
     assert [(4, 4, WRITE)] == relative(footprint)
+
+
+def _protection(address: int) -> str:
+    """Return how the page at an address is mapped, as /proc/self/maps says it."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            first, last = (int(part, 16) for part in line.split(None, 1)[0].split("-"))
+            if first <= address < last:
+                return line.split()[1]
+    return ""
+
+
+def test_vectors_of_loads_may_begin_before_shared_memory_where_nothing_can_be_written(ptx_kernel, launch):
+    where = np.zeros(1, "u8")
+    body = """.shared .align 4 .b8 s[64]; .reg .b64 %a, %w; .reg .b32 %s;
+    ld.param.u64 %a, [p]; mov.u32 %s, s; cvta.shared.u64 %w, 0; st.global.u64 [%a], %w; st.shared.u32 [%s], 1; ret;"""
+    launch(ptx_kernel(".param .u64 p", body), 1, 1, where)
+    start = int(where[0])
+    assert ("r--p", "rw-p") == (_protection(start - 1), _protection(start))
+    store = ".shared .align 4 .b8 s[64]; .reg .b32 %s; mov.u32 %s, s; st.shared.u32 [%s+-4], 1; ret;"
+    with pytest.raises(jit.KernelFault):
+        launch(ptx_kernel("", store), 1, 1)

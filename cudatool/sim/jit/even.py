@@ -1,0 +1,538 @@
+"""Which parts of a region all threads of a row run alike, and what of it they compute alike.
+
+A loop over threads that have a loop of their own inside is none that LLVM vectorizes: it would run each thread to its
+end before the next begins. Where neighboring threads go around such a loop equally often, they can as well do each
+round together. So the code of a region is divided into *parts*: between two parts all threads go the same way, and
+inside of one they need not.
+
+That is known from the registers. A register is *scalar* if all its values in the region are: of neighboring threads
+each holds what the first one holds and a known multiple, its *distance*, of its place after that one. Distance 0 is a
+value that all of them share, and a branch on it is *even*. Arithmetic of PTX wraps around, and so do multiples: sums
+and products with constants keep a distance exactly. What compares, widens or divides such a number keeps it only if
+the row does not wrap around or go past the end of a loop in between; those are *checked*, when the code runs.
+
+Loops that end differently for each thread belong to the part before them. If they do nothing but compute, threads go
+around them together all the same, and those that are through wait for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cudatool.ptx import Flow, Immediate, Instruction, Operand, Register, Symbol, type_bytes
+from cudatool.ptx.flow import writes
+from cudatool.ptx.isa import Control, opcode_of
+from cudatool.sim.jit.emit import SPECIAL
+from cudatool.sim.jit.table import types_of
+
+__all__ = ["WIDTH", "Check", "Even", "Part", "check_of", "find_even"]
+
+WIDTH = 16
+"""How many threads do a round together: LLVM makes vectors of a loop with that many rounds, and no rest."""
+
+_MOST_BLOCKS = 96
+_MOST_WRITTEN = 800  # instructions of all parts
+_MOST_KEPT = 40  # registers that differ between threads, from one part to the next
+
+_SHARED = ("%ctaid.", "%ntid.", "%nctaid.", "%tid.y", "%tid.z")
+_INTEGERS = {f"{kind}{bits}" for kind in "usb" for bits in (32, 64)}
+_COMPUTES = """add sub mul mad fma div rem abs neg min max and or xor not shl shr lop3 bfe bfi shf prmt popc clz brev
+mov cvt cvta setp selp slct rcp sqrt rsqrt ex2 lg2 sin cos mul24 mad24 sad copysign testp"""
+_PURE = frozenset(_COMPUTES.split())  # the result depends on the operands alone
+_SIDE_BY_SIDE = _PURE | {"ld", "st", "bra"}  # what LLVM can do for several threads at once
+_COMPUTED = (_PURE | {"bra"}) - {"div", "rem", "sin", "cos", "lg2", "tanh"}  # LLVM has vectors of instructions for it
+_ORDERED = frozenset({"volatile", "acquire", "release", "relaxed", "mmio", "local", "cc"})
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What must hold for the result of an instruction to have its distance.
+
+    Attributes
+    ----------
+    register, distance
+        The operand that the row must not wrap around in, read as a number of type `type_name`.
+    type_name
+        As PTX has it.
+    same
+        The results of the first and the last thread must be equal, too: then those between are.
+    """
+
+    register: str
+    distance: int
+    type_name: str
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What threads do until they have to go the same way.
+
+    Attributes
+    ----------
+    head
+        The block at which it begins.
+    chain
+        The blocks that all threads come through, in order.
+    blocks
+        These and the ones that only some of them may come through.
+    after
+        Where it leads: no block if threads end or suspend there, one, or the two of its even branch: where that
+        goes, and what follows otherwise.
+    loops
+        Loops that come in between, which each thread leaves when it is through, in an order in which none leads back
+        to one before it: parts for a round of each.
+    """
+
+    head: int
+    chain: tuple[int, ...]
+    blocks: frozenset[int]
+    after: tuple[int, ...]
+    loops: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Even:
+    """A region that threads run together.
+
+    Attributes
+    ----------
+    parts
+        By the block at which each begins; the region begins with the first.
+    distances
+        Of the scalar registers.
+    """
+
+    parts: Mapping[int, Part]
+    distances: Mapping[str, int]
+
+
+def find_even(
+    flow: Flow, first: int, ends: frozenset[int], before: Sequence[Instruction], own: Mapping[str, int | None]
+) -> Even | None:
+    """Return how threads run a region together, None if that is no gain.
+
+    Parameters
+    ----------
+    first
+        The block at which the region begins; `ends` are those that suspend all threads.
+    before
+        What is computed once more when the region begins.
+    own
+        The registers that each thread has from what came before, and the distances that they seem to be at there, which
+        is looked at when the code runs; None for none.
+    """
+    region = _Region(flow, first, ends)
+    if len(region.blocks) > _MOST_BLOCKS or not region.has_loop:
+        return None
+    distances, uneven = _distances(region, before, own)
+    if first in uneven:
+        return None
+    parts = _parts(region, uneven, distances)
+    if parts is None or not _is_worth_it(region, parts, distances):
+        return None
+    return Even(parts, {name: d for name, d in distances.items() if d is not None})
+
+
+class _Region:
+    """The blocks from `first` to those that end it."""
+
+    def __init__(self, flow: Flow, first: int, ends: frozenset[int]) -> None:
+        self.flow, self.first, self.ends = flow, first, ends
+        self.code = flow.function.instructions
+        self.blocks: list[int] = []
+        pending = [first]
+        while pending:
+            number = pending.pop()
+            if number not in self.blocks:
+                self.blocks.append(number)
+                pending += self.after(number)
+        self.before: dict[int, set[int]] = {number: set() for number in self.blocks}
+        for number in self.blocks:
+            for after in self.after(number):
+                self.before[after].add(number)
+        self.has_loop = any(number in self.reached(self.after(number)) for number in self.blocks)
+        self.loops = flow.natural_loops() if self.has_loop else {}
+        self.order = self._order()
+
+    def after(self, number: int) -> list[int]:
+        return [] if number in self.ends else self.flow.blocks[number].successors
+
+    def _order(self) -> list[int]:
+        """Return the blocks, each before those that it leads to unless these lead back to it."""
+        done: list[int] = []
+        seen = {self.first}
+        path = [(self.first, iter(self.after(self.first)))]
+        while path:
+            number, following = path[-1]
+            one = next((one for one in following if one not in seen), None)
+            if one is None:
+                done.append(number)
+                path.pop()
+            else:
+                seen.add(one)
+                path.append((one, iter(self.after(one))))
+        return done[::-1]
+
+    def instructions(self, number: int) -> list[Instruction]:
+        block = self.flow.blocks[number]
+        return self.code[block.start : block.stop]
+
+    def last(self, number: int) -> Instruction | None:
+        block = self.flow.blocks[number]
+        return self.code[block.stop - 1] if block.stop > block.start else None
+
+    def branches(self, number: int) -> bool:
+        """Whether more than one way leads on from a block: to others, or to the end of the thread."""
+        last = self.last(number)
+        if last is None or number in self.ends:
+            return False
+        control = opcode_of(last.opcode).control
+        return control is Control.TABLE or (control in (Control.BRANCH, Control.END) and last.guard is not None)
+
+    def reached(self, start: Iterable[int], without: int | None = None) -> set[int]:
+        """Return the blocks of `start` and those that they lead to, not through the block `without`."""
+        found: set[int] = set()
+        pending = list(start)
+        while pending:
+            number = pending.pop()
+            if number not in found and number != without:
+                found.add(number)
+                pending += self.after(number)
+        return found
+
+    def meeting_point(self, number: int) -> int | None:
+        """Return the first block that all ways from a block come through, None if some end before."""
+        found: int | None = None
+        for one in self.reached(self.after(number)) - {number}:
+            around = self.reached(self.after(number), without=one)
+            if any(self._can_end(other) for other in around | {number}):
+                continue
+            # Of several, the one that is reached first leaves the fewest blocks before it.
+            if found is None or found not in around:
+                found = one
+        return found
+
+    def _can_end(self, number: int) -> bool:
+        last = self.last(number)
+        ends = last is not None and opcode_of(last.opcode).control in (Control.END, Control.STOP)
+        return ends or not self.after(number)
+
+
+# ---- registers ----
+
+
+def _distances(
+    region: _Region, before: Sequence[Instruction], own: Mapping[str, int | None]
+) -> tuple[dict[str, int | None], set[int]]:
+    """Return the distance of each register, None of those that have none, and the blocks that not all threads run."""
+    uneven: set[int] = set()
+    while True:
+        found = _with_uneven(region, before, own, uneven)
+        more = set(uneven)
+        for number in region.blocks:
+            if number not in uneven and region.branches(number) and not _is_even(region, number, found):
+                more |= region.reached(region.after(number), without=region.meeting_point(number))
+        if more == uneven:
+            return found, uneven
+        uneven = more
+
+
+def _with_uneven(
+    region: _Region, before: Sequence[Instruction], own: Mapping[str, int | None], uneven: set[int]
+) -> dict[str, int | None]:
+    """Return the distances of registers if not all threads come through the blocks `uneven`."""
+    found = dict(own)  # None: it has none; not in it: not known yet
+    registers = region.flow.function.registers
+    together = list(before)
+    for number in region.blocks:
+        if number in uneven:
+            found |= dict.fromkeys(name for one in region.instructions(number) for name in writes(one))
+        else:
+            together += region.instructions(number)
+    while True:
+        before_round = dict(found)
+        for one in together:
+            for name in writes(one):
+                known, distance = _of(one, found)
+                if known:
+                    if name not in registers or (distance and not _is_whole(registers[name], one)):
+                        distance = None
+                    found[name] = distance if found.get(name, distance) == distance else None
+        if found == before_round:
+            # What is still unknown is only ever set from itself.
+            unknown = {name for one in together for name in writes(one)} - found.keys()
+            if not unknown:
+                return found
+            found |= dict.fromkeys(unknown)
+
+
+def _is_even(region: _Region, number: int, found: Mapping[str, int | None]) -> bool:
+    last = region.last(number)
+    assert last is not None
+    if opcode_of(last.opcode).control is not Control.BRANCH or last.guard is None:
+        return False
+    return found.get(last.guard.name) == 0
+
+
+_Known = tuple[bool, int | None]
+"""Whether a distance is known yet, and what it is: None if there is none."""
+_UNKNOWN: _Known = (False, None)
+_NONE: _Known = (True, None)
+
+
+def _operand(operand: Operand, found: Mapping[str, int | None]) -> _Known:
+    if isinstance(operand, Immediate | Symbol):
+        return True, 0
+    if not isinstance(operand, Register):
+        return _NONE
+    name = operand.name
+    if name in found:
+        return True, found[name]
+    if name == "%tid.x":
+        return True, 1
+    if name.startswith(_SHARED):
+        return True, 0
+    return _NONE if name in SPECIAL or name == "_" else _UNKNOWN
+
+
+def _of(i: Instruction, found: Mapping[str, int | None]) -> _Known:
+    """Return the distance of what an instruction sets."""
+    if len(writes(i)) != 1 or not isinstance(i.operands[0], Register):
+        return _NONE
+    if i.guard is not None:
+        known, guard = _operand(i.guard, found)
+        if not known or guard != 0:
+            return known, None
+    if i.opcode == "ld":
+        source = getattr(i.operands[1], "base", None)
+        return (True, 0) if "param" in i.modifiers and isinstance(source, Symbol) else _NONE
+    if i.opcode not in _PURE or not _ORDERED.isdisjoint(i.modifiers):
+        return _NONE
+    sources = [_operand(operand, found) for operand in i.operands[1:]]
+    if any(known and distance is None for known, distance in sources):
+        return _NONE
+    if not all(known for known, _ in sources):
+        return _UNKNOWN
+    by = [distance or 0 for _, distance in sources]
+    if not any(by):
+        return True, 0
+    check = _check(i, by)
+    return True, 0 if check is not None and check.same else _linear(i, by, is_checked=check is not None)
+
+
+def _is_whole(declared: str, i: Instruction) -> bool:
+    """Whether a register declared with a type holds the integer that an instruction sets it to, and no more."""
+    size = 8 if "wide" in i.modifiers else type_bytes(types_of(i)[0])
+    return declared[0] in "bus" and type_bytes(declared) == size
+
+
+def _linear(i: Instruction, by: list[int], *, is_checked: bool) -> int | None:
+    """Return the distance of a sum or a product, of operands that are at the distances `by`."""
+    types = types_of(i)
+    if not types or not _INTEGERS.issuperset(types) or {"sat", "hi", "x"} & {*i.modifiers}:
+        return None
+    opcode, sources = i.opcode, i.operands[1:]
+    wide = "wide" in i.modifiers
+    bits = 64 if wide else 8 * type_bytes(types[0])
+    distance: int | None = None
+    if opcode in ("mov", "cvta", "cvt") and len(by) == 1:
+        widens = type_bytes(types[0]) > type_bytes(types[-1])
+        distance = by[0] if is_checked or not widens else None
+    elif opcode in ("neg", "not"):
+        distance = -by[0]
+    elif opcode in ("add", "sub"):
+        distance = by[0] + by[1] if opcode == "add" else by[0] - by[1]
+    elif opcode == "shl" and isinstance(sources[1], Immediate):
+        amount = int(sources[1].value)
+        distance = by[0] << amount if 0 <= amount < 32 else None
+    elif opcode in ("mul", "mad") and (is_checked if wide else "lo" in i.modifiers):
+        distance = _product(sources, by, types[-1])
+    return None if distance is None else (distance + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+
+def _product(sources: Sequence[Operand], by: list[int], type_name: str) -> int | None:
+    """Return the distance of the product of two operands of a type, plus that of what is added to it."""
+    if not (by[0] or by[1]):
+        return sum(by[2:])
+    factor, distance = (sources[1], by[0]) if by[0] else (sources[0], by[1])
+    if not isinstance(factor, Immediate):
+        return None
+    value = int(factor.value) % (1 << 8 * type_bytes(type_name))
+    if type_name[0] == "s" and value >> 8 * type_bytes(type_name) - 1:
+        value -= 1 << 8 * type_bytes(type_name)
+    return distance * value + sum(by[2:])
+
+
+def check_of(i: Instruction, distances: Mapping[str, int]) -> Check | None:
+    """Return what must be checked for an instruction whose result is scalar, None if nothing must."""
+    by = [_operand(operand, distances)[1] or 0 for operand in i.operands[1:]]
+    return _check(i, by) if any(by) else None
+
+
+def _check(i: Instruction, by: list[int]) -> Check | None:
+    """Return what must hold for an instruction that is not linear to have a distance, None if none can have it."""
+    types = types_of(i)
+    if sum(map(bool, by)) != 1 or not types or not _INTEGERS.issuperset(types):
+        return None
+    place = next(n for n, distance in enumerate(by) if distance)
+    operand, distance, source = i.operands[1 + place], by[place], types[-1]
+    bits = source[1:]
+    if not isinstance(operand, Register) or operand.negated or operand.name in SPECIAL:
+        return None
+    if (WIDTH - 1) * abs(distance) >= 1 << int(bits) - 1:
+        return None
+    if i.opcode == "setp" and len(by) == 2 and _COMPARISONS.intersection(i.modifiers):
+        signed = source[0] == "s" and not {"lo", "ls", "hi", "hs"} & {*i.modifiers}
+        return Check(operand.name, distance, f"{'s' if signed else 'u'}{bits}", same=True)
+    if i.opcode in ("div", "shr") and place == 0:
+        if i.opcode == "div" and source[0] != "u":
+            return None
+        return Check(operand.name, distance, f"{'s' if source[0] == 's' else 'u'}{bits}", same=True)
+    if (i.opcode == "cvt" and len(types) == 2 and type_bytes(types[0]) > type_bytes(source)) or (
+        i.opcode in ("mul", "mad") and "wide" in i.modifiers and place < 2
+    ):
+        return None if source[0] == "b" else Check(operand.name, distance, source, same=False)
+    return None
+
+
+# ---- parts ----
+
+
+def _parts(region: _Region, uneven: set[int], found: Mapping[str, int | None]) -> dict[int, Part] | None:
+    """Return the parts by their heads, None if some part does not lead to one place."""
+    parts: dict[int, Part] = {}
+    pending = [region.first]
+    while pending:
+        head = pending.pop()
+        if head in parts:
+            continue
+        part = _part(region, head, uneven, found)
+        if part is None:
+            return None
+        parts[head] = part
+        pending += part.after
+    return parts
+
+
+def _part(region: _Region, head: int, uneven: set[int], found: Mapping[str, int | None]) -> Part | None:
+    chain: list[int] = []
+    blocks: set[int] = set()
+    at = head
+    while True:
+        blocks.add(at)
+        after: set[int]
+        if at not in uneven:
+            chain.append(at)
+            if region.branches(at) and _is_even(region, at, found):
+                return Part(head, tuple(chain), frozenset(blocks), tuple(region.after(at)))
+        # What some threads run lies between here and where all are together again.
+        some = {at}
+        pending = [at]
+        after = set()
+        while pending:
+            for one in region.after(pending.pop()):
+                if one not in uneven:
+                    after.add(one)
+                elif one not in some:
+                    some.add(one)
+                    pending.append(one)
+        blocks |= some
+        if len(after) > 1:
+            return None
+        if not after:
+            return Part(head, tuple(chain), frozenset(blocks), ())
+        (following,) = after
+        loops = _own_loops(region, some - {at} if at not in uneven else some, following)
+        if loops and head not in uneven:
+            before = _up_to(region, at, {loop.head for loop in loops} | after)
+            return Part(head, tuple(chain), frozenset((blocks - some) | before), (following,), loops)
+        if following == head or not region.before[following] <= blocks:
+            return Part(head, tuple(chain), frozenset(blocks), (following,))
+        at = following
+
+
+def _up_to(region: _Region, start: int, ends: set[int]) -> set[int]:
+    """Return the block `start` and those that it leads to before one of `ends`."""
+    found = {start}
+    pending = [start]
+    while pending:
+        for one in region.after(pending.pop()):
+            if one not in ends and one not in found:
+                found.add(one)
+                pending.append(one)
+    return found
+
+
+def _own_loops(region: _Region, some: set[int], end: int) -> tuple[Part, ...]:
+    """Return the loops among the blocks `some` that each thread leaves by itself, all on the way to the block `end`.
+
+    There are none if one of them does anything but compute, or leads back to another: then each thread goes its way.
+    """
+    heads = [one for one in region.order if one in some and one in region.loops and region.loops[one] <= some]
+    found: list[Part] = []
+    for place, head in enumerate(heads):
+        blocks = _up_to(region, head, {*heads, end})
+        leads = {after for number in blocks for after in region.after(number) if after not in blocks or after == head}
+        computes = all(
+            one.opcode in _COMPUTED and "cc" not in one.modifiers
+            for number in blocks
+            for one in region.instructions(number)
+        )
+        comes_back = any(
+            number in _up_to(region, after, {*heads, end})
+            for number in blocks - {head}
+            for after in region.after(number)
+            if after not in {*heads, end}
+        )
+        if not computes or comes_back or not leads <= {head, *heads[place + 1 :], end}:
+            return ()
+        found.append(Part(head, (), frozenset(blocks), ()))
+    return tuple(found)
+
+
+def _is_worth_it(region: _Region, parts: Mapping[int, Part], found: Mapping[str, int | None]) -> bool:
+    """Whether threads that run a region together go around loops, and LLVM can do the rounds of several at once."""
+    loops = [loop for part in parts.values() for loop in part.loops]
+    rounds = [part for part in parts.values() if _comes_back(parts, part)] + loops
+    written = sum(len(region.instructions(number)) for part in [*parts.values(), *loops] for number in part.blocks)
+    if not rounds or written > _MOST_WRITTEN:
+        return False
+    kept = {name for part in rounds for name in region.flow.blocks[part.head].live_in if found.get(name) is None}
+    if len(kept) > _MOST_KEPT:
+        return False
+    for part in rounds:
+        for number in part.blocks:
+            if not all(_is_side_by_side(one) for one in region.instructions(number)):
+                return False
+            if number in _reached_inside(region, part, region.after(number)) and number not in part.chain:
+                return False  # a loop of each thread's own
+    return True
+
+
+def _comes_back(parts: Mapping[int, Part], part: Part) -> bool:
+    found: set[int] = set()
+    pending = list(part.after)
+    while pending:
+        head = pending.pop()
+        if head not in found:
+            found.add(head)
+            pending += parts[head].after
+    return part.head in found
+
+
+def _reached_inside(region: _Region, part: Part, start: Iterable[int]) -> set[int]:
+    found: set[int] = set()
+    pending = list(start)
+    while pending:
+        number = pending.pop()
+        if number in part.blocks and number != part.head and number not in found:
+            found.add(number)
+            pending += region.after(number)
+    return found
+
+
+def _is_side_by_side(i: Instruction) -> bool:
+    return i.opcode in _SIDE_BY_SIDE and _ORDERED.isdisjoint(i.modifiers)

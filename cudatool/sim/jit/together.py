@@ -1,0 +1,558 @@
+"""Code for threads that run a region together: each part of it for :data:`~.even.WIDTH` threads before the next begins.
+
+For region k of a kernel there are
+
+- ``enter_k``: takes what a thread has kept from before the region;
+- ``part_k_h``: one thread's way through the part that begins at block h;
+- ``together_k``: loops of these over the threads of a row, and between them what all threads compute alike, once.
+
+A loop over the threads has a fixed number of rounds and nothing in it that LLVM could not make vectors of. What differs
+between threads and lives from one part to the next lies in an array of as many elements, which LLVM keeps in vector
+registers once its loops are gone. A scalar register is the value that the first thread has; from it each thread
+computes its own.
+
+Where a check fails (:class:`.even.Check`), the threads go on one after the other, in ``from_k``, from the head of the
+part: they find in their slots what they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from cudatool.ptx import Flow, Function, Instruction, opcode_of, type_bytes
+from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.isa import Control
+from cudatool.sim.jit.context import EXIT
+from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
+from cudatool.sim.jit.even import WIDTH, Check, Even, Part, check_of
+from cudatool.sim.jit.scheduler import VALUES
+
+__all__ = ["THREAD", "Together", "enter_at_heads", "from_the_beginning"]
+
+_FIRST_LOOP = 1 << 21  # number of the metadata of loops over the threads of a row
+THREAD = "i32 %tx, i32 %ty, i32 %tz, i32 %t"
+
+
+class _Kernel(Protocol):
+    """What is needed of the kernel that is translated."""
+
+    code: list[Instruction]
+    function: Function
+    flow: Flow
+    parts: list[str]
+
+    def emitter(self) -> Emitter: ...
+    def finish(self, e: Emitter) -> None: ...
+    def slot(self, register: str) -> tuple[int, str]: ...
+    def instruction(self, e: Emitter, instruction: Instruction) -> None: ...
+    def branch(self, e: Emitter, instruction: Instruction, number: int, following: set[int]) -> None: ...
+    def suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None: ...
+    def kept(self, index: int, among: set[str]) -> list[str]: ...
+    def take(self, e: Emitter, register: str) -> None: ...
+    def resume(self, e: Emitter, index: int) -> None: ...
+    def suspends(self, index: int) -> bool: ...
+    def header(self, e: Emitter) -> list[str]: ...
+
+
+def _live(kernel: _Kernel, head: int, region: list[Instruction]) -> list[str]:
+    """Return the registers of a `region` that a part of it needs, or what follows that; others stay in their slots."""
+    touched = {name for one in region for names in (reads(one), writes(one)) for name in names}
+    return sorted(kernel.flow.blocks[head].live_in & touched & kernel.function.registers.keys())
+
+
+def enter_at_heads(kernel: _Kernel, e: Emitter, heads: list[int], region: list[Instruction]) -> None:
+    """Emit how a thread finds where to begin: ``%from`` is one more than one of `heads`, 0 where the region begins."""
+    cases = " ".join(f"i32 {head + 1}, label %from{head}" for head in heads)
+    e.emit(f"switch i32 %from, label %start [ {cases} ]")
+    for head in heads:
+        e.label(f"from{head}")
+        for register in _live(kernel, head, region):
+            kernel.take(e, register)
+        e.emit(f"br label %b{head}")
+    e.label("start")
+
+
+def from_the_beginning(number: int) -> str:
+    """Return ``thread_<number>`` of a region that can be entered elsewhere, too."""
+    return f"""
+define internal i32 @thread_{number}({ENVIRONMENT}, {THREAD}) #0 {{
+  %next = call i32 @from_{number}({VALUES}, {THREAD}, i32 0) #2
+  ret i32 %next
+}}
+"""
+
+
+class Together:
+    """Emits the functions of one region.
+
+    Parameters
+    ----------
+    number
+        Of the region.
+    index
+        The suspension after which it begins, None for the first region.
+    even
+        How its threads run it.
+    before
+        What is computed once more when it begins.
+    own
+        What threads have kept.
+    region
+        Its instructions, and the suspension.
+    only
+        The suspension that all threads reach, if there is just one.
+    """
+
+    def __init__(
+        self,
+        kernel: _Kernel,
+        number: int,
+        index: int | None,
+        even: Even,
+        before: list[Instruction],
+        own: Iterable[str],
+        region: list[Instruction],
+        only: int | None,
+    ) -> None:
+        self.kernel, self.number, self.index, self.even = kernel, number, index, even
+        self.before, self.own, self.only = before, sorted(own), only
+        self.region = region + before
+        self.written = {name for one in region for name in writes(one)}
+        self.arrays: dict[str, str] = {}
+        self.loops: list[int] = []
+        self.at = '%"where threads are"'
+
+    def generate(self) -> None:
+        """Emit the functions into the kernel's parts."""
+        e = self.kernel.emitter()
+        first = next(iter(self.even.parts.values()))
+        if self.index is not None:
+            self._enter(e, first)
+        e.emit(f"br label %p{first.head}")
+        for part in self.even.parts.values():
+            self._part(e, part)
+        self.kernel.finish(e)
+        registers = self.kernel.function.registers
+        lines = [
+            f"define internal void @together_{self.number}({ENVIRONMENT}, {THREAD}) #0 {{",
+            "entry:",
+            "  %t.x = zext i32 %t to i64",
+            *(f"  {cell} = alloca {storage_type(registers[name])}" for name, cell in e.used.items()),
+            *(f"  {array} = alloca [{WIDTH} x {self._stored(name)}], align 64" for name, array in self.arrays.items()),
+            f"  {self.at} = alloca [{WIDTH} x i32], align 64",
+            *(f"  store {storage_type(registers[name])} zeroinitializer, ptr {cell}" for name, cell in e.used.items()),
+            *e.lines,
+            "}",
+            *(self._metadata(loop) for loop in self.loops),
+        ]
+        self.kernel.parts.append("\n".join(lines))
+
+    # ---- registers ----
+
+    def _is_scalar(self, name: str) -> bool:
+        return name in self.even.distances
+
+    def _stored(self, name: str) -> str:
+        """Return the type in which a register lies in an array, as in its slot."""
+        kind = storage_type(self.kernel.function.registers[name])
+        return "i8" if kind == "i1" else kind
+
+    def _live(self, head: int) -> list[str]:
+        return _live(self.kernel, head, self.region)
+
+    def _array(self, name: str) -> str:
+        return self.arrays.setdefault(name, f'%"array {name}"')
+
+    def _is_alike(self, one: Instruction) -> bool:
+        """Whether what an instruction does is computed once for all threads."""
+        return bool(writes(one)) and all(map(self._is_scalar, writes(one)))
+
+    # ---- what all threads compute alike ----
+
+    def _computed(self, e: Emitter, code: Iterable[Instruction]) -> tuple[dict[int, str], list[str]]:
+        """Emit what `code` computes once; return the results by the places of the instructions, and what must hold."""
+        values: dict[int, str] = {}
+        conditions: list[str] = []
+        for place, one in enumerate(code):
+            if self._is_alike(one):
+                check = check_of(one, self.even.distances)
+                if check is None:
+                    self.kernel.instruction(e, one)
+                else:
+                    self._checked(e, one, check, conditions)
+                values[place] = e.read(writes(one)[0])[0]
+        return values, conditions
+
+    def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
+        base, kind = e.read(check.register)
+        bits = check.type_name[1:]
+        narrow = e.convert(base, kind, f"i{bits}")
+        reach = (WIDTH - 1) * check.distance
+        signed = check.type_name[0] == "s"
+        which = "sadd" if signed else "uadd" if reach > 0 else "usub"
+        pair = f"{{ i{bits}, i1 }}"
+        operation = f"llvm.{which}.with.overflow.i{bits}"
+        e.define(f"declare {pair} @{operation}(i{bits}, i{bits})")
+        amount = reach if signed else abs(reach)
+        end = e.op(f"call {pair} @{operation}(i{bits} {narrow}, i{bits} {amount})")
+        conditions.append(e.op(f"xor i1 {e.op(f'extractvalue {pair} {end}, 1')}, true"))
+        if check.same:
+            e.write(check.register, e.op(f"extractvalue {pair} {end}, 0"), f"i{bits}")
+            self.kernel.instruction(e, one)
+            last, result = e.read(writes(one)[0])
+            e.write(check.register, base, kind)
+            self.kernel.instruction(e, one)
+            first, _ = e.read(writes(one)[0])
+            conditions.append(e.op(f"icmp eq {result} {first}, {last}"))
+        else:
+            self.kernel.instruction(e, one)
+
+    def _look(self, e: Emitter, name: str) -> str:
+        """Emit what reads a scalar register from the slot of the first thread; return whether all others fit to it."""
+        kind = self._stored(name)
+        row = self._slots(e, name)
+        value = e.op(f"load {kind}, ptr {row}")
+        e.write(name, value, kind)
+        vector = f"<{WIDTH} x {kind}>"
+        every = e.op(f"load {vector}, ptr {row}, align {type_bytes(self.kernel.function.registers[name])}")
+        same = e.op(f"icmp eq {vector} {every}, {self._all(e, name, value)}")
+        bits = e.op(f"bitcast <{WIDTH} x i1> {same} to i{WIDTH}")
+        return e.op(f"icmp eq i{WIDTH} {bits}, -1")
+
+    def _slots(self, e: Emitter, name: str) -> str:
+        """Return a pointer to what the threads have of a register in their slots."""
+        offset, _ = self.kernel.slot(name)
+        row = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
+        return e.op(f"getelementptr {self._stored(name)}, ptr {row}, i64 %t.x")
+
+    def _all(self, e: Emitter, name: str, value: str) -> str:
+        """Return a vector of what the threads have of a scalar register, of which the first has `value`."""
+        kind = self._stored(name)
+        vector = f"<{WIDTH} x {kind}>"
+        one = e.op(f"insertelement {vector} poison, {kind} {value}, i32 0")
+        every = e.op(f"shufflevector {vector} {one}, {vector} poison, <{WIDTH} x i32> zeroinitializer")
+        distance = self.even.distances[name]
+        if not distance:
+            return every
+        steps = ", ".join(f"{kind} {place * distance % (1 << int(kind[1:]))}" for place in range(WIDTH))
+        return e.op(f"add {vector} {every}, <{steps}>")
+
+    # ---- loops over threads ----
+
+    def _enter(self, e: Emitter, first: Part) -> None:
+        looked_at = [name for name in self.own if self._is_scalar(name)]
+        regular = [self._look(e, name) for name in looked_at]
+        values, conditions = self._computed(e, self.before)
+        conditions = regular + conditions
+        self._go_or_back(e, conditions, -1, [], {})
+        body = _Body(self, f"enter_{self.number}")
+        for name in self.own:
+            if name in looked_at:
+                body.scalar(name, e.read(name)[0])
+            else:
+                body.load_slot(name)
+        for place, one in enumerate(self.before):
+            body.run(one, values.get(place))
+        assert self.index is not None
+        self.kernel.resume(body.e, self.index)
+        body.store(self._live(first.head))
+        body.e.emit("ret i32 0")
+        self._over_threads(e, "enter", body, ends=False)
+
+    def _part(self, e: Emitter, part: Part) -> None:
+        head = part.head
+        e.label(f"p{head}")
+        live = self._live(head)
+        before = {name: e.read(name)[0] for name in live if self._is_scalar(name)}
+        chained = [one for number in part.chain for one in self._code(number)]
+        values, conditions = self._computed(e, chained)
+        self._go_or_back(e, conditions, head, live, before)
+        body = _Body(self, f"part_{self.number}_{head}")
+        body.whole(part, live, before, values)
+        self._over_threads(e, f"{head}", body, ends=not part.after, at=self.at if part.loops else "")
+        for loop in part.loops:
+            self._rounds(e, loop)
+        if len(part.after) == 2:
+            last = self._code(part.chain[-1])[-1]
+            assert last.guard is not None
+            guard = e.get(last.guard, "pred")
+            e.emit(f"br i1 {guard}, label %p{part.after[0]}, label %p{part.after[1]}")
+        elif part.after:
+            e.emit(f"br label %p{part.after[0]}")
+        else:
+            e.emit("ret void")
+
+    def _rounds(self, e: Emitter, loop: Part) -> None:
+        """Emit the rounds of a loop that each thread leaves by itself, until none is in it."""
+        head = loop.head
+        live = self._live(head)
+        before = {name: e.read(name)[0] for name in live if self._is_scalar(name)}
+        body = _Body(self, f"round_{self.number}_{head}")
+        body.round(loop, live, before)
+        e.emit(f"br label %rounds{head}")
+        e.label(f"rounds{head}")
+        some = self._over_threads(e, f"round{head}", body, ends=False, at=self.at, stays=head)
+        e.emit(f"br i1 {some}, label %rounds{head}, label %through{head}")
+        e.label(f"through{head}")
+
+    def _code(self, number: int) -> list[Instruction]:
+        block = self.kernel.flow.blocks[number]
+        return self.kernel.code[block.start : block.stop]
+
+    def _over_threads(
+        self, e: Emitter, name: str, body: _Body, *, ends: bool, at: str = "", stays: int | None = None
+    ) -> str:
+        """Emit a loop that calls `body` for each thread.
+
+        Where it leads, each time by one more than a block, is put into the array `at`, if there is one, from which a
+        thread learns where it is. Return whether any thread `stays` at a block.
+        """
+        self.kernel.finish(body.e)
+        self.kernel.parts.append(body.text())
+        self.loops.append(_FIRST_LOOP + (self.number << 10) + len(self.loops))
+        before = "before" + name
+        e.emit(f"br label %{before}")
+        e.label(before)
+        e.emit(f"br label %each{name}")
+        e.label(f"each{name}")
+        place, after, some, more = (e.name() for _ in range(4))
+        e.emit(f"{place} = phi i32 [ 0, %{before} ], [ {after}, %each{name} ]")
+        if stays is not None:
+            e.emit(f"{some} = phi i1 [ false, %{before} ], [ {more}, %each{name} ]")
+        tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
+        given = "".join(f", {kind} {value}" for kind, value in body.given)
+        given += f", ptr {self.at}"
+        arrays = "".join(f", ptr {self._array(one)}" for one in body.arrays)
+        call = f"{VALUES}, i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {place}{given}{arrays}"
+        result = e.op(f"call i32 @{body.name}({call}) #1")
+        if ends:
+            self._note(e, t, result)
+        if at:
+            mine = e.op(f"getelementptr i32, ptr {at}, i64 {e.op(f'zext i32 {place} to i64')}")
+            e.emit(f"store i32 {result}, ptr {mine}, !llvm.access.group !1")
+        if stays is not None:
+            e.emit(f"{more} = or i1 {some}, {e.op(f'icmp eq i32 {result}, {stays + 1}')}")
+        e.emit(f"{after} = add nuw nsw i32 {place}, 1")
+        done = e.op(f"icmp eq i32 {after}, {WIDTH}")
+        e.emit(f"br i1 {done}, label %after{name}, label %each{name}, !llvm.loop !{self.loops[-1]}")
+        e.label(f"after{name}")
+        return more
+
+    def _note(self, e: Emitter, thread: str, suspension: str) -> None:
+        """Note which suspension a thread has come to, if that is not known."""
+        if self.only is None:
+            at = e.op(f"getelementptr i32, ptr %slots, i64 {e.op(f'zext i32 {thread} to i64')}")
+            e.emit(f"store i32 {suspension}, ptr {at}, align 4, !llvm.access.group !1")
+
+    def _go_or_back(
+        self, e: Emitter, conditions: list[str], head: int, live: list[str], before: Mapping[str, str]
+    ) -> None:
+        """Emit the choice between going on together, if `conditions` hold, and each thread by itself from `head`.
+
+        Where the region begins, `head` is -1.
+        """
+        if conditions:
+            holds = conditions[0]
+            for condition in conditions[1:]:
+                holds = e.op(f"and i1 {holds}, {condition}")
+            e.emit(f"br i1 {holds}, label %go{head}, label %back{head}")
+            self._back(e, head, live, before)
+            e.label(f"go{head}")
+
+    def _back(self, e: Emitter, head: int, live: list[str], before: Mapping[str, str]) -> None:
+        """Emit what lets the threads go on by themselves, one after the other, from the head of a part."""
+        e.label(f"back{head}")
+        for name in live:
+            stored = self._stored(name)
+            row = self._slots(e, name)
+            size = type_bytes(self.kernel.function.registers[name])
+            if name not in before:
+                e.define("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
+                given = f"ptr {row}, ptr {self._array(name)}, i64 {size * WIDTH}, i1 false"
+                e.emit(f"call void @llvm.memcpy.p0.p0.i64({given})")
+                continue
+            is_bit = storage_type(self.kernel.function.registers[name]) == "i1"
+            value = e.op(f"zext i1 {before[name]} to i8") if is_bit else before[name]
+            vector = f"<{WIDTH} x {stored}>"
+            every = self._all(e, name, value)
+            e.emit(f"store {vector} {every}, ptr {row}, align {size}")
+        e.emit(f"br label %one{head}")
+        e.label(f"one{head}")
+        place, after = e.name(), e.name()
+        e.emit(f"{place} = phi i32 [ 0, %back{head} ], [ {after}, %one{head} ]")
+        tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
+        result = e.op(f"call i32 @from_{self.number}({VALUES}, i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {head + 1}) #2")
+        self._note(e, t, result)
+        e.emit(f"{after} = add nuw nsw i32 {place}, 1")
+        e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {WIDTH}')}, label %gone{head}, label %one{head}")
+        e.label(f"gone{head}")
+        e.emit("ret void")
+
+    def _metadata(self, loop: int) -> str:
+        return f"!{loop} = distinct !{{!{loop}, !6, !7, !8}}"
+
+
+class _Body:
+    """What one thread does in a part.
+
+    Attributes
+    ----------
+    given
+        Types and values that its function is given, beyond what every thread has.
+    arrays
+        The registers whose arrays it is given.
+    """
+
+    def __init__(self, region: Together, name: str) -> None:
+        self.region, self.name = region, name
+        self.kernel = region.kernel
+        self.e = self.kernel.emitter()
+        self.given: list[tuple[str, str]] = []
+        self.arrays: list[str] = []
+        self.set: set[str] = set()  # what an array does not hold yet
+
+    def text(self) -> str:
+        given = "".join(f", {kind} %given.{number}" for number, (kind, _) in enumerate(self.given))
+        arrays = "".join(f', ptr %"array {name}"' for name in self.arrays)
+        header = f"define internal i32 @{self.name}({ENVIRONMENT}, {THREAD}, i32 %place{given}, ptr %at{arrays}) #0 {{"
+        lines = [header, "entry:", "  %place.x = zext i32 %place to i64", *self.kernel.header(self.e), *self.e.lines]
+        return "\n".join([*lines, "}"])
+
+    def scalar(self, name: str, value: str) -> None:
+        """Let a register be what this thread has of a scalar whose value for the first thread is `value`."""
+        e = self.e
+        kind = storage_type(self.kernel.function.registers[name])
+        mine = f"%given.{len(self.given)}"
+        self.given.append((kind, value))
+        if distance := self.region.even.distances[name]:
+            nsw = "nsw " if abs(distance) * WIDTH < 1 << int(kind[1:]) - 1 else ""
+            by = e.op(f"mul {nsw}{kind} {e.convert('%place', 'i32', kind)}, {distance}")
+            mine = e.op(f"add {kind} {mine}, {by}")
+        e.write(name, mine, kind)
+
+    def run(self, one: Instruction, value: str | None) -> None:
+        """Emit an instruction, or take what was computed for all threads."""
+        if value is None:
+            self.kernel.instruction(self.e, one)
+            self.set.update(writes(one))
+        else:
+            self.scalar(writes(one)[0], value)
+
+    def load_slot(self, name: str) -> None:
+        offset, kind = self.kernel.slot(name)
+        stored = self.region._stored(name)
+        row = self.e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
+        self._load(name, self.e.op(f"getelementptr {stored}, ptr {row}, i64 %slot"), kind)
+        self.set.add(name)
+
+    def load(self, name: str) -> None:
+        kind = storage_type(self.kernel.function.registers[name])
+        self._load(name, self._at(name), kind)
+
+    def _at(self, name: str) -> str:
+        if name not in self.arrays:
+            self.arrays.append(name)
+        return self.e.op(f'getelementptr {self.region._stored(name)}, ptr %"array {name}", i64 %place.x')
+
+    def _load(self, name: str, at: str, kind: str) -> None:
+        value = self.e.op(f"load {self.region._stored(name)}, ptr {at}, !llvm.access.group !1")
+        self.e.write(name, self.e.op(f"trunc i8 {value} to i1") if kind == "i1" else value, kind)
+
+    def store(self, live: Iterable[str]) -> None:
+        """Store what others need of what has changed."""
+        for name in live:
+            if name in self.set and not self.region._is_scalar(name):
+                value, kind = self.e.read(name)
+                if kind == "i1":
+                    value, kind = self.e.op(f"zext i1 {value} to i8"), "i8"
+                self.e.emit(f"store {kind} {value}, ptr {self._at(name)}, !llvm.access.group !1")
+
+    def whole(self, part: Part, live: list[str], before: Mapping[str, str], values: Mapping[int, str]) -> None:
+        """Emit all of a part."""
+        region, kernel = self.region, self.kernel
+        touched: set[str] = set()
+        for number in part.blocks:
+            block = kernel.flow.blocks[number]
+            for index in range(block.start, block.stop):
+                touched.update(reads(kernel.code[index]), writes(kernel.code[index]))
+                if kernel.suspends(index):
+                    touched.update(kernel.kept(index, region.written))
+        for name in live:
+            if name in touched:
+                if name in before:
+                    self.scalar(name, before[name])
+                else:
+                    self.load(name)
+        self.set |= {name for number in part.blocks for one in region._code(number) for name in writes(one)}
+        self.e.emit("br label %begin")
+        exits: set[int] = set()
+        place = 0
+        for number in part.chain:
+            here = {at: values.get(place + at) for at in range(len(region._code(number)))}
+            place += len(here)
+            exits |= self._block(part, number, here)
+        for number in sorted(part.blocks - set(part.chain)):
+            exits |= self._block(part, number, {})
+        for number in sorted(exits):
+            self.e.label(f"b{number}")
+            self.store(region._live(number))
+            self.e.emit(f"ret i32 {number + 1}")
+
+    def round(self, loop: Part, live: list[str], before: Mapping[str, str]) -> None:
+        """Emit a round of a loop for a thread that is at its head; others only pass by.
+
+        What is stored is stored by all threads, so that LLVM needs no masks for it.
+        """
+        region, kernel, e = self.region, self.kernel, self.e
+        code = [one for number in loop.blocks for one in region._code(number)]
+        touched = {name for one in code for names in (reads(one), writes(one)) for name in names}
+        self.set = {name for one in code for name in writes(one)}
+        leads = {after for number in loop.blocks for after in kernel.flow.blocks[number].successors}
+        kept = {name for number in leads for name in region._live(number)} & self.set
+        for name in sorted((touched & set(live)) | kept):
+            if name in before:
+                self.scalar(name, before[name])
+            else:
+                self.load(name)
+        mine = e.op("getelementptr i32, ptr %at, i64 %place.x")
+        now = e.op(f"load i32, ptr {mine}, !llvm.access.group !1")
+        here = e.op(f"icmp eq i32 {now}, {loop.head + 1}")
+        e.emit("br label %entry.end")
+        e.label("entry.end")
+        e.emit(f"br i1 {here}, label %begin, label %pass")
+        exits: set[int] = set()
+        for number in sorted(loop.blocks, key=lambda number: number != loop.head):
+            exits |= self._block(loop, number, {})
+        for number in sorted(exits):
+            e.label(f"b{number}")
+            e.emit("br label %pass")
+        e.label("pass")
+        ways = ", ".join(f"[ {number + 1}, %b{number} ]" for number in sorted(exits))
+        result = e.op(f"phi i32 [ {now}, %entry.end ], {ways}")
+        self.store(sorted(kept))
+        e.emit(f"ret i32 {result}")
+
+    def _block(self, part: Part, number: int, values: Mapping[int, str | None]) -> set[int]:
+        """Emit a block; return the heads of parts that it leads to."""
+        kernel, e = self.kernel, self.e
+        block = kernel.flow.blocks[number]
+        e.label("begin" if number == part.head else f"b{number}")
+        if number + 1 == len(kernel.flow.blocks) and block.start == block.stop:
+            e.emit(f"ret i32 {EXIT}")
+            return set()
+        for place, index in enumerate(range(block.start, block.stop)):
+            one = kernel.code[index]
+            if kernel.suspends(index):
+                kernel.suspend(e, index, number, self.region.written)
+                return set()
+            if opcode_of(one.opcode).control is not Control.NEXT:
+                if len(part.after) == 2 and number == part.chain[-1]:
+                    self.store(sorted({name for head in part.after for name in self.region._live(head)}))
+                    e.emit("ret i32 0")
+                    return set()
+                kernel.branch(e, one, number, set())
+                return {after for after in block.successors if after == part.head or after not in part.blocks}
+            self.run(one, values.get(place))
+        e.emit(f"br label %b{number + 1}")
+        return {after for after in block.successors if after == part.head or after not in part.blocks}

@@ -1,0 +1,241 @@
+"""Threads that go around loops together compute what each would alone, and no more than that is asked of them."""
+
+from __future__ import annotations
+
+import os
+
+import integer_interpreter
+import numpy as np
+import pytest
+from even_kernels import even_kernel
+from random_kernels import WORDS, inputs, module_of
+
+from cudatool.sim import jit
+
+FIRST = int(os.environ.get("CUDATOOL_TEST_SEED", "0"))
+
+
+def runs_together(kernel: jit.JitKernel) -> bool:
+    return "call void @together_" in kernel.llvm_ir()
+
+
+def check(launch, seed: int) -> bool:
+    threads = (16, 40, 64, 97)[seed % 4]
+    text = even_kernel(seed, threads)
+    given = inputs(seed, threads)
+    out, counters = np.zeros((threads, WORDS), "u4"), np.zeros(WORDS, "u4")
+    memory = bytearray(given.tobytes() + out.tobytes() + counters.tobytes())
+    places = {"in": 0, "out": given.nbytes, "counters": 2 * given.nbytes}
+    integer_interpreter.run(text, places, memory, threads)
+    kernel = jit.load(module_of([text]).encode()).kernels["k"]
+    launch(kernel, 1, threads, given, out, counters)
+    assert memory[given.nbytes :] == bytearray(out.tobytes() + counters.tobytes())
+    return runs_together(kernel)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 24))
+def test_random_loops_write_what_the_reference_does(launch, seed):
+    check(launch, seed)
+
+
+SOURCE = """
+extern "C" __global__ void product(const float *a, const float *b, float *c, int n) {
+    int i = blockIdx.y * blockDim.y + threadIdx.y, j = blockIdx.x * blockDim.x + threadIdx.x;
+    float sum = 0;
+    for (int k = 0; k < n; k++) sum += a[i * n + k] * b[k * n + j];
+    c[i * n + j] = sum;
+}
+extern "C" __global__ void rows(const float *x, float *y, int n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[blockIdx.x * n + i] = 2 * x[blockIdx.x * n + i];
+}
+extern "C" __global__ void after_barrier(const int *x, int *y, int n) {
+    __shared__ int last;
+    if (threadIdx.x == blockDim.x - 1) last = x[threadIdx.x];
+    __syncthreads();
+    int sum = last;
+    for (int k = 0; k < n; k++) sum = 3 * sum + x[(threadIdx.x + k) % blockDim.x];
+    y[threadIdx.x] = sum;
+}
+extern "C" __global__ void kept(const int *x, int *y, int n) {
+    __shared__ int s[64];
+    int own = 7 * x[threadIdx.x], sum = 0;
+    s[threadIdx.x] = own;
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    __syncthreads();
+    y[threadIdx.x] = own + sum + s[63 - threadIdx.x];
+}
+extern "C" __global__ void not_all(const int *x, int *y, int n) {
+    if (threadIdx.x % 3 == 1) asm volatile("barrier.sync 1, 64;");
+    int sum = 0;
+    for (int k = 0; k < n; k++) sum = 5 * sum + x[threadIdx.x] + k;
+    y[threadIdx.x] = sum;
+}
+extern "C" __global__ void own_ends(const int *ends, int *y) {
+    int sum = 0;
+    for (int k = 0; k < ends[threadIdx.x]; k++) sum += k * k;
+    y[threadIdx.x] = sum;
+}
+extern "C" __global__ void searched(const int *x, int *y, int n) {
+    unsigned s = x[threadIdx.x];
+    int rounds = 0, others = 0;
+    while (s != 1 && rounds < n) {
+        s = s % 2 ? 3 * s + 1 : s / 2;
+        if (s == 5) break;
+        rounds++;
+    }
+    for (; s < 1000; s += 1 + threadIdx.x) others++;
+    y[threadIdx.x] = 1000 * rounds + others;
+}
+extern "C" __global__ void within(const int *x, int *y, int n) {
+    int sum = 0;
+    for (int i = 0; i < x[threadIdx.x]; i++)
+        for (int k = 0; k < i % 5; k++) sum = 3 * sum + k;
+    y[threadIdx.x] = sum;
+}
+extern "C" __global__ void counted(int *total, int n) {
+    for (int k = 0; k < n; k++) atomicAdd(total, k);
+}
+extern "C" __global__ void bits(float *y, int n) {
+    float sum = 0;
+    for (int k = 0; k < n; k++) {
+        sum += __int_as_float(0x3f800000 + threadIdx.x);
+        asm volatile("" : "+f"(sum));
+    }
+    y[threadIdx.x] = sum + __int_as_float(threadIdx.x);
+}
+extern "C" __global__ void straight(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x] + 1; }
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels(ptx_of):
+    return jit.load(ptx_of(SOURCE)).kernels
+
+
+def test_threads_run_loops_together_that_end_alike_or_only_compute_and_have_no_order(kernels):
+    found = {name for name, kernel in kernels.items() if runs_together(kernel)}
+    assert {"product", "rows", "after_barrier", "not_all", "bits", "own_ends", "searched", "kept"} == found
+
+
+def test_checked_kernels_run_each_thread_by_itself(kernels):
+    kernel = kernels["product"]
+    for kind in (jit.Instrument.MEMCHECK, jit.Instrument.RACECHECK, jit.Instrument.FOOTPRINT):
+        assert "call void @together_" not in kernel._generate(kind, large_grid=False).text
+
+
+@pytest.mark.parametrize("block", [(16, 4), (32, 2), (8, 8), (20, 3)])
+@pytest.mark.parametrize("rounds", [0, 1, 7, 40])
+def test_a_product_in_blocks_of_all_shapes(launch, kernels, block, rounds):
+    columns, rows = 2 * block[0], 2 * block[1]
+    random = np.random.default_rng(3)
+    # Numbers whose sums are exact: the order of the sums does not matter.
+    a = random.integers(0, 8, 6400).astype(np.float32)
+    b = random.integers(0, 8, 6400).astype(np.float32)
+    c = np.full(6400, -1, np.float32)
+    launch(kernels["product"], (2, 2), block, a, b, c, np.int32(rounds))
+    expected = np.full(6400, -1, np.float32)
+    for i in range(rows):
+        for j in range(columns):
+            expected[i * rounds + j] = sum(a[i * rounds + k] * b[k * rounds + j] for k in range(rounds))
+    if rounds >= columns:  # else rows of the result overlap
+        np.testing.assert_array_equal(expected, c)
+    assert (c[(rows - 1) * rounds + columns :] == -1).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 63, 64, 65, 300])
+def test_rows_end_within_the_threads_that_run_together(launch, kernels, count):
+    x = np.random.default_rng(4).random(3 * count + 1, np.float32)
+    y = np.full(3 * count + 1, -1, np.float32)
+    launch(kernels["rows"], 3, 64, x, y, np.int32(count))
+    np.testing.assert_array_equal(2 * x[: 3 * count], y[: 3 * count])
+    assert y[3 * count] == -1
+
+
+def _folded(x: np.ndarray, first: np.ndarray, rounds: int) -> np.ndarray:
+    total = first.astype(np.int64)
+    for k in range(rounds):
+        total = 3 * total + np.roll(x, -k)
+    return total.astype(np.uint32).astype(np.int32)
+
+
+@pytest.mark.parametrize("threads", [16, 33, 96])
+def test_loops_after_a_barrier_go_on_from_what_each_thread_has(launch, kernels, threads):
+    x = np.random.default_rng(5).integers(0, 1000, threads).astype(np.int32)
+    y = np.zeros(threads, np.int32)
+    launch(kernels["after_barrier"], 1, threads, x, y, np.int32(9))
+    np.testing.assert_array_equal(_folded(x, np.full(threads, x[-1]), 9), y)
+
+
+@pytest.mark.parametrize("count", [40, 64])
+def test_what_a_loop_does_not_touch_is_there_after_it(launch, kernels, count):
+    x = np.random.default_rng(7).integers(0, 1000, 64).astype(np.int32)
+    y = np.zeros(64, np.int32)
+    launch(kernels["kept"], 1, 64, x, y, np.int32(count))
+    total = np.where(np.arange(64) < count, x, 0)
+    np.testing.assert_array_equal(7 * x + total + 7 * x[::-1], y)
+
+
+def test_threads_of_a_block_that_wait_for_some_of_them_loop_one_after_the_other(launch, kernels):
+    x = np.arange(192, dtype=np.int32)
+    y = np.zeros(192, np.int32)
+    launch(kernels["not_all"], 1, 192, x, y, np.int32(6))
+    expected = np.zeros(192, np.int64)
+    for k in range(6):
+        expected = 5 * expected + x + k
+    np.testing.assert_array_equal(expected, y)
+
+
+def test_loops_that_differ_between_threads_end_where_each_ends(launch, kernels):
+    ends = np.arange(48, dtype=np.int32) % 11
+    y = np.zeros(48, np.int32)
+    launch(kernels["own_ends"], 1, 48, ends, y)
+    np.testing.assert_array_equal([sum(k * k for k in range(end)) for end in ends], y)
+
+
+def _searched(s: int, rounds_at_most: int, thread: int) -> int:
+    rounds = others = 0
+    while s != 1 and rounds < rounds_at_most:
+        s = 3 * s + 1 if s % 2 else s // 2
+        if s == 5:
+            break
+        rounds += 1
+    while s < 1000:
+        s, others = s + 1 + thread, others + 1
+    return 1000 * rounds + others
+
+
+def test_each_thread_leaves_loops_that_only_compute_where_it_is_through(launch, kernels):
+    x = np.random.default_rng(6).integers(1, 200, 48).astype(np.int32)
+    y = np.zeros(48, np.int32)
+    launch(kernels["searched"], 1, 48, x, y, np.int32(60))
+    np.testing.assert_array_equal([_searched(int(s), 60, thread) for thread, s in enumerate(x)], y)
+
+
+def test_loops_in_loops_of_each_threads_own(launch, kernels):
+    x = np.arange(48, dtype=np.int32) % 13
+    y = np.zeros(48, np.int32)
+    launch(kernels["within"], 1, 48, x, y, np.int32(0))
+    expected = []
+    for end in x:
+        total = 0
+        for i in range(end):
+            for k in range(i % 5):
+                total = (3 * total + k) & 0xFFFFFFFF
+        expected.append(total)
+    np.testing.assert_array_equal(np.array(expected, np.uint32).view(np.int32), y)
+
+
+def test_the_bits_of_an_index_are_no_number_to_count_with(launch, kernels):
+    y = np.zeros(32, np.float32)
+    launch(kernels["bits"], 1, 32, y, np.int32(4))
+    index = np.arange(32, dtype=np.int32)
+    expected = np.zeros(32, np.float32)
+    for _ in range(4):
+        expected += (index + 0x3F800000).view(np.float32)
+    np.testing.assert_array_equal(expected + index.view(np.float32), y)
+
+
+def test_the_random_kernels_have_loops_that_threads_run_together():
+    texts = (module_of([even_kernel(seed, 64)]).encode() for seed in range(FIRST, FIRST + 12))
+    assert sum(runs_together(jit.load(text).kernels["k"]) for text in texts) >= 6
