@@ -87,14 +87,8 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
         # What is said of a defect is that nothing orders its sides, not even the repair of another one.
         alone = Engine(trace, wanted=independent.keys(), effort=effort)
         alone.run()
-        waits_cure = _waits_cure(engine)
         independent = {key: defect.as_seen_by(alone.defects.get(key)) for key, defect in independent.items()}
-        cured = set(independent)
-        if not waits_cure:
-            repaired = Engine(trace, repairs=_plan(engine, independent.values()), effort=effort)
-            repaired.run()
-            # In a trace that contradicts itself, a repair may bring up what was hidden before.
-            cured -= repaired.defects.keys()
+        cured = _cured(trace, engine, independent, effort)
 
     words = _Words(trace, engine)
     certain: list[Finding] = []
@@ -197,6 +191,16 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
         else:
             _let_wait(repairs, int(engine.records["stack"][second.operation.record]), defect)
     return repairs
+
+
+def _cured(trace: Trace, engine: Engine, defects: dict[Key, Defect], effort: Effort) -> set[Key]:
+    """Return the defects that are gone with their repairs."""
+    if _waits_cure(engine):
+        return set(defects)
+    repaired = Engine(trace, repairs=_plan(engine, defects.values()), effort=effort)
+    repaired.run()
+    # In a trace that contradicts itself, a repair may bring up what was hidden before.
+    return defects.keys() - repaired.defects.keys()
 
 
 def _waits_cure(engine: Engine) -> bool:
