@@ -139,9 +139,9 @@ def _watch_nvrtc() -> None:
     for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
         ctypes.CDLL(os.fspath(builtins))
     library = ctypes.CDLL(os.fspath(_STAND_IN), mode=ctypes.RTLD_GLOBAL)
-    if library.cudatool_nvrtc_open(os.fsencode(real)) == 0:
-        library.cudatool_nvrtc_keep(ctypes.cast(_kept, ctypes.c_void_p))
-        _library = library
+    library.cudatool_nvrtc_path(os.fsencode(real))
+    library.cudatool_nvrtc_keep(ctypes.cast(_kept, ctypes.c_void_p))
+    _library = library
 
 
 def _wheel() -> Path | None:

@@ -69,6 +69,7 @@ define internal i16 @bf16_round(float %x) alwaysinline {
 !6 = !{!"llvm.loop.parallel_accesses", !1}
 !7 = !{!"llvm.loop.unroll.disable"}
 !8 = !{!"llvm.loop.vectorize.followup_vectorized", !5}
+!9 = distinct !{!9, !7}
 attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
@@ -293,11 +294,11 @@ y:
 y.end:
   %ty.next = add nuw nsw i32 %ty, 1
   %y.done = icmp eq i32 %ty.next, %ny
-  br i1 %y.done, label %z.end, label %y
+  br i1 %y.done, label %z.end, label %y, !llvm.loop !9
 z.end:
   %tz.next = add nuw nsw i32 %tz, 1
   %z.done = icmp eq i32 %tz.next, %nz
-  br i1 %z.done, label %end, label %z
+  br i1 %z.done, label %end, label %z, !llvm.loop !9
 end:{next_part}
 {after}  ret i32 {"%agreed" if only is None else only}
 }}
