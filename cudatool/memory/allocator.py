@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
+from weakref import WeakSet
 
 from cudatool.errors import ConfigError, CudatoolError, OutOfMemoryError, UsageError
 from cudatool.memory import observers, snapshot
@@ -20,7 +22,7 @@ from cudatool.memory.provider import SegmentProvider
 from cudatool.memory.settings import Settings
 from cudatool.trace import hooks
 
-__all__ = ["CachingAllocator", "FreeMemoryCallback"]
+__all__ = ["CachingAllocator", "FreeMemoryCallback", "in_operation"]
 
 FreeMemoryCallback = Callable[[], bool]
 """Frees what the program can do without; returns whether there was anything."""
@@ -89,6 +91,7 @@ class CachingAllocator:
         )
         self.statistics = self._policy.statistics
         self._lock = threading.RLock()
+        _locks.add(self._lock)
         self._acquire, self._release = self._lock.acquire, self._lock.release  # looking them up takes as long
         self._busy = False  # between two consistent states
         self._late: deque[Callable[[], None]] = deque()  # what was put off
@@ -488,6 +491,14 @@ class CachingAllocator:
                 _log.exception("memory of device %d was given back, but cannot be used again", self.device)
             finally:
                 self._busy = False
+
+
+_locks: WeakSet[Any] = WeakSet()  # of all allocators
+
+
+def in_operation() -> bool:
+    """Return whether the calling thread is within an operation of a caching allocator."""
+    return any(lock._is_owned() for lock in tuple(_locks))
 
 
 def _reentered() -> RuntimeError:

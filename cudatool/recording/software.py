@@ -11,7 +11,7 @@ from cudatool.collect.sim_driver import SimDriverCollector
 from cudatool.collect.sim_host import watched_host_memory
 from cudatool.collect.sim_living import living, shared
 from cudatool.errors import UsageError
-from cudatool.memory.allocator import CachingAllocator
+from cudatool.memory.allocator import CachingAllocator, in_operation
 from cudatool.memory.pluggable import UncachedAllocator
 from cudatool.sim import abi, drain, signals
 from cudatool.sim.observe.checkers import CHECKS
@@ -52,6 +52,7 @@ def driver(
 
     # An allocator must not be called from within its own operations; finalizers free, and their exceptions are ignored.
     signals.keep_out_of(*vars(CachingAllocator).values(), *vars(UncachedAllocator).values())
+    signals.keep_out_while(in_operation)
     hooks.measures_accesses = machine.measure_accesses = measure_accesses
     with _driver.refused_address_space():
         machine.check(checks)

@@ -9,7 +9,8 @@ which is not Python::
     the outermost call returns: raise what was noted again; Python calls the handler in the program's own code
 
 Nor does it run in functions whose exceptions Python ignores (finalizers and callbacks of the garbage collector), where
-a KeyboardInterrupt would be lost, and in others that are named (:func:`keep_out_of`): there it comes a moment later.
+a KeyboardInterrupt would be lost, and in others that are named (:func:`keep_out_of`, :func:`keep_out_while`): there it
+comes a moment later.
 
 Ctrl-C need not wait for that if it will end the program: where the handler is Python's own, what the driver waits for
 is given up (:class:`Interrupted`).
@@ -28,7 +29,17 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "check", "install", "interruption", "interrupts", "is_interrupted", "keep_out_of", "shielded"]
+__all__ = [
+    "Interrupted",
+    "check",
+    "install",
+    "interruption",
+    "interrupts",
+    "is_interrupted",
+    "keep_out_of",
+    "keep_out_while",
+    "shielded",
+]
 
 _get_handler = _signal.getsignal  # without the enumerations that signal.getsignal makes: it is asked for each launch
 _Handler = Callable[[int, FrameType | None], Any]
@@ -46,6 +57,7 @@ class _State:
         self.library: ctypes.CDLL | None = None
         self.is_interrupted = False
         self.kept_out_of: set[CodeType] = set()
+        self.kept_out_while: set[Callable[[], bool]] = set()
 
 
 interruption = _State()
@@ -102,7 +114,14 @@ def keep_out_of(*functions: Any) -> None:
     interruption.kept_out_of.update(function.__code__ for function in functions if hasattr(function, "__code__"))
 
 
+def keep_out_while(inside: Callable[[], bool]) -> None:
+    """Let no handler run while this returns true: for code that is compiled, whose frames are not seen."""
+    interruption.kept_out_while.add(inside)
+
+
 def _is_kept_out(frame: FrameType | None) -> bool:
+    if any(inside() for inside in interruption.kept_out_while):
+        return True
     while frame is not None:
         if frame.f_code in interruption.kept_out_of or frame.f_code.co_name == "__del__":
             return True

@@ -18,6 +18,7 @@ from fake_provider import FakeProvider
 
 from cudatool.errors import ConfigError, CudaError, OutOfMemoryError, UsageError
 from cudatool.memory import CachingAllocator, Settings
+from cudatool.memory.allocator import in_operation
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind
 
@@ -702,3 +703,24 @@ def test_allocator_holds_no_reference_to_what_is_gone(provider: FakeProvider, al
     allocator.empty_cache()
     gc.collect()
     assert ({}, []) == (provider.segments, allocator.snapshot_segments())
+
+
+def test_an_allocator_is_in_operation_while_it_asks_for_memory_on_the_calling_thread_alone(
+    provider: FakeProvider, allocator: CachingAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a signal handler can tell, also where the allocator is compiled and its frames are not seen."""
+    seen: list[bool] = []
+    allocate = provider.allocate
+
+    def asked(size: int, stream: int) -> int:
+        other = threading.Thread(target=lambda: seen.append(in_operation()))
+        other.start()
+        other.join()
+        seen.append(in_operation())
+        return allocate(size, stream)
+
+    monkeypatch.setattr(provider, "allocate", asked)
+    assert not in_operation()
+    allocator.malloc(512, 0)
+    assert [False, True] == seen
+    assert not in_operation()
