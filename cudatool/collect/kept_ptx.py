@@ -2,14 +2,19 @@
 
 A program loads machine code into the driver, from which nothing can be inferred. Its compilers know the PTX:
 
-=============  ====================================================================================
-NVRTC          :file:`_libnvrtc.c` takes its place, forwards each call, and keeps the PTX of the same compilation
-CuPy           uses NVRTC, but keeps machine code in files: it gets a folder of its own, so that what is
-               loaded was compiled under a recording
-numba-cuda     has the PTX of what it links
-=============  ====================================================================================
+=========================  ==============================================================================
+cuda.core, cuda.bindings   :file:`_libnvrtc.c` takes NVRTC's place, forwards each call, and keeps the PTX of the
+                           same compilation
+CuPy                       calls NVRTC by functions of its own, which are replaced. It keeps machine code in
+                           files: it gets a folder of its own, so that what is loaded was compiled under a
+                           recording
+numba-cuda                 has the PTX of what it links
+=========================  ==============================================================================
 
 The PTX is kept on disk, too, as the compilers keep their results.
+
+cuDNN cannot use a library that stands in for NVRTC. So none does in a program that has imported PyTorch, whose own
+source reports what it does.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import ctypes
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -56,11 +62,17 @@ class KeptPtx:
         """Keep what compilers make from now on."""
         global _running
         _running = self
-        _watch_nvrtc()
         self._give_cupy_a_folder()
-        numba = AfterImport("numba.cuda.codegen", self._watch_numba)
-        numba.start()
-        self._undo += [numba.stop, self._replaced.put_back]
+        self._undo.append(self._replaced.put_back)
+        for module, then in (
+            ("cuda.core", _watch_nvrtc),
+            ("cuda.bindings.nvrtc", _watch_nvrtc),
+            ("cupy_backends.cuda.libs.nvrtc", self._watch_cupy),
+            ("numba.cuda.codegen", self._watch_numba),
+        ):
+            finder = AfterImport(module, then)
+            finder.start()
+            self._undo.append(finder.stop)
 
     def stop(self) -> None:
         """Keep no more. Stopping again changes nothing."""
@@ -100,6 +112,21 @@ class KeptPtx:
 
         self._undo.append(put_back)
 
+    def _watch_cupy(self, nvrtc: ModuleType) -> None:
+        original, ptx_of = getattr(nvrtc, "getCUBIN", None), getattr(nvrtc, "getPTX", None)
+        if original is None or ptx_of is None:  # another version: its launches are counted as not checked
+            return
+
+        def compiled(program: Any) -> Any:
+            code = original(program)
+            try:
+                self.keep(bytes(code), bytes(ptx_of(program)).rstrip(b"\0"))
+            except Exception:  # it must not reach the program
+                _log.debug("the PTX of CuPy's code was not kept", exc_info=True)
+            return code
+
+        self._replaced.replace(nvrtc, "getCUBIN", compiled)
+
     def _watch_numba(self, codegen: ModuleType) -> None:
         library = getattr(codegen, "CUDACodeLibrary", None)
         original = getattr(library, "get_cubin", None)
@@ -130,11 +157,11 @@ def _keep(code: int, size: int, ptx: int, ptx_size: int) -> None:
 _kept = _Keep(_keep)
 
 
-def _watch_nvrtc() -> None:
-    """Let our library stand in for NVRTC, unless the program has loaded that already."""
+def _watch_nvrtc(_: ModuleType) -> None:
+    """Let our library stand in for NVRTC, unless the program has loaded that already, or has PyTorch."""
     global _library
     real = _wheel()
-    if _library is not None or real is None or not _STAND_IN.exists() or _is_loaded(_NVRTC):
+    if _library is not None or "torch" in sys.modules or real is None or not _STAND_IN.exists() or _is_loaded(_NVRTC):
         return
     for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
         ctypes.CDLL(os.fspath(builtins))

@@ -49,10 +49,32 @@ def test_nvrtc_gives_the_program_machine_code_and_us_its_ptx(tmp_path):
     assert 0 == done.returncode, done.stderr
 
 
+WITH_PYTORCH = """
+import ctypes, os, sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+from cudatool.collect.kept_ptx import KeptPtx
+kept = KeptPtx()
+kept.start()
+from cuda.bindings import nvrtc
+assert not nvrtc.nvrtcVersion()[0]
+with open("/proc/self/maps") as maps:
+    loaded = {os.path.basename(line.split()[-1]) for line in maps if "libnvrtc" in line}
+assert loaded and not any(name.startswith("_libnvrtc") for name in loaded), loaded
+"""
+
+
+def test_nothing_stands_in_for_nvrtc_in_a_program_with_pytorch(tmp_path):
+    environment = os.environ | {"CUDATOOL_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_PYTORCH], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert 0 == done.returncode, done.stderr
+
+
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("cudatool.collect.kept_ptx._watch_nvrtc", lambda: None)
+    monkeypatch.setattr("cudatool.collect.kept_ptx._watch_nvrtc", lambda module: None)
     found = KeptPtx()
     yield found
     found.stop()
@@ -85,3 +107,27 @@ def test_numbas_code_has_the_ptx_that_numba_linked(kept, monkeypatch):
     assert b".entry numbas" == kept.find(_cupti.digest(b"machine code"))
     kept.stop()
     assert original is CUDACodeLibrary.get_cubin
+
+
+def test_cupys_code_has_the_ptx_of_the_same_program(kept, monkeypatch):
+    nvrtc = SimpleNamespace(
+        getCUBIN=lambda program: b"machine code %d" % program, getPTX=lambda program: b".entry of_%d\0" % program
+    )
+    original = nvrtc.getCUBIN
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.nvrtc", nvrtc)
+    kept.start()
+    assert b"machine code 7" == nvrtc.getCUBIN(7)
+    assert b".entry of_7" == kept.find(_cupti.digest(b"machine code 7"))
+    kept.stop()
+    assert original is nvrtc.getCUBIN
+
+
+def test_a_failure_to_keep_cupys_ptx_does_not_reach_the_program(kept, monkeypatch):
+    def fails(program):
+        raise RuntimeError("no PTX")
+
+    nvrtc = SimpleNamespace(getCUBIN=lambda program: b"machine code", getPTX=fails)
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.nvrtc", nvrtc)
+    kept.start()
+    assert b"machine code" == nvrtc.getCUBIN(7)
+    assert kept.find(_cupti.digest(b"machine code")) is None

@@ -165,7 +165,9 @@ def test_programs_of_other_libraries_leave_a_report_and_end_as_without(name, tmp
     ]
     assert in_program[0] == in_program[1]
     text = (tmp_path / "run.oom.txt").read_text()
-    assert re.match(rf"Out of memory: big\.py:\d+ \(take\) requested .* of {module}", text, re.IGNORECASE), text
+    assert re.match(rf"Out of memory: big\.py:\d+ \(take\)( via .*)? requested .* of {module}", text, re.IGNORECASE), (
+        text
+    )
     held = re.search(r"^Held when memory ran out\n.*\n(.*)$", text, re.MULTILINE)
     assert held is not None and "(hog)" in held[1], text
     if "limit" in name:
