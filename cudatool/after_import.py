@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -13,8 +14,14 @@ from typing import Any
 __all__ = ["AfterImport"]
 
 
+_log = logging.getLogger("cudatool")
+
+
 class AfterImport(MetaPathFinder):
-    """Calls `then` with the module `name` when it has been imported, or at once; once for each :meth:`start`."""
+    """Calls `then` with the module `name` when it has been imported, or at once; once for each :meth:`start`.
+
+    An exception of `then` is logged: it must not reach the program, which imports a module.
+    """
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -24,7 +31,7 @@ class AfterImport(MetaPathFinder):
         """Begin to wait for the module."""
         module = sys.modules.get(self._name)
         if module is not None:
-            self._then(module)
+            _call(self._then, module)
         else:
             sys.meta_path.insert(0, self)
 
@@ -62,4 +69,11 @@ class _ThenLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._then(module)
+        _call(self._then, module)
+
+
+def _call(then: Callable[[ModuleType], None], module: ModuleType) -> None:
+    try:
+        then(module)
+    except Exception:
+        _log.exception("cudatool does not watch %s", module.__name__)

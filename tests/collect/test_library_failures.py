@@ -127,3 +127,12 @@ def test_after_the_end_the_classes_are_as_they_were(loaded: SimpleNamespace) -> 
 def test_an_amount_that_jax_does_not_say_is_zero() -> None:
     assert 0 == bytes_requested("RESOURCE_EXHAUSTED: too many open files")
     assert 3 << 20 == bytes_requested("trying to allocate 3.0MiB")
+
+
+@pytest.mark.parametrize("module", ["jax", "cupy.cuda.memory"])
+def test_a_version_without_the_exceptions_class_is_left_alone(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    watched = LibraryFailures(lambda *facts: None)
+    watched.start()
+    watched.stop()
+    assert {name for name in vars(sys.modules[module]) if not name.startswith("__")} == set()
