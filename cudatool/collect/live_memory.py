@@ -13,8 +13,6 @@ class LiveMemory:
     def __init__(self) -> None:
         self._starts: list[int] = []  # sorted
         self._sizes: dict[int, int] = {}
-        self.version = 0
-        """Grows whenever memory is added or removed."""
 
     def __contains__(self, start: int) -> bool:
         return start in self._sizes
@@ -24,14 +22,12 @@ class LiveMemory:
         if start not in self._sizes:
             insort(self._starts, start)
         self._sizes[start] = size
-        self.version += 1
 
     def remove(self, start: int) -> int | None:
         """Forget the piece that begins at an address; return its size, or None if there is none."""
         size = self._sizes.pop(start, None)
         if size is not None:
             del self._starts[bisect_right(self._starts, start) - 1]
-            self.version += 1
         return size
 
     def find(self, address: int) -> tuple[int, int] | None:
