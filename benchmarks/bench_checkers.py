@@ -23,6 +23,9 @@ that are not checked, and blocks' reads of a word stood for further ones; and no
     lookup_plain         0.8          0.9     13 -> 6.1
     ring                 0.8          0.9    4.8 -> 3.6
 
+Once more on a machine that did nothing else: racecheck lookup 4.1, lookup_plain 3.7, ring 2.7, spmv 2.6, histogram 2.3,
+others at most 1.3; memcheck scan 2.5, others at most 1.8; initcheck at most 1.8.
+
 Memory lies elsewhere in each run, which alone makes a factor of up to 2 for transpose and vecadd: the figures before
 are of one process for each checker, those after the best of three.
 """
