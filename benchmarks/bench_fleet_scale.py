@@ -18,8 +18,9 @@ Measured on 2 cores that other programs kept busy, 100,000 events a rank; proces
     bytes by call site      0.9 s,  95 MiB   1.0 s, 129 MiB    2.3 s, 244 MiB
         with pandas         1.6 s, 529 MiB  3.7 s, 1530 MiB   21.5 s, 5648 MiB
 
-Since then `fleet` reads the allocations of ranks that differ alone. On 1,024 parts that were 16 links to each of 64, on
-a busy machine, that and less sorting of call sites took it from 4.9 s of processor time to 2.6 s.
+Since then `fleet` reads the allocations of ranks that differ alone, and sorts fewer call sites. With 1,024 ranks, on
+the same cores and nothing beside it, wall and processor time: convert 154 s, 302 s, 403 MiB; fleet 2.0 s, 2.7 s,
+145 MiB; first difference 1.2 s, 2.0 s, 113 MiB; bytes by call site 1.1 s, 1.8 s, 232 MiB.
 
 The peer answers two questions that `cudatool query` answers beside it, and must give the same rows: at which allocation
 each rank first leaves the sequence of rank 0; and the bytes that call sites requested, by rank.
