@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from cudatool.collect import _cupti, cupti
-from cudatool.collect.cupti import HOW, ROW, CuptiCollector, CuptiUnavailable, What
+from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
+from cudatool.collect.cupti_log import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
@@ -465,9 +466,9 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
     rows = [(what, words, {**rest, "time": time}) for time, (what, words, rest) in enumerate(one() for _ in range(300))]
 
     def as_at_first():
-        collected.collector._capturing.clear()
-        collected.collector._captured_events.clear()
-        collected.collector._of_graphs.clear()
+        collected.collector._calls._capturing.clear()
+        collected.collector._calls._captured_events.clear()
+        collected.collector._calls._of_graphs.clear()
         for handle in (2748, *streams[3:]):
             hooks.close_stream(0, handle)
         for handle in events:
@@ -476,9 +477,9 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
     as_at_first()
     by_c = told(collected, rows)
     as_at_first()
-    nothing = np.zeros(len(collected.collector._how), HOW)  # each row by its reader
-    nothing["asks"] = collected.collector._how["asks"]
-    monkeypatch.setattr(collected.collector, "_how", nothing)
+    nothing = np.zeros(len(collected.collector._calls._how), HOW)  # each row by its reader
+    nothing["asks"] = collected.collector._calls._how["asks"]
+    monkeypatch.setattr(collected.collector._calls, "_how", nothing)
     by_reader = told(collected, rows)
     assert len(by_c) > 100
 

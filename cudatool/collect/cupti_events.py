@@ -1,0 +1,524 @@
+"""What each call of CUPTI's log becomes in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, plain_name, sides
+from cudatool.collect.cupti_log import HOW, Row, Tables, What
+from cudatool.collect.cupti_work import Enqueued
+from cudatool.collect.gpu_launches import Judged, Launches, Pointed
+from cudatool.collect.live_memory import LiveMemory
+from cudatool.collect.torch_rows import Action
+from cudatool.memory.blocks import MIN_BLOCK_SIZE
+from cudatool.trace import hooks
+from cudatool.trace.events import (
+    RECORD,
+    Api,
+    CopyFlag,
+    Event,
+    EventFlag,
+    Kind,
+    StreamFlag,
+    WarningCode,
+    WarningFlag,
+)
+from cudatool.trace.libraries import Library
+
+__all__ = ["CallEvents"]
+
+_MOST_NUMBERS = 1 << 16  # of calls, and of What
+"""What stands for the stream of an operation of our runtime, which reports that itself."""
+_UNKNOWN = 1 << 56
+"""What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
+_streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, never removed
+_BLOCKING = StreamFlag(0)
+_SHARES = ("cuIpc", "cuMemExport", "cuMemImport", "cuMemPool")
+_OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap", *_SHARES)
+_PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
+
+
+class CallEvents:
+    """Turns the calls of the log into events, and passes them on when told to.
+
+    C makes most records by itself (``_cupti.translate``); what needs to know or to change the state of streams, memory
+    or code goes through a method, which :mod:`cudatool.collect.cupti_calls` names.
+
+    Parameters
+    ----------
+    calls, numbers
+        What is logged, by name, and the names by the numbers that rows have.
+    tables
+        What rows refer to.
+    enqueued
+        Where calls that enqueue work are noted.
+    launches
+        What infers the accesses of each launch; None to report none.
+    pytorch_is_watched, blocks_are_watched
+        As in :class:`~cudatool.collect.cupti.CuptiCollector`.
+    source
+        The subscriber that is not to be called for what is reported here.
+    """
+
+    def __init__(
+        self,
+        calls: dict[str, Call],
+        numbers: dict[int, str],
+        tables: Tables,
+        enqueued: Enqueued,
+        launches: Launches | None,
+        *,
+        pytorch_is_watched: Callable[[], bool],
+        blocks_are_watched: Callable[[], bool],
+        source: Callable[[Event], None],
+    ) -> None:
+        self._pytorch_is_watched = pytorch_is_watched
+        self._blocks_are_watched = blocks_are_watched
+        self._source = source
+        self._tables, self._enqueued = tables, enqueued
+        self.launches, self.pointed = launches, Pointed()
+        self.device_memory, self._host_memory = LiveMemory(), LiveMemory()
+        self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
+        self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
+        self._texts = {"": 0}
+        self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
+        self._capturing: set[tuple[int, int]] = set()
+        self._captured_events: set[int] = set()
+        self._names_of_calls: dict[int, str] = {}
+        self._readers: dict[int, Callable[[Row, str], None]] = {}
+        self._how = np.zeros(_MOST_NUMBERS, HOW)
+        self._how["stream"] = self._how["event"] = self._how["flags"] = -1
+        self._stream_of: dict[int, int] = {}  # what `_cupti.translate` needs to know of streams
+        self._out: list[npt.NDArray[np.void]] = []  # what goes to the subscribers
+        self._row = Row(0, 0, 0, 0, 0, 0, 0, 0, ())
+        self._called = tables.stacks[0]
+        self._calls_read = calls
+        self._choose_readers(numbers)
+
+    def _choose_readers(self, numbers: dict[int, str]) -> None:
+        """Choose by the name of each call who makes its record: C, by a row of :data:`HOW`, or a method."""
+        for number, name in numbers.items():
+            self._names_of_calls[number] = name
+            read = self._calls_read[plain_name(name)].read
+            if read is not None:
+                self._readers[number] = self._report_order if isinstance(read, Order) else getattr(self, read)
+            self._how[number] = self._translation(name)
+        for number, reader in ((What.USE, self._use), (What.BLOCK, self._block), (What.LAUNCH, self._launch)):
+            self._names_of_calls[number], self._readers[number] = "", reader
+        self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
+        for number, kind in ((What.POOL_ALLOC, Kind.POOL_ALLOC), (What.POOL_FREE, Kind.POOL_FREE)):
+            self._names_of_calls[number], self._readers[number] = "", self._pooled
+            self._how[number]["kind"] = kind if self.launches is None else 0
+            self._how[number]["name"] = self._texts.setdefault(Library.CUPY, len(self._texts))
+        self._nothing_by_itself = np.zeros(1, HOW)
+        self._is_work = (self._how["is_copy"] | self._how["item"]) != 0
+        self.asks = np.ascontiguousarray(self._how["asks"])
+        self.always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
+        of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
+        if self.launches is None:
+            self.always_reported[[*of_memory, What.USE, What.BLOCK, What.POOL_ALLOC, What.POOL_FREE]] = 1
+
+    def _translation(self, name: str) -> tuple[int, ...]:
+        """Return how C turns a call into a record, as a row of :data:`HOW`."""
+        plain = plain_name(name)
+        order, per_thread = self._calls_read[plain].read, name.endswith(PER_THREAD)
+        if isinstance(order, Order):
+            return order.kind, order.stream, order.event, order.flags, order.asks, per_thread, 0, 0, 0, 0
+        text = self._texts.setdefault(plain, len(self._texts))
+        is_async = CopyFlag.ASYNC if "Async" in plain else CopyFlag(0)
+        if order == "_copy" and "to" in plain and is_async:
+            return Kind.MEMCPY, 3, -1, -1, 0, per_thread, 1, 0, is_async | sides(plain), text
+        if order == "_fill" and is_async:
+            flags = is_async | CopyFlag.DESTINATION_DEVICE
+            return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, fill_item(plain), flags, text
+        return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0
+
+    def read(self, calls: npt.NDArray[np.void]) -> None:
+        """Report calls: most in C, others through their reader, which may change what is known of streams."""
+        self._stream_of.clear()
+        ids = self._tables.columns()[0]
+        works = int(np.count_nonzero(self._is_work[calls["what"]]))
+        correlations = np.array(hooks.new_correlations(works), np.uint32)
+        records = np.empty(len(calls), RECORD)
+        at = 0
+        while at < len(calls):
+            how = self._nothing_by_itself if self._capturing else self._how
+            first = at
+            # fmt: off
+            at, made, works = _cupti.translate(
+                calls, first, how, ids, correlations, self._stream_of, hooks.event_ids(), hooks.native_threads(),
+                self._of_graphs, records,
+            )
+            # fmt: on
+            if made:
+                self._send()
+                self._out.append(records[:made])
+                if works:
+                    done = calls[first:at][self._is_work[calls["what"][first:at]]]
+                    streams = records["stream"][:made][records["correlation"][:made] != 0]
+                    of_calls, ours = done["correlation"].tolist(), correlations[:works].tolist()
+                    self._enqueued.add_all(zip(of_calls, ours, streams.tolist(), strict=True))
+                records, correlations = records[made:], correlations[works:]
+            if at < len(calls):
+                *head, words = calls[at].item()
+                row = self._row = Row._make((*head, tuple(words.tolist())))
+                self._called = self._tables.stacks[row.stack]
+                self._readers[row.what](row, self._names_of_calls[row.what])
+                records = records[1:]
+                at += 1
+        self._called = self._tables.stacks[0]
+
+    def warn_of_lost(self, rows: int) -> None:
+        """Report that rows of the log are missing."""
+        text = f"{rows:,} records of CUPTI were lost: there was no memory for them"
+        self._row = self._row._replace(time=monotonic_ns(), thread=0)
+        self._report(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
+
+    def pass_on(self) -> None:
+        """Pass on the reported records."""
+        self._send()
+        if self._out:
+            out, self._out = self._out, []
+            rows = out[0] if len(out) == 1 else np.concatenate(out)
+            hooks.forward_rows(rows, list(self._texts), source=self._source)
+
+    def _report(
+        self,
+        kind: Kind,
+        *,
+        stream: int = 0,
+        correlation: int = 0,
+        name: str = "",
+        address: int = 0,
+        size: int = 0,
+        flags: int = 0,
+        aux0: int = 0,
+        aux1: int = 0,
+    ) -> None:
+        row, text = self._row, self._texts.setdefault(name, len(self._texts))
+        thread = hooks.native_thread(row.thread) if row.thread else 0
+        # fmt: off
+        self._reported.append((row.time, kind, row.device, flags, thread, 0, stream, correlation, self._called.id, text,
+                           address, size, aux0, aux1))
+        # fmt: on
+
+    def _send(self) -> None:
+        """Append the reported records to those that will be passed on."""
+        if self._reported:
+            self._out.append(np.array(self._reported, RECORD))
+            self._reported = []
+
+    # ---- what orders work ----
+
+    def _report_order(self, row: Row, name: str) -> None:
+        order = self._calls_read[plain_name(name)].read
+        assert isinstance(order, Order)
+        handle = row.words[order.event] if order.event >= 0 else 0
+        if order.kind == Kind.STREAM_WAIT_EVENT and handle in self._captured_events:
+            self._capturing.add((row.device, row.words[order.stream]))
+        elif order.kind == Kind.EVENT_RECORD and (row.device, row.words[order.stream]) in self._capturing:
+            self._captured_events.add(handle)
+        is_external = order.flags >= 0 and row.words[order.flags] & 1
+        self._report(
+            order.kind,
+            stream=self._stream(row.words[order.stream], name) if order.stream >= 0 else 0,
+            aux0=hooks.event_id(handle) if order.event >= 0 else 0,
+            aux1=int(order.asks and row.result == 0),
+            flags=EventFlag.EXTERNAL if is_external else EventFlag(0),
+        )
+
+    # ---- streams ----
+
+    def add_context(self, device: int, number: int) -> None:
+        """Note CUPTI's number of the default stream of a context."""
+        _streams[device, number] = 0
+
+    def _stream(self, handle: int, name: str = "", flags: StreamFlag = _BLOCKING, priority: int = 0) -> int:
+        if handle == 0 and name.endswith(PER_THREAD):
+            handle = _PER_THREAD_STREAM
+        own = self._row.thread << 8 if handle == _PER_THREAD_STREAM else 0
+        found = self._stream_of[handle | own | self._row.device << 56] = hooks.stream_id(
+            self._row.device,
+            handle,
+            flags=flags,
+            priority=priority,
+            thread=hooks.native_thread(self._row.thread),
+            api=lambda: Api.UNKNOWN,
+            report=self._report_stream,
+        )
+        return found
+
+    def _report_stream(self, fields: dict[str, Any]) -> None:
+        self._report(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
+
+    def _stream_create(self, row: Row, name: str) -> None:
+        _streams[row.device, row.words[7]] = row.words[0]
+        priority = row.words[2] - (1 << 32) if row.words[2] >> 31 else row.words[2]
+        self._stream(row.words[0], "", StreamFlag.NON_BLOCKING if row.words[1] & 1 else StreamFlag(0), priority)
+
+    def _stream_destroy(self, row: Row, name: str) -> None:
+        self._stream_of.clear()
+        if stream := hooks.close_stream(row.device, row.words[0]):
+            self._report(Kind.STREAM_DESTROY, stream=stream)
+
+    def _capture_begin(self, row: Row, name: str) -> None:
+        self._capturing.add((row.device, row.words[0]))
+        self._report(Kind.GRAPH_CAPTURE_BEGIN, stream=self._stream(row.words[0], name))
+
+    def _capture_end(self, row: Row, name: str) -> None:
+        self._capturing.clear()
+        self._captured_events.clear()
+        self._report(Kind.GRAPH_CAPTURE_END, stream=self._stream(row.words[0], name), aux0=row.words[1])
+
+    # ---- events ----
+
+    def _event_create(self, row: Row, name: str) -> None:
+        handle, flags, *_ = row.words
+        timed, shared = not flags & 2, flags & 4
+        bits = int(timed) | (2 if shared else 0)
+        self._report(Kind.EVENT_CREATE, aux0=hooks.event_id(handle), address=handle, flags=bits)
+
+    def _event_destroy(self, row: Row, name: str) -> None:
+        if event := hooks.close_event(row.words[0]):
+            self._report(Kind.EVENT_DESTROY, aux0=event)
+
+    # ---- memory ----
+
+    def _block(self, row: Row, name: str) -> None:
+        """PyTorch's allocator."""
+        action, address, size, handle, captured, *pool = row.words[:7]
+        if action == Action.SNAPSHOT or not self._is_no_graphs(action, address, captured):
+            return
+        rounded = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
+        stream, of_pool = self._stream(handle), pool[0] & 0xFFFFFFFF | (pool[1] & 0xFFFFFFFF) << 32
+        if action == Action.OOM:
+            self._report(Kind.OOM, stream=stream, size=rounded, aux0=address, aux1=of_pool)
+        elif action > Action.FREE_COMPLETED:
+            self._report(Kind[Action(action).name], stream=stream, address=address, size=size, aux1=of_pool)
+        else:
+            kind = Kind[f"BLOCK_{Action(action).name}"]
+            self._report(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
+
+    def _pooled(self, row: Row, name: str) -> None:
+        """CuPy's pool."""
+        kind = Kind.POOL_ALLOC if row.what == What.POOL_ALLOC else Kind.POOL_FREE
+        address, size, asked = row.words[:3]
+        if self.launches is not None and kind is Kind.POOL_ALLOC:
+            self.launches.blocks.add(address, size)
+        elif self.launches is not None:
+            self.launches.blocks.remove(address)
+        self._report(kind, address=address, size=size, aux0=asked, name=Library.CUPY)
+
+    def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
+        """Return whether to report what the allocator did: blocks of a graph are not reported."""
+        if action == Action.ALLOC:
+            if captured:
+                self._of_graphs.add(address)
+            else:
+                self._of_graphs.discard(address)
+            return not captured
+        return action > Action.FREE_COMPLETED or address not in self._of_graphs
+
+    def _alloc(self, row: Row, name: str) -> None:
+        self._allocated(row.words[0], row.words[1], name)
+
+    def _alloc_pitch(self, row: Row, name: str) -> None:
+        address, pitch, _, height, *_ = row.words
+        self._allocated(address, pitch * height, name)
+
+    def _alloc_async(self, row: Row, name: str) -> None:
+        address, size, stream, *_ = row.words
+        self._allocated(address, size, name, stream)
+
+    def _alloc_from_pool(self, row: Row, name: str) -> None:
+        address, size, _, stream, *_ = row.words
+        self._allocated(address, size, name, stream)
+
+    def _allocated(self, address: int, size: int, name: str, stream: int | None = None) -> None:
+        if stream is not None and (self._row.device, stream) in self._capturing:
+            return  # a node of a graph, which has no memory yet
+        if self._is_pytorchs():
+            return
+        self.device_memory.add(address, size)
+        id_ = 0 if stream is None else self._stream(stream, name)
+        self._report(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=plain_name(name))
+
+    def _use(self, row: Row, name: str) -> None:
+        process, used, total, causes, *_ = row.words
+        self._report(Kind.DEVICE_USE, size=process, address=used, aux0=total, flags=causes)
+
+    def _free(self, row: Row, name: str) -> None:
+        self._freed(row.words[0], name)
+
+    def _free_async(self, row: Row, name: str) -> None:
+        self._freed(row.words[0], name, row.words[1])
+
+    def _freed(self, address: int, name: str, stream: int | None = None) -> None:
+        size = self.device_memory.remove(address)
+        if size is None:  # not seen, or PyTorch's
+            return
+        id_ = 0 if stream is None else self._stream(stream, name)
+        self._report(Kind.MEM_FREE, stream=id_, address=address, size=size, name=plain_name(name))
+
+    def _map(self, row: Row, name: str) -> None:
+        address, size, _, handle, *_ = row.words
+        if self._is_pytorchs():
+            return
+        elsewhere = self._mapped.get(handle)
+        if elsewhere is None:  # the memory of cuMemCreate can be used from here on
+            self._mapped[handle] = address
+            self._allocated(address, size, name)
+        else:
+            self._report(Kind.MEM_MAP, address=address, size=size, aux0=elsewhere, name=plain_name(name))
+
+    def _unmap(self, row: Row, name: str) -> None:
+        address, size, *_ = row.words
+        handle = next((handle for handle, at in self._mapped.items() if at == address), None)
+        if handle is not None:
+            del self._mapped[handle]
+            self._freed(address, name)
+        elif not self._pytorch_is_watched():
+            self._report(Kind.MEM_UNMAP, address=address, size=size, name=plain_name(name))
+
+    def _host_alloc(self, row: Row, name: str) -> None:
+        self._host_memory.add(row.words[0], row.words[1])
+        self._report(Kind.HOST_ALLOC, address=row.words[0], size=row.words[1], name=plain_name(name))
+
+    def _host_free(self, row: Row, name: str) -> None:
+        size = self._host_memory.remove(row.words[0]) or 0
+        self._report(Kind.HOST_FREE, address=row.words[0], size=size, name=plain_name(name))
+
+    def _give(self, row: Row, name: str) -> None:
+        self._shared(row.words[1], name)
+
+    def _take(self, row: Row, name: str) -> None:
+        self._shared(row.words[0], name)
+
+    def _shared(self, place: int, name: str) -> None:
+        """Report that other processes can use memory: at an address, or what the driver has a handle of."""
+        address = 0 if "ShareableHandle" in name else place
+        address, size = self.device_memory.find(address) or (address, 0)  # a handle stands for all of it
+        text = plain_name(name).removesuffix("_v2")
+        self._report(Kind.WARNING, name=text, address=address, size=size, flags=WarningFlag.SHARED)
+
+    def _is_pytorchs(self) -> bool:
+        """Whether PyTorch's caching allocator makes the call: PyTorch's own source reports its segments."""
+        return "libc10_cuda" in self._called.library and (self._pytorch_is_watched() or self._blocks_are_watched())
+
+    # ---- work ----
+
+    def _copy(self, row: Row, name: str) -> None:
+        target, source, size, stream, *_ = row.words
+        is_async = "Async" in name
+        if not is_async:
+            stream = 0
+        if (row.device, stream) in self._capturing:
+            return
+        plain = plain_name(name)
+        flags = sides(plain) | (CopyFlag.ASYNC if is_async else CopyFlag(0))
+        if "to" not in plain:
+            flags |= CopyFlag.SOURCE_DEVICE if self.device_memory.find(source) else CopyFlag(0)
+            flags |= CopyFlag.DESTINATION_DEVICE if self.device_memory.find(target) else CopyFlag(0)
+        id_, correlation = self._work(row, stream, name)
+        what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain}
+        self._report(Kind.MEMCPY, address=target, size=size, aux0=source, **what)
+
+    def _fill(self, row: Row, name: str) -> None:
+        target, value, count, stream, *_ = row.words
+        is_async = "Async" in name
+        if not is_async:
+            stream = 0
+        if (row.device, stream) in self._capturing:
+            return
+        item = fill_item(plain_name(name))
+        id_, correlation = self._work(row, stream, name)
+        flags = CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if is_async else CopyFlag(0))
+        what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain_name(name)}
+        self._report(Kind.MEMSET, address=target, size=count * item, aux0=value, aux1=item, **what)
+
+    def _graph_launch(self, row: Row, name: str) -> None:
+        graph, stream, *_ = row.words
+        id_, correlation = self._work(row, stream, name)
+        self._report(Kind.GRAPH_LAUNCH, stream=id_, correlation=correlation, aux0=graph, name=plain_name(name))
+
+    # ---- launches, and the code that they run ----
+
+    def _code(self, row: Row, name: str) -> None:
+        module, what, digest, offset, *_ = row.words
+        if self.launches is not None:
+            kind, length = what & 0xFF, what >> 8
+            self.launches.code.loaded(module, kind, digest, self.pointed.find(offset, length))
+
+    def _code_file(self, row: Row, name: str) -> None:
+        if self.launches is not None:
+            self.launches.code.loaded_from(row.words[0], self._tables.native_names[row.words[1]], _cupti.digest)
+
+    def _function(self, row: Row, name: str) -> None:
+        if self.launches is not None:
+            self.launches.code.found(row.words[0], row.words[1], self._tables.native_names[row.words[2]])
+
+    def _same_code(self, row: Row, name: str) -> None:
+        if self.launches is not None:
+            self.launches.code.same(row.words[0], row.words[1])
+
+    def _code_unloaded(self, row: Row, name: str) -> None:
+        if self.launches is not None:
+            self.launches.code.unloaded(row.words[0])
+
+    def _unseen(self, row: Row, name: str) -> None:
+        """A call that moves or orders data in ways that no event describes."""
+        if self.launches is not None and self.launches.is_first(plain_name(name)):
+            text = f"{plain_name(name)} is not recorded on a GPU"
+            self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
+
+    def _launch(self, row: Row, name: str) -> None:
+        _, stream, grid, block, shared, _, _, number = row.words
+        if (row.device, stream) in self._capturing:
+            return
+        found = self._judged(row)
+        id_, correlation = self._work(row, stream, "_ptsz" if found.per_thread else "")
+        what: dict[str, Any] = {"aux0": grid, "aux1": block, "size": shared & 0xFFFFFFFF, "flags": found.flags}
+        kernel = self._tables.kernel(number)
+        self._report(Kind.KERNEL_LAUNCH, stream=id_, correlation=correlation, name=kernel, **what)
+        plain = kernel.partition("<")[0]
+        if found.doubts and self.launches is not None and self.launches.is_first(plain + found.doubts):
+            text = f"{plain} may access more than its arguments say: {found.doubts}"
+            self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.ACCESSES_NOT_KNOWN)
+        self._called = self._tables.stacks[0]  # an access has the stack of its launch
+        for address, size, flags in found.accesses:
+            self._report(Kind.ACCESS, stream=id_, correlation=correlation, address=address, size=size, flags=flags)
+
+    def _judged(self, row: Row) -> Judged:
+        function, _, _, _, shared, offset, length, number = row.words
+        if self.launches is None:
+            return Judged.of(shared >> 32)
+        memory = self.device_memory, self._host_memory
+        return self.launches.judge(
+            function, self._tables.native_names[number], shared >> 32, self.pointed.find(offset, length), memory
+        )
+
+    def _work(self, row: Row, stream: int, name: str) -> tuple[int, int]:
+        """Return the stream's id and a correlation for what the call enqueues."""
+        found = self._stream(stream, name), hooks.new_correlation()
+        self._enqueued.add(row.correlation, found[1], found[0])
+        return found
+
+    def streams_of(self, rows: npt.NDArray[np.void]) -> list[int]:
+        """Return the id of the stream of each row, which CUPTI gives a number of its own."""
+        keys = rows["device"].astype(np.uint64) << np.uint64(32) | rows["words"][:, 2]
+        values, inverse = np.unique(keys, return_inverse=True)
+        ids = []
+        for device, number in ((key >> 32, key & 0xFFFFFFFF) for key in values.tolist()):
+            self._row = self._row._replace(device=device, time=monotonic_ns(), thread=0)
+            handle = _streams.get((device, number))
+            flags = StreamFlag.NON_BLOCKING if handle is None else _BLOCKING  # do not invent an order
+            ids.append(self._stream(_UNKNOWN + number if handle is None else handle, "", flags))
+        self.pass_on()
+        found: list[int] = np.array(ids, np.int64)[inverse].tolist()
+        return found

@@ -1,0 +1,172 @@
+"""The log that :file:`_cupti.c` writes of a GPU's driver: the layout of its rows, and the names and stacks of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.ptx.kernel_names import kernel_name
+from cudatool.trace import stacks
+from cudatool.trace.model import Frame
+
+__all__ = ["HOW", "ROW", "WORK", "Row", "Stack", "Tables", "What"]
+
+_CALLED_THROUGH = ("/cuda/bindings/", "/_ctypes.", "/libffi", "/cudatool/", "/bin/python", "/libpython")
+"""Libraries through which Python code calls the driver: whose call it is, Python's stack says."""
+
+_EXTENSION = re.compile(r"\.(cpython-[^/]*|abi3)\.so$")
+"""A module of Python."""
+
+_FOLDER_OF_MODULES = re.compile(r"^.*/(site|dist)-packages/|^.*/lib-dynload/")
+
+ROW = np.dtype(
+    [
+        ("time", "<u8"),
+        ("what", "<u2"),
+        ("result", "<u2"),
+        ("thread", "<u4"),
+        ("correlation", "<u4"),
+        ("stack", "<u4"),
+        ("device", "<u4"),
+        ("context", "<u4"),
+        ("words", "<u8", 8),
+    ]
+)
+
+
+HOW = np.dtype(
+    [
+        ("kind", "u1"),
+        *((name, "i1") for name in ("stream", "event", "flags")),
+        *((name, "u1") for name in ("asks", "per_thread", "is_copy", "item", "copy_flags")),
+        ("name", "<u4"),
+    ]
+)
+"""How a kind of row becomes a record by itself: see the structure of this name in :file:`_cupti.c`."""
+
+
+class What(IntEnum):
+    """Kinds of rows that are not driver calls. The words of each are named in :file:`_cupti.c`."""
+
+    KERNEL = 0xFF01
+    COPY = 0xFF02
+    FILL = 0xFF03
+    GRAPH = 0xFF04
+    CONTEXT = 0xFF05
+    USE = 0xFF06
+    OPERATION = 0xFF07
+    LAUNCH = 0xFF08
+    BLOCK = 0xFF10
+    POOL_ALLOC = 0xFF11
+    POOL_FREE = 0xFF12
+
+
+WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
+"""What ran that has no name of its own."""
+
+
+class Row(NamedTuple):
+    time: int
+    what: int
+    result: int
+    thread: int
+    correlation: int
+    stack: int
+    device: int
+    context: int
+    words: tuple[int, ...]
+
+
+class Stack(NamedTuple):
+    """A stack of the log: its id in traces, whether our runtime makes the call, and the library that does."""
+
+    id: int
+    is_ours: bool
+    library: str
+
+
+class Tables:
+    """What the rows of the log refer to by number, in the order in which it came.
+
+    Attributes
+    ----------
+    native_names
+        Names as the driver spells them.
+    names
+        The same as events have them, after those of :data:`WORK`.
+    stacks
+        The stacks of calls; the first stands for none.
+    """
+
+    def __init__(self) -> None:
+        self.native_names = [""]
+        self.names = ["", *WORK.values()]
+        self.stacks = [Stack(0, False, "")]
+        self._frames: list[Frame | None] = [None]
+        self._stack_ids, self._stack_is_ours = np.zeros(1, np.uint32), np.zeros(1, np.bool_)
+
+    def add(self, names: list[bytes], frames: list[bytes], found: list[bytes]) -> None:
+        """Add what the log has noted since the last time."""
+        texts = [name.decode("utf-8", "replace") for name in names]
+        self.native_names += texts
+        self.names += map(kernel_name, texts)
+        self._frames += map(_frame, frames)
+        self.stacks += map(self._stack, found)
+
+    def kernel(self, number: int) -> str:
+        """Return the name of a kernel."""
+        return self.names[len(WORK) + number]
+
+    def columns(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+        """Return the id of each stack, and whether our runtime makes the call."""
+        if len(self._stack_ids) != len(self.stacks):
+            self._stack_ids = np.array([stack.id for stack in self.stacks], np.uint32)
+            self._stack_is_ours = np.array([stack.is_ours for stack in self.stacks])
+        return self._stack_ids, self._stack_is_ours
+
+    def _stack(self, numbers: bytes) -> Stack:
+        library, *python = np.frombuffer(numbers, np.uint32).tolist()
+        of_library = self._frames[library]
+        through_python = of_library is None or any(part in of_library.file for part in _CALLED_THROUGH)
+        called = [frame for number in python if (frame := self._frames[number]) is not None]
+        ours = through_python and _is_of_our_runtime(called)
+        if not through_python and of_library is not None:
+            called.insert(0, of_library)
+        return Stack(stacks.intern(called), ours, "" if of_library is None else of_library.file)
+
+
+def _frame(key: bytes) -> Frame:
+    """Return the frame that a key of the log's table stands for: the line in 4 bytes, the file, 0, the function."""
+    line = int.from_bytes(key[:4], "little")
+    file, _, function = key[4:].decode("utf-8", "replace").partition("\0")
+    return Frame(file, function or _library_name(file), line)
+
+
+def _library_name(file: str) -> str:
+    """Return the name of a library; of a Python extension module the module's name, ``cupy.cuda.memory``."""
+    name = _EXTENSION.sub("", file)
+    if name == file:
+        return os.path.basename(file)
+    return _FOLDER_OF_MODULES.sub("", name).strip("/").replace("/", ".")
+
+
+def _is_of_our_runtime(frames: list[Frame]) -> bool:
+    """Whether our runtime makes a call, directly or through a function of the program, such as a custom allocator."""
+    for frame in frames:
+        path = os.path.realpath(frame.file)
+        if path.startswith(_OURS) and not path.startswith(_RUN_PROGRAMS):
+            return True
+    return False
+
+
+_OURS = os.path.join(os.path.realpath(Path(__file__).parent.parent), "")
+_RUN_PROGRAMS = tuple(
+    _OURS + name for name in ("__main__.py", "workload.py", "cli/", "recording/", "testing/", "sanitize/")
+)
+"""Those of our files that have a program run, and are on the stack of all that it does."""
