@@ -26,6 +26,7 @@ from cudatool.after_import import AfterImport
 from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
 from cudatool.progress import announce
+from cudatool.shared_libraries import loaded
 from cudatool.text import quoted
 from cudatool.units import format_bytes, parse_bytes, parse_count
 from cudatool.whole_imports import whole_imports
@@ -157,7 +158,7 @@ def initialize() -> Choice:
                 _choice = _initialize()
                 _pass_device_to_children()
                 if _choice.machine is not None:
-                    AfterImport("triton.backends", _serve_triton).start()
+                    AfterImport({"triton.backends": _serve_triton}).start()
     return _choice
 
 
@@ -319,7 +320,7 @@ def _wanted() -> tuple[str, dict[str, Any], list[str]]:
         raise DeviceUnavailableError("no NVIDIA GPU answers on this machine; use --device sim for the software device")
     if gpus:
         return "cuda", options, gpus
-    if _choice is None and _is_loaded("libcuda.so.1"):
+    if _choice is None and loaded("libcuda.so.1"):
         raise DeviceUnavailableError(
             "NVIDIA's libcuda is loaded in this process already, so the software device cannot take its place; "
             "run the program with `cudatool run --device sim`, or use cudatool before what loaded it"
@@ -367,13 +368,13 @@ def refused_address_space() -> Iterator[None]:
 
 def nvidia_has_started() -> bool:
     """Return whether cuInit was called in this process, whoever called it, for NVIDIA's driver."""
-    driver = _loaded_nvidia()
+    driver = loaded("libcuda.so.1")
     return driver is not None and int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
 def nvidia_devices_in_use() -> list[int]:
     """Return the devices of NVIDIA's driver that have a primary context in this process; makes none."""
-    driver, count = _loaded_nvidia(), ctypes.c_int()
+    driver, count = loaded("libcuda.so.1"), ctypes.c_int()
     if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)):
         return []
     found = []
@@ -387,24 +388,8 @@ def nvidia_devices_in_use() -> list[int]:
 
 def nvidia_address_range(address: int) -> tuple[int, int] | None:
     """Return begin and size of what NVIDIA's driver gave at an address of the current context, None if nothing."""
-    driver, begin, size = _loaded_nvidia(), ctypes.c_uint64(), ctypes.c_size_t()
+    driver, begin, size = loaded("libcuda.so.1"), ctypes.c_uint64(), ctypes.c_size_t()
     if driver is None:
         return None
     failed = driver.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(address))
     return None if failed else (begin.value, size.value)
-
-
-def _loaded_nvidia() -> ctypes.CDLL | None:
-    """Return the driver's library, if something of this process has loaded it."""
-    try:
-        return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return None
-
-
-def _is_loaded(soname: str) -> bool:
-    try:
-        ctypes.CDLL(soname, mode=os.RTLD_NOLOAD)
-    except OSError:
-        return False
-    return True

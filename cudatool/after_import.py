@@ -1,11 +1,11 @@
-"""What is done to a module of others when a program has imported it."""
+"""What is done to modules of others when a program has imported them."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -18,38 +18,52 @@ _log = logging.getLogger("cudatool")
 
 
 class AfterImport(MetaPathFinder):
-    """Calls `then` with the module `name` when it has been imported, or at once; once for each :meth:`start`.
+    """Calls a function with each module that it waits for when that has been imported, or at once.
 
-    An exception of `then` is logged: it must not reach the program, which imports a module.
+    Each function is called once for each :meth:`start`. Its exceptions are logged: they must not reach the program,
+    which imports a module.
+
+    Parameters
+    ----------
+    then
+        The function of each module, by the module's name.
     """
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
+    def __init__(self, then: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        self._then = dict(then)
+        self._waiting: set[str] = set()  # names
 
     def start(self) -> None:
-        """Begin to wait for the module."""
-        module = sys.modules.get(self._name)
-        if module is not None:
-            _call(self._then, module)
-        else:
-            sys.meta_path.insert(0, self)
+        """Begin to wait for the modules."""
+        self._waiting = set(self._then)
+        sys.meta_path.insert(0, self)
+        for name, then in self._then.items():
+            # A function before this one may have imported the module, and had this one called.
+            if name in self._waiting and (module := sys.modules.get(name)) is not None:
+                self._found(name)
+                _call(then, module)
 
     def stop(self) -> None:
-        """Wait no longer."""
+        """Wait no longer. Stopping again changes nothing."""
+        self._waiting.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+
+    def _found(self, name: str) -> None:
+        self._waiting.remove(name)
+        if not self._waiting:
+            self.stop()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find the module as if this were not here, and then call."""
-        if fullname != self._name:
+        if fullname not in self._waiting:
             return None
-        sys.meta_path.remove(self)
+        self._found(fullname)  # which is not asked again in the next line
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenLoader(spec.loader, self._then)
+            spec.loader = _ThenLoader(spec.loader, self._then[fullname])
         return spec
 
 

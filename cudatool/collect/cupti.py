@@ -12,7 +12,6 @@ program whose PyTorch is watched (:mod:`cudatool.collect.torch_program`). When o
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import threading
 import weakref
@@ -20,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +30,7 @@ from cudatool.collect.cupti_log import ROW, Tables, What
 from cudatool.collect.cupti_work import Enqueued, WorkDone
 from cudatool.collect.gpu_launches import Launches
 from cudatool.collect.torch_rows import Action
+from cudatool.shared_libraries import loaded, wheel_folders
 from cudatool.trace import hooks
 from cudatool.trace.events import WORK, Event, Kind
 
@@ -78,12 +77,10 @@ def find_library() -> str:
         There is none.
     """
     for name in _LIBRARIES:
-        if _can_load(name, os.RTLD_NOLOAD):
+        if loaded(name):
             return name
-    places: list[str] = []
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        places += [str(path) for name in _LIBRARIES for path in sorted(Path(folder).glob(f"*/lib/{name}"))]
+    wheels = wheel_folders()
+    places = [str(path) for folder in wheels for name in _LIBRARIES for path in sorted(folder.glob(f"*/lib/{name}"))]
     for root in filter(None, (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")):
         places += [f"{root}/{lib}/{name}" for lib in ("extras/CUPTI/lib64", "lib64") for name in _LIBRARIES]
     for place in (*filter(os.path.exists, places), *_LIBRARIES):
@@ -92,9 +89,9 @@ def find_library() -> str:
     raise CuptiUnavailable("there is no libcupti.so: pip install nvidia-cuda-cupti")
 
 
-def _can_load(library: str, mode: int = 0) -> bool:
+def _can_load(library: str) -> bool:
     try:
-        ctypes.CDLL(library, mode=mode | os.RTLD_NOW)
+        ctypes.CDLL(library)
     except OSError:
         return False
     return True

@@ -36,7 +36,7 @@ class CupyPool:
     def __init__(self) -> None:
         self._hook: Any = None
         self._previous: Any = None  # the program's profile function for new threads
-        self._finder = AfterImport("cupy.cuda", self._watch)
+        self._finder = AfterImport({"cupy.cuda": self._watch})
         self._finder.start()
 
     def stop(self) -> None:

@@ -20,7 +20,6 @@ source reports what it does.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import logging
 import os
 import sys
@@ -37,6 +36,7 @@ from cudatool.code_cache import CodeCache
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.errors import ConfigError
+from cudatool.shared_libraries import loaded, open_nvrtc_builtins, wheel_library
 
 __all__ = ["KeptPtx"]
 
@@ -64,15 +64,16 @@ class KeptPtx:
         _running = self
         self._give_cupy_a_folder()
         self._undo.append(self._replaced.put_back)
-        for module, then in (
-            ("cuda.core", _watch_nvrtc),
-            ("cuda.bindings.nvrtc", _watch_nvrtc),
-            ("cupy_backends.cuda.libs.nvrtc", self._watch_cupy),
-            ("numba.cuda.codegen", self._watch_numba),
-        ):
-            finder = AfterImport(module, then)
-            finder.start()
-            self._undo.append(finder.stop)
+        finder = AfterImport(
+            {
+                "cuda.core": _watch_nvrtc,
+                "cuda.bindings.nvrtc": _watch_nvrtc,
+                "cupy_backends.cuda.libs.nvrtc": self._watch_cupy,
+                "numba.cuda.codegen": self._watch_numba,
+            }
+        )
+        finder.start()
+        self._undo.append(finder.stop)
 
     def stop(self) -> None:
         """Keep no more. Stopping again changes nothing."""
@@ -160,30 +161,11 @@ _kept = _Keep(_keep)
 def _watch_nvrtc(_: ModuleType) -> None:
     """Let our library stand in for NVRTC, unless the program has loaded that already, or has PyTorch."""
     global _library
-    real = _wheel()
-    if _library is not None or "torch" in sys.modules or real is None or not _STAND_IN.exists() or _is_loaded(_NVRTC):
+    real = wheel_library(_NVRTC)
+    if _library is not None or "torch" in sys.modules or real is None or not _STAND_IN.exists() or loaded(_NVRTC):
         return
-    for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
-        ctypes.CDLL(os.fspath(builtins))
+    open_nvrtc_builtins(real)
     library = ctypes.CDLL(os.fspath(_STAND_IN), mode=ctypes.RTLD_GLOBAL)
     library.cudatool_nvrtc_path(os.fsencode(real))
     library.cudatool_nvrtc_keep(ctypes.cast(_kept, ctypes.c_void_p))
     _library = library
-
-
-def _wheel() -> Path | None:
-    """Return NVIDIA's NVRTC, where it is installed as a wheel."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        path = Path(folder, "cu13", "lib", _NVRTC)
-        if path.exists():
-            return path
-    return None
-
-
-def _is_loaded(library: str) -> bool:
-    try:
-        ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return False
-    return True

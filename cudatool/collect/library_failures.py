@@ -43,17 +43,15 @@ class LibraryFailures:
     def __init__(self, failed: Callable[[int, int, int, int], None]) -> None:
         self._failed = failed
         self._replaced = Replaced()
-        self._finders = [AfterImport("cupy.cuda.memory", self._watch_cupy), AfterImport("jax", self._watch_jax)]
+        self._finder = AfterImport({"cupy.cuda.memory": self._watch_cupy, "jax": self._watch_jax})
 
     def start(self) -> None:
         """Begin to watch."""
-        for finder in self._finders:
-            finder.start()
+        self._finder.start()
 
     def stop(self) -> None:
         """Call the function no longer. Stopping again changes nothing."""
-        for finder in self._finders:
-            finder.stop()
+        self._finder.stop()
         self._replaced.put_back()
 
     def _watch_cupy(self, memory: ModuleType) -> None:

@@ -31,7 +31,7 @@ class TorchBlocks:
     def __init__(self) -> None:
         self._extension: Any = None
         self._replaced = Replaced()
-        self._finder = AfterImport("torch", self._watch)
+        self._finder = AfterImport({"torch": self._watch})
         self._finder.start()
 
     @property

@@ -20,6 +20,7 @@ from types import ModuleType
 
 from cudatool.code_cache import CodeCache
 from cudatool.errors import ConfigError, CudatoolError
+from cudatool.shared_libraries import wheel_folders
 
 __all__ = ["TorchBuildError", "load"]
 
@@ -112,9 +113,7 @@ def _options(torch: ModuleType) -> list[str]:
 
 def _cuda_includes() -> list[Path]:
     """Folders with the CUDA runtime's headers: NVIDIA's wheels (of which cudatool needs one), then a toolkit."""
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [Path(path) for path in (spec.submodule_search_locations or ())] if spec is not None else []
-    folders = [wheel / name / "include" for wheel in wheels for name in ("cu13", "cuda_runtime")]
+    folders = [wheel / name / "include" for wheel in wheel_folders() for name in ("cu13", "cuda_runtime")]
     folders.append(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include")
     return [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()]
 

@@ -32,7 +32,7 @@ class TorchFailures:
         self._with_history = with_history
         self._torch: Any = None
         self._began_history = False
-        self._finder = AfterImport("torch", self._watch)
+        self._finder = AfterImport({"torch": self._watch})
 
     def start(self) -> None:
         """Begin to watch."""

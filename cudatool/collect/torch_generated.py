@@ -102,17 +102,14 @@ class GeneratedFiles:
         self._replaced = Replaced()
         self._traced: dict[object, dict[str, _Origin]] = {}  # compilation -> node that Dynamo traced -> origin
         self._called: dict[object, int] = {}  # compilation -> the stack of the call that compiled
-        self._finders = [
-            AfterImport("torch._inductor.codecache", self._watch_files),
-            AfterImport("torch._inductor.compile_fx", self._watch_graphs),
-        ]
-        for finder in self._finders:
-            finder.start()
+        self._finder = AfterImport(
+            {"torch._inductor.codecache": self._watch_files, "torch._inductor.compile_fx": self._watch_graphs}
+        )
+        self._finder.start()
 
     def stop(self) -> None:
         """Note no more. Stopping again changes nothing."""
-        for finder in self._finders:
-            finder.stop()
+        self._finder.stop()
         self._replaced.put_back()
 
     def _watch_files(self, codecache: ModuleType) -> None:

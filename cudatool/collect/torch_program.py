@@ -74,11 +74,18 @@ class TorchCollector:
         self._reading = False
         self._replaced = Replaced()
         self._graphs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._finders = [AfterImport("torch", self._watch)]
+        self._finder = AfterImport({"torch": self._watch})
+        # Kernels that bypass the dispatcher: those of PyTorch's compiler, and Triton's own.
+        self._compiled = AfterImport(
+            {
+                "torch._inductor.runtime.triton_heuristics": self._wrap_compiled,
+                "triton.runtime.jit": self._wrap_triton,
+            }
+        )
 
     def start(self) -> None:
         """Begin."""
-        self._finders[0].start()
+        self._finder.start()
 
     def flush(self) -> None:
         """Pass on what was logged so far."""
@@ -93,8 +100,8 @@ class TorchCollector:
 
     def stop(self) -> None:
         """Stop watching. Rows that were not passed on are lost. Stopping again changes nothing."""
-        for finder in self._finders:
-            finder.stop()
+        self._finder.stop()
+        self._compiled.stop()
         if self._extension is not None:
             self._extension.stop()
             hooks.unsubscribe(self._before_event)
@@ -199,14 +206,7 @@ class TorchCollector:
         self._replaced.around_backward(
             torch, lambda: extension.backward_from(stacks.capture()), lambda: extension.backward_from(0)
         )
-
-        # Kernels that bypass the dispatcher: those of PyTorch's compiler, and Triton's own.
-        for name, then in (
-            ("torch._inductor.runtime.triton_heuristics", self._wrap_compiled),
-            ("triton.runtime.jit", self._wrap_triton),
-        ):
-            self._finders.append(AfterImport(name, then))
-            self._finders[-1].start()
+        self._compiled.start()
 
     def _wrap_compiled(self, heuristics: ModuleType) -> None:
         def launched(tuner: Any, stream: int, *args: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
+
+from cudatool.shared_libraries import wheel_folders
 
 __all__ = ["Nvtx", "nvtx"]
 
@@ -84,6 +85,5 @@ def nvtx() -> Nvtx | None:
 def _candidates() -> Iterator[str]:
     """Yield where the libraries may be: known to the linker, or in NVIDIA's wheels of CUDA 13 and 12."""
     yield from _LIBRARIES
-    wheels = importlib.util.find_spec("nvidia")
-    for folder in (wheels and wheels.submodule_search_locations) or ():
+    for folder in wheel_folders():
         yield from (f"{folder}/{part}/lib/{name}" for part in ("cu13", "nvtx") for name in _LIBRARIES)

@@ -164,14 +164,12 @@ def _naming(recorder: Recorder) -> Iterator[None]:
         with suppress(OutputError):  # the recorder says so itself
             recorder.add_facts({"libraries": libraries()})
 
-    finders = [AfterImport(module, note) for module in _LIBRARIES]
+    finder = AfterImport(dict.fromkeys(_LIBRARIES, note))
     try:
-        for finder in finders:
-            finder.start()
+        finder.start()
         yield
     finally:
-        for finder in finders:
-            finder.stop()
+        finder.stop()
 
 
 @contextmanager

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 import re
 from collections.abc import Sequence
 
 from cudatool.errors import CompileError, DeviceUnavailableError, UsageError
+from cudatool.shared_libraries import wheel_folders
 from cudatool.text import quoted
 
 __all__ = ["architecture_number", "include_paths", "to_ptx"]
@@ -19,10 +18,8 @@ _ARCHITECTURE = re.compile(r"(?:sm|compute)_(\d+[af]?)$")
 @functools.cache
 def include_paths() -> list[str]:
     """Return where CUDA's and CCCL's headers were installed."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = spec.submodule_search_locations if spec is not None else None
-    candidates = [os.path.join(root, "cu13", sub) for root in roots or () for sub in ("include", "include/cccl")]
-    return [path for path in candidates if os.path.isdir(path)]
+    candidates = [folder / "cu13" / sub for folder in wheel_folders() for sub in ("include", "include/cccl")]
+    return [str(path) for path in candidates if path.is_dir()]
 
 
 def architecture_number(name: str) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
-import importlib.util
 import os
 import re
-from pathlib import Path
 
+from cudatool.shared_libraries import open_nvrtc_builtins, wheel_library
 from cudatool.sim import _calls, abi, device_runtime, machine, signals
 from cudatool.sim.abi import ENTRIES, Entry, Subscriber, subscribe, unsubscribe
 from cudatool.sim.host_library import path_of
@@ -144,28 +143,17 @@ def _load_library(module: str) -> ctypes.CDLL:
     return ctypes.CDLL(path_of(module), mode=ctypes.RTLD_GLOBAL)
 
 
-def _wheel_library(name: str) -> Path | None:
-    """Return one of NVIDIA's libraries, where it is installed as a wheel."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder, "cu13", "lib", name)
-        if path.exists():
-            return path
-    return None
-
-
 def _load_compilers() -> None:
     """Put the stand-ins for NVRTC and nvJitLink before the real ones, where those are installed.
 
     The real ones are opened when a program first calls them: most programs' code comes from the cache.
     """
-    if real := _wheel_library("libnvrtc.so.13"):
-        for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
-            ctypes.CDLL(os.fspath(builtins))
+    if real := wheel_library("libnvrtc.so.13"):
+        open_nvrtc_builtins(real)
         stand_in = _load_library("cudatool.sim._libnvrtc")
         stand_in.cudatool_nvrtc_path(os.fsencode(real))
         nvrtc.install(stand_in)
-    if real := _wheel_library("libnvJitLink.so.13"):
+    if real := wheel_library("libnvJitLink.so.13"):
         linker = _load_library("cudatool.sim._libnvjitlink")
         linker.cudatool_nvjitlink_path(os.fsencode(real))
         nvjitlink.install(linker)

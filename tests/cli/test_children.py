@@ -217,7 +217,7 @@ def test_what_records_may_wait_for_the_import_before_which_it_begins(tmp_path, m
         monkeypatch.delitem(sys.modules, command)
     imported: list[int] = []
     monkeypatch.setattr(
-        children, "begin", lambda _: AfterImport("warp", lambda warp: imported.append(warp.value)).start()
+        children, "begin", lambda _: AfterImport({"warp": lambda warp: imported.append(warp.value)}).start()
     )
     sys.meta_path.insert(0, child._BeforeImport())
     importlib.import_module("warp")

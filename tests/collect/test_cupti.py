@@ -392,7 +392,8 @@ def test_without_permission_for_activity_calls_are_recorded_and_the_reason_is_kn
 
 
 def test_no_libcupti_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr(cupti, "_can_load", lambda library, mode=0: False)
+    monkeypatch.setattr(cupti, "loaded", lambda library: None)
+    monkeypatch.setattr(cupti, "_can_load", lambda library: False)
     with pytest.raises(CuptiUnavailable, match="pip install nvidia-cuda-cupti"):
         cupti.find_library()
 

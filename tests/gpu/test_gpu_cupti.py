@@ -270,7 +270,7 @@ def test_after_a_kill_at_any_moment_the_trace_has_what_happened_until_shortly_be
 
 def test_without_libcupti_the_reason_is_said(tmp_path):
     (tmp_path / "hidden.py").write_text(
-        "import sys\nimport cudatool.collect.cupti as cupti\ncupti._can_load = lambda *_: False\n"
+        "import sys\nimport cudatool.collect.cupti as cupti\ncupti.loaded = cupti._can_load = lambda _: False\n"
         "from cudatool.__main__ import main\nsys.argv = ['cudatool', 'run', '-o', 'u.ctrace', '-c', 'pass']\nmain()\n"
     )
     command = [sys.executable, "hidden.py"]

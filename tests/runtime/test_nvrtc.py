@@ -12,7 +12,7 @@ from cuda.pathfinder import DynamicLibNotFoundError
 
 from cudatool.errors import DeviceUnavailableError
 from cudatool.runtime.nvrtc import to_ptx
-from cudatool.sim import _wheel_library
+from cudatool.shared_libraries import wheel_library
 
 
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,4 +37,4 @@ def test_library_that_nvrtc_needs_is_loaded_with_it() -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert (done.stdout == "True\n") == (_wheel_library("libnvrtc.so.13") is not None)
+    assert (done.stdout == "True\n") == (wheel_library("libnvrtc.so.13") is not None)

@@ -209,9 +209,9 @@ def test_machine_code_is_refused_and_said_to_be(nvjitlink):
 
 def test_names_of_each_release_are_there_in_the_version_of_the_library(nvjitlink) -> None:
     """As cuSPARSE asks for them, without which PyTorch cannot be imported."""
-    from cudatool.sim import _wheel_library
+    from cudatool.shared_libraries import wheel_library
 
-    if _wheel_library("libnvJitLink.so.13") is None:
+    if wheel_library("libnvJitLink.so.13") is None:
         pytest.skip("nvJitLink is not installed as a wheel")
     stand_in, process = ctypes.CDLL("libnvJitLink.so.13"), ctypes.CDLL(None)
     process.dlvsym.restype = ctypes.c_void_p

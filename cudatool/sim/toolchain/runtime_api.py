@@ -72,7 +72,7 @@ def _cudaSetDevice(driver: _Driver, device: int) -> tuple[Any, ...]:
 
 def install() -> None:
     """Replace the functions, now or when :mod:`cuda.bindings.runtime` is first imported."""
-    AfterImport("cuda.bindings.runtime", _replace).start()
+    AfterImport({"cuda.bindings.runtime": _replace}).start()
 
 
 def _replace(runtime: ModuleType) -> None:
