@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
-from cudatool.analyze.live import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream
+from cudatool.analyze.live_rows import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream
 from cudatool.cli._watched import Watched
 from cudatool.text import printable, short_names
 from cudatool.trace.model import Ending

@@ -13,7 +13,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from cudatool.analyze.live import CURVE_NS, CURVE_POINTS, LiveDevice, LivePicture
+from cudatool.analyze.live_device import CURVE_NS, CURVE_POINTS
+from cudatool.analyze.live_rows import LiveDevice, LivePicture
 from cudatool.cli._live_text import change, clock, device_words, ledger_rows, rate
 from cudatool.cli._watched import Watched
 from cudatool.text import printable, short_names

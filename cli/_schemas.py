@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from cudatool import analyze
 from cudatool.analyze.diagnosis import Diagnosis
-from cudatool.analyze.live import LivePicture
+from cudatool.analyze.live_rows import LivePicture
 from cudatool.collect.nvml import NvmlDevice
 from cudatool.errors import UsageError, did_you_mean
 from cudatool.fleet.compare import Comparison

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from cudatool.analyze.live import LivePicture, LiveState
+from cudatool.analyze.live import LiveState
+from cudatool.analyze.live_rows import LivePicture
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.trace.follow import Follower
 from cudatool.trace.model import Ending

@@ -14,41 +14,35 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze.ledger import BY_SIZE, Causes, LedgerLine, lines_by_name
-from cudatool.trace import _sweep
+from cudatool.analyze.ledger import BY_SIZE
+from cudatool.analyze.live_device import (
+    BORN,
+    CURVE_POINTS,
+    ENDED,
+    FREED,
+    STRAIGHT,
+    DeviceMemory,
+    DriverUse,
+    PoolMemory,
+)
+from cudatool.analyze.live_rows import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream, Tables
 from cudatool.trace.events import FAILED_REQUESTS, RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.mapped import MappedPages
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Trace
 from cudatool.trace.pools import LibraryPools
 from cudatool.trace.streams import stream_names
 
-__all__ = [
-    "CURVE_NS",
-    "CURVE_POINTS",
-    "LiveDevice",
-    "LiveKernel",
-    "LivePicture",
-    "LiveSite",
-    "LiveState",
-    "LiveStream",
-    "Tables",
-]
+__all__ = ["LiveState"]
 
 _Records = npt.NDArray[np.void]
-
-CURVE_NS: Final = 250_000_000
-"""Between two points of a curve."""
-CURVE_POINTS: Final = 1200
-"""Of a curve: five minutes."""
 
 _SECOND_NS: Final = 10**9
 _RATE_S: Final = 5  # whole seconds that a rate is the mean of
@@ -57,176 +51,25 @@ _PERIODS: Final = 5
 _MOST_STREAMS: Final = 4096
 _NO_STREAM: Final = -1  # stands for the streams that are no longer counted one by one
 
-_BORN: Final = 1
-_FREED: Final = 2
-_ENDED: Final = 4
 _MAPPED: Final = 8  # or unmapped
 _BLOCKS: Final = {
-    Kind.BLOCK_ALLOC: _BORN,
-    Kind.MEM_ALLOC: _BORN,
-    Kind.BLOCK_FREE_REQUESTED: _FREED,
-    Kind.BLOCK_FREE_COMPLETED: _ENDED,
-    Kind.MEM_FREE: _FREED | _ENDED,
-    Kind.POOL_ALLOC: _BORN,
-    Kind.POOL_FREE: _FREED | _ENDED,
+    Kind.BLOCK_ALLOC: BORN,
+    Kind.MEM_ALLOC: BORN,
+    Kind.BLOCK_FREE_REQUESTED: FREED,
+    Kind.BLOCK_FREE_COMPLETED: ENDED,
+    Kind.MEM_FREE: FREED | ENDED,
+    Kind.POOL_ALLOC: BORN,
+    Kind.POOL_FREE: FREED | ENDED,
 }
 _SEGMENTS: Final = {
-    Kind.SEGMENT_ALLOC: _BORN,
-    Kind.MEM_ALLOC: _BORN,
-    Kind.SEGMENT_FREE: _ENDED,
-    Kind.MEM_FREE: _ENDED,
+    Kind.SEGMENT_ALLOC: BORN,
+    Kind.MEM_ALLOC: BORN,
+    Kind.SEGMENT_FREE: ENDED,
+    Kind.MEM_FREE: ENDED,
 }
 _LAUNCHES: Final = (Kind.KERNEL_LAUNCH, Kind.GEMM)
-_STRAIGHT: Final = (
-    1  # beside a segment's stack: taken from the driver by the program or a library, without an allocator
-)
 _SIGN: Final = np.array([BY_SIZE.get(kind, 0) for kind in range(256)], np.int64)
 _LEDGER: Final = (_SIGN != 0) | (np.arange(256) == Kind.DEVICE_USE)
-
-
-class Tables(Protocol):
-    """What the records' indices stand for, as :class:`cudatool.trace.follow.Follower` has it."""
-
-    def name(self, index: int, /) -> str: ...
-
-    def stack(self, index: int, /) -> tuple[Frame, ...]: ...
-
-    def thread(self, index: int, /) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LiveDevice:
-    """The memory of one device now, in bytes.
-
-    Attributes
-    ----------
-    device
-        Its ordinal.
-    allocated, peak_allocated
-        In blocks that the program holds, now and at most so far.
-    reserved, peak_reserved
-        Taken from the driver.
-    charged
-        What the driver charges to the process (NVML), None if the recording does not say.
-    total
-        Of the device, None if that is not known.
-    ooms
-        How often memory ran out.
-    ledger
-        What all the memory is that the driver charges, the largest first, as :func:`cudatool.analyze.ledger` says it:
-        at the last reading of NVML, with what calls have taken and given back since. Empty without a reading.
-    unknown
-        Bytes of it that are in no line.
-    """
-
-    device: int
-    allocated: int
-    peak_allocated: int
-    reserved: int
-    peak_reserved: int
-    charged: int | None
-    total: int | None
-    ooms: int
-    ledger: tuple[LedgerLine, ...] = ()
-    unknown: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LiveSite:
-    """What one call site holds now.
-
-    Attributes
-    ----------
-    stack
-        Index of its stack.
-    label
-        The call site in words.
-    bytes, blocks
-        Live now.
-    change
-        Bytes since the mark.
-    allocations
-        So far.
-    grows
-        Whether the least that it held rose from each of the last five periods of ten seconds to the next: a leak may
-        look so.
-    """
-
-    stack: int
-    label: str
-    bytes: int
-    blocks: int
-    change: int
-    allocations: int
-    grows: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LiveKernel:
-    """The launches of one kernel.
-
-    Attributes
-    ----------
-    name
-        As recorded.
-    launches, per_second
-        So far, and the mean of the last five whole seconds.
-    time_ns
-        On the device; 0 where the recording does not say.
-    """
-
-    name: str
-    launches: int
-    per_second: float
-    time_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class LiveStream:
-    """The work of one stream.
-
-    Attributes
-    ----------
-    label
-        The stream in words.
-    operations, per_second
-        Launches, copies and so on that were enqueued so far, and the mean of the last five whole seconds.
-    """
-
-    label: str
-    operations: int
-    per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class LivePicture:
-    """A recording at one moment.
-
-    Attributes
-    ----------
-    events, per_second
-        Recorded so far, and the mean of the last five whole seconds.
-    time_ns
-        From the first event to the last.
-    marked_ns
-        When the mark was set, from the first event; 0 if it was not: changes are since the beginning.
-    devices, sites, kernels, streams
-        The rows, those asked for.
-    site_count, kernel_count, stream_count
-        How many there are, shown or not; of sites, those with live memory or a change.
-    """
-
-    events: int
-    per_second: float
-    time_ns: int
-    marked_ns: int
-    devices: tuple[LiveDevice, ...]
-    sites: tuple[LiveSite, ...]
-    kernels: tuple[LiveKernel, ...]
-    streams: tuple[LiveStream, ...]
-    site_count: int
-    kernel_count: int
-    stream_count: int
 
 
 class _Rate:
@@ -254,180 +97,6 @@ class _Rate:
         return Counter({key: count / length for key, count in total.items()})
 
 
-class _Curve:
-    """The highest level in each quarter of a second, for five minutes."""
-
-    def __init__(self) -> None:
-        self.points: deque[int] = deque(maxlen=CURVE_POINTS)
-        self.level = 0
-        self._last = 0  # number of the last point
-
-    def add(self, time: Ints, levels: Ints) -> None:
-        """Add what the level was right after each of some moments, which are in order."""
-        number = time // CURVE_NS
-        first = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
-        highest = np.maximum.reduceat(levels, first)
-        last = levels[np.append(first[1:], len(levels)) - 1]
-        for point, high, low in zip(number[first].tolist(), highest.tolist(), last.tolist(), strict=True):
-            self.go_on(point * CURVE_NS)
-            if self.points:
-                self.points[-1] = max(self.points[-1], high)
-            else:
-                self.points.append(high)
-            self.level = low
-
-    def go_on(self, time_ns: int) -> None:
-        """Let the level last until a moment."""
-        point = time_ns // CURVE_NS
-        if self.points:
-            self.points.extend([self.level] * min(max(point - self._last, 0), CURVE_POINTS))
-        self._last = max(point, self._last)
-
-
-class _Level:
-    """The live blocks of one device, or its segments."""
-
-    def __init__(self) -> None:
-        self.live: dict[int, tuple[int, int]] = {}  # address -> size, stack (of segments with _STRAIGHT)
-        self.pending = np.empty((0, 2), np.int64)  # address and size of what is freed, and a stream may still use
-        self.now = self.peak = 0
-        self.curve = _Curve()
-
-    def pair(
-        self, roles: npt.NDArray[np.uint8], records: _Records, stack: Ints, delta: Ints
-    ) -> tuple[Ints, Ints, Ints]:
-        """Note births and ends in `delta`; return stacks, sizes and numbers of what was added, negative if taken away.
-
-        What was born and has ended inside of the piece is in neither.
-        """
-        address, size = records["address"], records["size"].astype(np.int64)
-        count = len(records)
-        # What lived before the piece ends when its address is first named in it, freed or born again.
-        named, first = np.unique(address, return_index=True)
-        gone = [
-            (at, *found)
-            for key, at in zip(named.tolist(), first.tolist(), strict=True)
-            if (found := self.live.pop(key, None)) is not None
-        ]
-        freed_now = [(int(address[at]), size) for at, size, _ in gone if roles[at] == _FREED]
-        pending = np.concatenate([self.pending, np.array(freed_now, np.int64).reshape(-1, 2)])
-        if len(pending):
-            pending = pending[~np.isin(pending[:, 0], address[roles & (_BORN | _ENDED) != 0].astype(np.int64))]
-        start, freed, end = np.empty((3, int(np.count_nonzero(roles == _BORN))), np.int64)
-        _sweep.pair(roles, np.ascontiguousarray(address), np.zeros(count, np.int8), start, freed, end)
-        np.add.at(delta, start, size[start])
-        is_freed = freed < count
-        np.subtract.at(delta, freed[is_freed], size[start[is_freed]])
-        waits = start[is_freed & (end == count)]
-        self.pending = np.concatenate([pending, np.stack([address[waits].astype(np.int64), size[waits]], axis=1)])
-        stay = start[~is_freed]
-        stacks, sizes = stack[stay], size[stay]
-        self.live.update(zip(address[stay].tolist(), zip(sizes.tolist(), stacks.tolist(), strict=True), strict=True))
-        if gone:
-            at, lost, whose = np.array(gone, np.int64).T
-            np.subtract.at(delta, at, lost)
-            one, less = np.ones(len(stay), np.int64), np.full(len(gone), -1)
-            return np.concatenate([stacks, whose]), np.concatenate([sizes, -lost]), np.concatenate([one, less])
-        return stacks, sizes, np.ones(len(stay), np.int64)
-
-    def move(self, time: Ints, delta: Ints) -> None:
-        """Let the level change by `delta` at each of some moments."""
-        levels = np.cumsum(delta) + self.now
-        self.peak = max(self.peak, int(levels.max()))
-        self.now = int(levels[-1])
-        self.curve.add(time, levels)
-
-
-class _Device:
-    def __init__(self) -> None:
-        self.blocks, self.segments = _Level(), _Level()
-        self.taken: Counter[int] = Counter()  # by stack: bytes that live, straight from the driver
-        self.use: _Use | None = None  # the last reading
-        self.by_size = 0  # bytes that calls took by size, as the ledger counts them
-        self.causes = Causes()
-        self.said: dict[int, int] = {}  # by the library's name: what it says is in use
-        self.ooms = 0
-
-    def take(self, stacks: Ints, sizes: Ints) -> None:
-        """Note what was taken straight from the driver, negative if given back."""
-        straight = stacks & _STRAIGHT != 0
-        for stack, size in zip((stacks[straight] >> 1).tolist(), sizes[straight].tolist(), strict=True):
-            self.taken[stack] += size
-            if not self.taken[stack]:
-                del self.taken[stack]
-
-    def read(self, use: _Use) -> None:
-        """Take what NVML says."""
-        if self.use is not None and use.names_process != self.use.names_process:
-            self.causes = Causes()  # it did not name processes before: what is charged is something else
-        self.use = use
-        self.causes.note(use.charged - use.by_size, use.causes)
-
-    def ledger(self, tables: Tables, libraries: Sequence[str], pools: _Pools) -> tuple[tuple[LedgerLine, ...], int]:
-        """Return the lines, and the bytes that are in none."""
-        if self.use is None:
-            return (), 0
-        reserved = self.segments.now - self.taken.total()
-        taken = self.taken - pools.chunks
-        active = self.blocks.now + int(self.blocks.pending[:, 1].sum()) - taken.total() - pools.blocks
-        held = {tables.name(library): sizes for library, sizes in pools.in_use.items()}
-        said = {tables.name(library): size for library, size in self.said.items()}
-        lines = [
-            *lines_by_name(taken, tables.stack, max(active, 0), reserved, libraries, held, said),
-            *self.causes.lines(),
-        ]
-        lines.sort(key=lambda line: -line.size)
-        unknown = self.use.charged + self.by_size - self.use.by_size - sum(line.size for line in lines)
-        return tuple(line for line in lines if line.size), unknown
-
-
-@dataclass(frozen=True, slots=True)
-class _Pools:
-    """Libraries' own pools on one device, in bytes.
-
-    Attributes
-    ----------
-    chunks
-        What they took from the driver, by stack.
-    blocks
-        In all of their live blocks.
-    in_use
-        In blocks and in chunks, by the library's name.
-    """
-
-    chunks: Counter[int]
-    blocks: int
-    in_use: dict[int, tuple[int, int]]
-
-    @classmethod
-    def of(cls, pools: LibraryPools, device: int) -> _Pools:
-        chunks: Counter[int] = Counter()
-        for chunk in pools.chunks(device):
-            chunks[chunk.key] += chunk.size
-        return cls(chunks, sum(block.size for block in pools.blocks(device)), pools.in_use(device))
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """A reading of NVML, in bytes.
-
-    Attributes
-    ----------
-    charged
-        To this process, or where it names no process the use of the device.
-    causes
-        What had happened since the reading before.
-    by_size
-        What calls had taken by size.
-    """
-
-    charged: int
-    names_process: bool
-    total: int
-    causes: int
-    by_size: int
-
-
 class LiveState:
     """The state that a recording's events lead to."""
 
@@ -435,7 +104,7 @@ class LiveState:
         self.events = 0
         self._first_ns: int | None = None
         self._now_ns = 0  # of the newest event, or later
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, DeviceMemory] = {}
         self._pages, self._pools = MappedPages(), LibraryPools()
         # By stack: live bytes and blocks, allocations so far, bytes at the mark.
         self._bytes, self._blocks, self._allocations, self._marked = (np.zeros(0, np.int64) for _ in range(4))
@@ -484,8 +153,8 @@ class LiveState:
         self._marked = self._bytes.copy()
         self._marked_ns = self._now_ns - (self._first_ns or 0)
 
-    def _device(self, number: int) -> _Device:
-        return self._devices.setdefault(number, _Device())
+    def _device(self, number: int) -> DeviceMemory:
+        return self._devices.setdefault(number, DeviceMemory())
 
     def _fold_memory(self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints) -> None:
         as_they_are = records, kinds, time
@@ -526,12 +195,12 @@ class LiveState:
         part = np.zeros(len(whole), np.int64)
         stack = own["stack"][whole].astype(np.int64)
         if not is_block:
-            stack = stack << 1 | np.where(own["kind"][whole] == Kind.MEM_ALLOC, _STRAIGHT, 0)
+            stack = stack << 1 | np.where(own["kind"][whole] == Kind.MEM_ALLOC, STRAIGHT, 0)
         stacks, sizes, numbers = level.pair(roles[whole], own[whole], stack, part)
         delta[whole] += part
         level.move(time, delta)
         if is_block:
-            born = own["stack"][roles == _BORN]
+            born = own["stack"][roles == BORN]
             self._widen(int(born.max(initial=0)), int(stacks.max(initial=0)))
             np.add.at(self._allocations, born, 1)
             np.add.at(self._bytes, stacks, sizes)
@@ -618,7 +287,7 @@ class LiveState:
             by_size = np.cumsum(growth) + device.by_size
             for at in np.flatnonzero(own["kind"] == Kind.DEVICE_USE).tolist():
                 size, used, total, flags = (int(own[name][at]) for name in ("size", "address", "aux0", "flags"))
-                device.read(_Use(size or used, bool(size), total, flags, int(by_size[at])))
+                device.read(DriverUse(size or used, bool(size), total, flags, int(by_size[at])))
             device.by_size = int(by_size[-1])
 
     # --- rows ---
@@ -672,7 +341,7 @@ class LiveState:
     def curve(self, device: int, columns: int, points: int = CURVE_POINTS) -> tuple[list[int], list[int]]:
         """Return allocated and reserved of a device in the last `points` of a curve, the highest in each column.
 
-        A point is :data:`CURVE_NS` long. There are fewer columns where there are fewer points.
+        A point is :data:`~cudatool.analyze.live_device.CURVE_NS` long. There are as many columns as points at most.
         """
         found = self._devices.get(device)
         if found is None:
@@ -685,7 +354,7 @@ class LiveState:
     def _device_row(self, number: int, totals: Sequence[int], tables: Tables, libraries: Sequence[str]) -> LiveDevice:
         device, use = self._devices[number], self._devices[number].use
         blocks, segments = device.blocks, device.segments
-        lines, unknown = device.ledger(tables, libraries, _Pools.of(self._pools, number))
+        lines, unknown = device.ledger(tables, libraries, PoolMemory.of(self._pools, number))
         return LiveDevice(
             device=number,
             allocated=blocks.now,
