@@ -11,7 +11,7 @@ import click
 
 from cudatool._driver import KINDS, SCHEDULES
 from cudatool.cli._command import Files, Listed, option
-from cudatool.cli._sources import ENDINGS
+from cudatool.cli._recording_files import ENDINGS
 from cudatool.errors import UsageError
 from cudatool.units import parse_bytes
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cudatool.cli._sources import refuse_recording, with_events
+from cudatool.cli._recording_files import refuse_recording
+from cudatool.cli._sources import with_events
 from cudatool.cli._supervised import Supervised
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.files import KeptDescriptor

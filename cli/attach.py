@@ -10,7 +10,7 @@ import click
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import device_option, force_option
 from cudatool.cli._text import path_from, say
-from cudatool.collect.cupti import Level
+from cudatool.collect.levels import Level
 from cudatool.recording.inject import METHODS, Target, ask
 from cudatool.text import printable
 from cudatool.trace.reader import facts

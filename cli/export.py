@@ -12,7 +12,8 @@ from cudatool.cli._command import Files, command, option
 from cudatool.cli._dataset import write_dataset
 from cudatool.cli._options import force_option, range_options
 from cudatool.cli._part import read_family
-from cudatool.cli._sources import ENDINGS, beside, newest, say_notes
+from cudatool.cli._recording_files import ENDINGS, beside, newest
+from cudatool.cli._sources import say_notes
 from cudatool.cli._text import counted, messages
 from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.files import check_outputs

@@ -11,7 +11,8 @@ from cudatool.analyze import LeakVerdict
 from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, source_argument
 from cudatool.cli._part import read_family
-from cudatool.cli._sources import newest, say_notes
+from cudatool.cli._recording_files import newest
+from cudatool.cli._sources import say_notes
 from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest, results
 from cudatool.progress import step
 from cudatool.trace.family import process_name

@@ -12,7 +12,7 @@ import click
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._live_text import ENDINGS, as_json, as_lines
 from cudatool.cli._options import device_option, force_option, workload_arguments
-from cudatool.cli._sources import newest
+from cudatool.cli._recording_files import newest
 from cudatool.cli._text import path_from, say
 from cudatool.cli._watched import Started, Watched, start, trace_of_process
 from cudatool.errors import UsageError

@@ -15,7 +15,8 @@ from cudatool.cli._command import command, option
 from cudatool.cli._oom_text import print_failure
 from cudatool.cli._options import size_of, source_argument
 from cudatool.cli._part import read_family
-from cudatool.cli._sources import newest, say_notes
+from cudatool.cli._recording_files import newest
+from cudatool.cli._sources import say_notes
 from cudatool.cli._text import echo_json, results, say
 from cudatool.errors import UsageError
 from cudatool.progress import step

@@ -11,8 +11,9 @@ from cudatool import analyze
 from cudatool.cli._command import Listed, command, option
 from cudatool.cli._options import range_options, size_of, source_argument
 from cudatool.cli._part import part_of
+from cudatool.cli._recording_files import newest
 from cudatool.cli._replay_text import print_advice, print_check, print_outcomes
-from cudatool.cli._sources import newest, read_trace, say_notes
+from cudatool.cli._sources import read_trace, say_notes
 from cudatool.cli._text import echo_json, messages, results
 from cudatool.errors import UsageError
 from cudatool.memory import Settings

@@ -23,10 +23,10 @@ from cudatool.cli._options import (
     workload_arguments,
 )
 from cudatool.cli._pages import open_page
+from cudatool.cli._recording_files import beside, refuse_recording
 from cudatool.cli._run_text import print_summary
-from cudatool.cli._sources import beside, refuse_recording
 from cudatool.cli._text import messages, path_from, say
-from cudatool.collect.cupti import Level
+from cudatool.collect.levels import Level
 from cudatool.errors import UsageError
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record

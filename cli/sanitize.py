@@ -17,8 +17,8 @@ from cudatool.cli._options import device_option, no_children_option, page_option
 from cudatool.cli._pages import open_page
 from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import checked, trace_of
+from cudatool.cli._recording_files import beside
 from cudatool.cli._schedules import explored
-from cudatool.cli._sources import beside
 from cudatool.cli._text import path_from, say
 from cudatool.errors import UsageError
 from cudatool.sanitize import Outcome, Outputs, Run, joined_processes, of_process, parse_checks, render_text

@@ -12,8 +12,8 @@ from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import BESIDE, force_option, html_option, is_page, range_options, size_of, source_argument
 from cudatool.cli._pages import open_page
 from cudatool.cli._part import moment_of, read_family
+from cudatool.cli._recording_files import beside, newest
 from cudatool.cli._snapshot_text import print_report
-from cudatool.cli._sources import beside, newest
 from cudatool.cli._text import echo_json, messages, results
 from cudatool.collect import nvml
 from cudatool.export import torch_pickle

@@ -205,6 +205,29 @@ def test_help_loads_nothing_heavy() -> None:
     assert "Usage:" in done.stdout
 
 
+def test_a_recorded_program_starts_with_what_recording_it_needs() -> None:
+    """Neither analyses, reports and readers, nor what only a GPU needs: it is imported when it is used."""
+    waiting, loaded = ["cudatool.cli.run"], set[str]()
+    while waiting:
+        module = waiting.pop()
+        if module in HOUSE.modules and module not in loaded:
+            loaded.add(module)
+            waiting += [other for other, in_function in HOUSE.own_imports[module] if not in_function]
+            waiting.append(module.rpartition(".")[0])  # whose __init__ runs first
+    assert {"cudatool.recording", "cudatool.workload", "cudatool.trace.recorder"} <= loaded
+    assert {room_of(module) for module in loaded} & {
+        "analyze",
+        "export",
+        "fleet",
+        "ptx",
+        "sanitize",
+        "sim",
+        "viz",
+    } == set()
+    of_a_gpu = {"cudatool.recording.gpu", "cudatool.collect.cupti", "cudatool.collect.torch_program"}
+    assert loaded & {*of_a_gpu, "cudatool.collect.torch_snapshot"} == set()
+
+
 def test_no_two_test_files_have_one_name() -> None:
     """Folders of tests are no packages: pytest imports each file by its name alone, and refuses the second."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))

@@ -183,8 +183,7 @@ def test_recording_begun_in_the_middle_starts_with_the_drivers_live_memory(tmp_p
 
 
 def test_what_pytorch_held_is_named_as_missing_where_its_blocks_are_not_recorded(monkeypatch):
-    from cudatool import _driver
-    from cudatool.recording.before import held_by_libraries
+    from cudatool.recording import gpu
     from cudatool.sanitize.coverage import find_gaps
     from cudatool.trace.events import RECORD
     from cudatool.trace.model import Trace
@@ -193,8 +192,7 @@ def test_what_pytorch_held_is_named_as_missing_where_its_blocks_are_not_recorded
         is_initialized=lambda: True, device_count=lambda: 2, memory_reserved=lambda device: 2 << 20
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=on_a_gpu))
-    monkeypatch.setattr(_driver, "chosen", lambda: _driver.Choice("cuda", "a GPU", None))
-    said = held_by_libraries(None, [], sees_blocks=False).unknown
+    said = gpu.living([]).unknown
     assert said == ["4 MiB that PyTorch held when the recording began"]
     trace = Trace(np.zeros(0, RECORD), header={"device_kind": "cuda", "unknown_before": said})
     assert said[0] in [name for gap in find_gaps(trace, ("race",), operations=1) for name in gap.names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -166,9 +167,7 @@ def scalar_type(dtype: np.dtype[Any], compute: Compute) -> np.dtype[Any]:
 def gemm(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product: what plain cuBLAS cannot do, and everything if it is preferred, is cuBLASLt's."""
     if _is_for_lt(gemm):
-        from cudatool.blas import _cublaslt  # which does the rest with what is here
-
-        _cublaslt.gemm(gemm, stream)
+        _lt().gemm(gemm, stream)
     else:
         plain_gemm(gemm, stream)
 
@@ -237,9 +236,14 @@ def like(gemm: Gemm) -> Again | None:
     """Return what enqueues products like this one, None if that must be decided for each."""
     if not _is_for_lt(gemm):
         return functools.partial(_call, _recipe_of(gemm))
+    found: Again | None = _lt().like(gemm)
+    return found
+
+
+def _lt() -> ModuleType:
     from cudatool.blas import _cublaslt  # which does the rest with what is here
 
-    return _cublaslt.like(gemm)
+    return _cublaslt
 
 
 def _call(recipe: _Recipe, a: int, b: int, out: int, bias: int, stream: Stream) -> None:

@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -29,31 +29,17 @@ from cudatool.collect.cupti_events import CallEvents
 from cudatool.collect.cupti_log import ROW, Tables, What
 from cudatool.collect.cupti_work import Enqueued, WorkDone
 from cudatool.collect.gpu_launches import Launches
+from cudatool.collect.levels import Level
 from cudatool.collect.torch_rows import Action
 from cudatool.shared_libraries import loaded, wheel_folders
 from cudatool.trace import hooks
 from cudatool.trace.events import WORK, Event, Kind
 
-__all__ = ["CuptiCollector", "CuptiUnavailable", "Level", "find_library"]
+__all__ = ["CuptiCollector", "CuptiUnavailable", "find_library"]
 
 _PERIOD = 0.1  # seconds between two reads of the log
 _MOST_ROWS = 1 << 22  # rows that wait to be read: 400 MiB
 _LIBRARIES = ("libcupti.so.13", "libcupti.so.12")
-
-
-class Level(StrEnum):
-    """How much of the device's own work a recording on a GPU contains: more detail costs more time."""
-
-    MEMORY = "memory"
-    """Memory, streams, events and the calls that enqueue copies and graphs; no kernels, no times on the device."""
-    KERNELS = "kernels"
-    """Also kernels, and when they, copies, fills and launches of graphs ran. For graphs that may have been instantiated
-    earlier this is not safe: CUPTI ends the process when they are launched."""
-    GRAPH_NODES = "graph-nodes"
-    """Also each kernel inside of a graph's launch, in place of the launch as a whole."""
-    LAUNCHES = "launches"
-    """Those of KERNELS, and each launch when the program makes it, with its thread; of up to 5,000 launches a second
-    the Python stack."""
 
 
 class _Noted(IntEnum):

@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
 from cudatool.after_import import AfterImport
-from cudatool.collect import cupy_pool, deferred_frees, torch_generated, torch_program
+from cudatool.collect import deferred_frees
 from cudatool.collect.children import child_processes
-from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Level
-from cudatool.collect.gpu_launches import Launches
 from cudatool.collect.hand_overs import HandOvers
-from cudatool.collect.jax_memory import JaxMemory
-from cudatool.collect.kept_ptx import KeptPtx
-from cudatool.collect.torch_blocks import TorchBlocks
+from cudatool.collect.levels import Level
 from cudatool.errors import OutputError
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
-from cudatool.recording.before import held_by_libraries
+from cudatool.recording.before import Before
 from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport, explained_by
 from cudatool.trace import hooks, stacks
@@ -60,8 +56,6 @@ _LIBRARIES = {  # by the module whose import shows that a program uses it
     "tensorflow": Library.TENSORFLOW,
     "numba.cuda": Library.NUMBA,
 }
-_cupti: CuptiCollector | None = None  # records other libraries' use of a GPU's driver
-_blocks: TorchBlocks | None = None  # what lets it have the blocks of PyTorch's allocator
 _observing: dict[str, Any] | None = None  # what the open block's header says
 _reports = 0  # open blocks that report when memory runs out
 
@@ -110,7 +104,7 @@ def record(
     tape
         Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     level
-        How much of a GPU's own work is recorded, see :class:`~cudatool.collect.cupti.Level`; the software device
+        How much of a GPU's own work is recorded, see :class:`~cudatool.collect.levels.Level`; the software device
         records all. A recording that begins after the program started the driver records the launch of a graph node
         by node: as a whole is not safe for graphs that exist already.
     force
@@ -210,15 +204,9 @@ def sources(
                 undo.callback(hand_overs.remove)
                 hand_overs.install()
             if machine is not None:
-                undo.enter_context(_software().driver(machine, measure_accesses, checks, tape, _held))
+                undo.enter_context(_parts().driver(machine, measure_accesses, checks, tape, _held))
             else:
-                undo.callback(torch_program.stop)
-                if measure_accesses:
-                    torch_program.start()
-                    header |= undo.enter_context(_launches_of_libraries())
-                else:
-                    undo.callback(torch_generated.stop)
-                    header |= undo.enter_context(_driver_calls(level))
+                header |= undo.enter_context(_parts().driver(measure_accesses, level))
             watch = machine.scheduler.watch if machine is not None else None
             header["watches_host_reads"] = watch is not None and watch.sees_reads
             _observing = header
@@ -234,14 +222,12 @@ def paused() -> Iterator[None]:
 
     Of a GPU's driver, and of PyTorch's allocator, what they do meanwhile is passed on afterwards.
     """
-    allocator, choice = _allocator(), _driver.chosen()
+    allocator = _allocator()
     with ExitStack() as held:
         if allocator is not None:
             held.enter_context(allocator.paused())
-        if choice is not None and choice.machine is not None:
-            held.enter_context(_software().paused())
-        if _cupti is not None:  # last: a thread that holds one of the others may wait for it
-            held.enter_context(_cupti.paused())
+        if _driver.chosen() is not None:  # last: a thread that holds the other may wait for it
+            held.enter_context(_parts().paused())
         yield
 
 
@@ -250,17 +236,16 @@ def living() -> tuple[list[Event], dict[str, Any]]:
     allocator = _allocator()
     held = _held()
     limits = [] if allocator is None else list(allocator.fractions())
-    lived, shared = _living({event.address for event in held})
-    others = held_by_libraries(_cupti, held, sees_blocks=_sees_blocks())
+    others = Before() if _driver.chosen() is None else _parts().living(held)
     held += others.blocks
-    lived += others.allocations
+    lived = others.allocations
     prior = Counter(event.device for event in held)
     facts: dict[str, Any] = {"prior_records": prior} if prior else {}
     facts |= {"prior_allocations": len(lived)} if lived else {}
     owned = sum(event.size for event in (*held, *lived) if event.kind in (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
     facts |= {"prior_bytes": owned} if owned else {}
     facts |= {"unknown_before": others.unknown} if others.unknown else {}
-    return [*limits, *held, *lived, *shared, *torch_generated.living()], facts
+    return [*limits, *held, *lived, *others.notes], facts
 
 
 def present_header() -> dict[str, Any]:
@@ -295,83 +280,10 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
     return header
 
 
-@contextmanager
-def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
-    """Pass any library's calls of a GPU's driver to the subscribers of the hooks; yield what the header says of it.
-
-    Where CUPTI does not record kernels, PyTorch's operators are recorded.
-    """
-    global _cupti, _blocks
-
-    # CUPTI (13.0) ends the process with SIGSEGV when a graph is launched that was instantiated before graphs were
-    # recorded as a whole. Node by node it does not.
-    graphs_may_exist = _driver.nvidia_has_started()
-    facts: dict[str, Any] = {"driver_ran_before": True} if graphs_may_exist else {}
-    if level is Level.KERNELS and graphs_may_exist:
-        level = Level.GRAPH_NODES
-    torch_generated.start()
-    try:
-        _cupti = CuptiCollector(
-            torch_program.is_watching,
-            level,
-            _sees_blocks,
-            sample=JaxMemory().sample,
-            graphs_may_exist=graphs_may_exist,
-        )
-    except CuptiUnavailable as error:
-        torch_program.start()
-        yield facts | {"cupti_error": str(error)}
-        return
-    facts |= {"cupti_version": _cupti.version, "kernels_told_late": True, "level": str(level)}
-    if _cupti.activity_error:
-        facts["cupti_error"] = _cupti.activity_error
-        torch_program.start()
-    else:
-        _blocks = TorchBlocks()
-    cupy = cupy_pool.CupyPool()
-    try:
-        yield facts
-    finally:
-        cupy.stop()
-        if _blocks is not None:
-            _blocks.stop()
-        _cupti.stop()
-        _cupti = _blocks = None
-
-
-def _sees_blocks() -> bool:
-    return _blocks is not None and _blocks.is_watching
-
-
-@contextmanager
-def _launches_of_libraries() -> Iterator[dict[str, Any]]:
-    """Pass what orders the work of other libraries, and what it may access, to the subscribers of the hooks.
-
-    PyTorch's and our runtime's work is reported by sources of their own. The value is what the header says of it.
-    """
-    global _cupti
-
-    kept = KeptPtx()
-    try:
-        _cupti = CuptiCollector(torch_program.is_watching, Level.MEMORY, launches=Launches(kept.find))
-    except CuptiUnavailable as error:
-        yield {"cupti_error": str(error)}
-        return
-    kept.start()
-    cupy = cupy_pool.CupyPool()
-    try:
-        yield {"cupti_version": _cupti.version}
-    finally:
-        cupy.stop()
-        kept.stop()
-        _cupti.stop()
-        _cupti = None
-
-
 def _facts_at_the_end() -> dict[str, Any]:
     """Return what a trace's header says that only the end of a recording shows."""
-    watched = {"watches_launches": True} if _cupti is not None and _cupti.watches_launches else {}
-    return {"libraries": libraries()} | watched
+    facts: dict[str, Any] = _parts().facts_at_the_end()
+    return facts | {"libraries": libraries()}
 
 
 def libraries() -> list[str]:
@@ -379,8 +291,13 @@ def libraries() -> list[str]:
     return [name for module, name in _LIBRARIES.items() if module in sys.modules]
 
 
-def _software() -> ModuleType:
-    """Return the parts for the software device."""
+def _parts() -> ModuleType:
+    """Return what records on the device that was chosen. The parts for the other are not imported."""
+    choice = _driver.chosen()
+    if choice is not None and choice.machine is None:
+        from cudatool.recording import gpu  # only a GPU needs it
+
+        return gpu
     from cudatool.recording import software  # a GPU needs none of it
 
     return software
@@ -395,17 +312,6 @@ def _held() -> list[Event]:
     """Return what the caching allocator already holds; nothing at the start of a program."""
     allocator = _allocator()
     return [] if allocator is None else list(allocator.living())
-
-
-def _living(segments: Container[int]) -> tuple[list[Event], list[Event]]:
-    """Return the software driver's live memory, and which of it other processes can use.
-
-    The caching allocator's `segments` are left out of the former.
-    """
-    choice = _driver.chosen()
-    if choice is None or choice.machine is None:
-        return [], []
-    return _software().living(choice.machine, segments), _software().shared(choice.machine)
 
 
 def observing() -> dict[str, Any]:
@@ -468,9 +374,8 @@ def up_to_date(recorder_of: Callable[[], Recorder | None]) -> str | None:
 
 def flush() -> None:
     """Pass on what was logged and not yet reported: on a GPU, PyTorch's and the driver's part."""
-    torch_program.flush()
-    if _cupti is not None:
-        _cupti.flush()
+    if _observing is not None:
+        _parts().flush()
 
 
 def drain() -> None:
@@ -479,6 +384,5 @@ def drain() -> None:
     Pending work of the software device is run; PyTorch's log is read.
     """
     flush()
-    choice = _driver.chosen()
-    if choice is not None and choice.machine is not None:
-        _software().drain()
+    if _driver.chosen() is not None:
+        _parts().drain()

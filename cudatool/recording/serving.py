@@ -269,7 +269,7 @@ def serve(
     directory
         Where traces go; default: the working directory.
     level
-        How much of a GPU's own work is recorded, see :class:`~cudatool.collect.cupti.Level`.
+        How much of a GPU's own work is recorded, see :class:`~cudatool.collect.levels.Level`.
 
     Raises
     ------

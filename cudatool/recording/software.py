@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver, sim
+from cudatool.collect import sim_living
 from cudatool.collect.sim_driver import SimDriverCollector
 from cudatool.collect.sim_host import watched_host_memory
-from cudatool.collect.sim_living import living, shared
 from cudatool.errors import UsageError
 from cudatool.memory.allocator import CachingAllocator, in_operation
 from cudatool.memory.pluggable import UncachedAllocator
+from cudatool.recording.before import Before
 from cudatool.sim import abi, drain, signals
 from cudatool.sim.observe.checkers import CHECKS
 from cudatool.text import quoted
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
 
-__all__ = ["drain", "driver", "living", "paused", "shared"]
+__all__ = ["drain", "driver", "facts_at_the_end", "flush", "living", "paused"]
 
 
 def paused() -> AbstractContextManager[bool]:
@@ -78,3 +79,26 @@ def driver(
         machine.measure_accesses = False
         machine.check(())
         sim.unsubscribe(collector)
+
+
+def flush() -> None:
+    """Do nothing: what the driver does is reported when it happens."""
+
+
+def facts_at_the_end() -> dict[str, Any]:
+    """Return what a trace's header says that only the end of a recording shows: nothing."""
+    return {}
+
+
+def living(held: Iterable[Event]) -> Before:
+    """Return the driver's live memory, and which of it other processes can use.
+
+    Parameters
+    ----------
+    held
+        Of our allocator: its segments are left out of the memory.
+    """
+    machine = _driver.initialize().machine
+    assert machine is not None
+    known = {event.address for event in held}
+    return Before(allocations=sim_living.living(machine, known), notes=sim_living.shared(machine))
