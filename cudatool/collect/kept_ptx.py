@@ -121,7 +121,10 @@ class KeptPtx:
         def compiled(program: Any) -> Any:
             code = original(program)
             try:
-                self.keep(bytes(code), bytes(ptx_of(program)).rstrip(b"\0"))
+                ptx = bytes(ptx_of(program)).rstrip(b"\0")
+                # CuPy 14 cuts the last byte off, a zero. The driver finds one there: each bytes object ends with it.
+                for loaded in (bytes(code), bytes(code) + b"\0"):
+                    self.keep(loaded, ptx)
             except Exception:  # it must not reach the program
                 _log.debug("the PTX of CuPy's code was not kept", exc_info=True)
             return code
