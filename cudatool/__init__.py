@@ -2,6 +2,8 @@
 
 ``import cudatool`` is shaped like ``torch.cuda``: devices, streams, events, a caching allocator and its statistics;
 and adds arrays, kernels from CUDA C++ and :func:`matmul`. Nothing is loaded before it is used.
+
+PYTEST_DONT_REWRITE: pytest warns of plugins' packages that were imported before it, as ``cudatool run -m pytest`` does.
 """
 
 from __future__ import annotations
