@@ -13,8 +13,7 @@ numba-cuda                 has the PTX of what it links
 
 The PTX is kept on disk, too, as the compilers keep their results.
 
-cuDNN cannot use a library that stands in for NVRTC. So none does in a program that has imported PyTorch, whose own
-source reports what it does.
+Nothing stands in for NVRTC in a program that has imported PyTorch, whose own source reports what it does.
 """
 
 from __future__ import annotations

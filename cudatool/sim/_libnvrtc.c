@@ -27,8 +27,8 @@ static void *real(const char *name) {
     return library ? dlsym(library, name) : NULL;
 }
 
-/* No function of NVRTC has more than six arguments, and all of them are integers or pointers: six machine words pass
- * them on unchanged in the calling conventions of x86-64 and AArch64. */
+/* No documented function of NVRTC has more than six arguments, and all of them are integers or pointers: six machine
+ * words pass them on unchanged in the calling conventions of x86-64 and AArch64. */
 typedef long (*function_t)(long, long, long, long, long, long);
 
 #define NVRTC_ERROR_INTERNAL_ERROR 11
@@ -69,6 +69,20 @@ FORWARD(nvrtcSetPCHHeapSize, nvrtcSetPCHHeapSize)
 FORWARD(nvrtcVersion, nvrtcVersion)
 static FORWARD(create, nvrtcCreateProgram)
 static FORWARD(compile, nvrtcCompileProgram)
+
+/* cuDNN, which looks for functions that are not documented, does not work without them. One has nine arguments: twelve
+ * words are read and passed on. Those that a caller did not pass are its own stack, which nothing looks at. */
+typedef long (*undocumented_t)(long, long, long, long, long, long, long, long, long, long, long, long);
+
+#define FORWARD_UNDOCUMENTED(name)                                                                                     \
+    long name(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k, long l) {        \
+        static undocumented_t function;                                                                                \
+        if (!function) function = (undocumented_t)real(#name);                                                         \
+        return function ? function(a, b, c, d, e, f, g, h, i, j, k, l) : NVRTC_ERROR_INTERNAL_ERROR;                   \
+    }
+
+FORWARD_UNDOCUMENTED(__nvrtcCPEx)
+FORWARD_UNDOCUMENTED(__nvrtcNvvmHandle)
 
 typedef void (*keep_t)(const char *cubin, size_t cubin_size, const char *ptx, size_t ptx_size);
 static keep_t kept;

@@ -71,6 +71,23 @@ def test_nothing_stands_in_for_nvrtc_in_a_program_with_pytorch(tmp_path):
     assert 0 == done.returncode, done.stderr
 
 
+STANDS_IN = """
+import ctypes, re
+from cudatool.collect import kept_ptx
+real = kept_ptx._wheel()
+kept_ptx._watch_nvrtc(None)
+names = {name.decode() for name in re.findall(rb"\\0(_*nvrtc[A-Z]\\w*)(?=\\0)", real.read_bytes())}
+exported = {name for name in names if hasattr(ctypes.CDLL(str(real)), name)}
+assert "nvrtcGetCUBIN" in exported and "__nvrtcCPEx" in exported, names
+assert not (missing := {name for name in exported if not hasattr(kept_ptx._library, name)}), missing
+"""
+
+
+def test_what_stands_in_for_nvrtc_has_its_undocumented_functions_which_cudnn_needs():
+    done = subprocess.run([sys.executable, "-c", STANDS_IN], capture_output=True, text=True, timeout=120)
+    assert 0 == done.returncode, done.stderr
+
+
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "cache"))

@@ -155,3 +155,23 @@ def test_launches_of_libraries_whose_code_does_not_tell_are_counted_by_name(tmp_
     assert (0, [], "partly-checked") == (status, report["possible"] + report["findings"], report["outcome"]), stderr
     (gap,) = [gap for gap in report["gaps"] if gap["kind"] == "launches"]
     assert 0 < gap["count"] < report["operations"] and any("gemm" in name for name in gap["names"])
+
+
+CUDNN = """
+from cuda.core import Device, Program, ProgramOptions
+device = Device()
+device.set_current()
+Program('extern "C" __global__ void one() {}', "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+q = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.float16, requires_grad=True)
+with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+    torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+print(bool(q.grad.isfinite().all()))
+"""
+
+
+def test_cudnn_compiles_in_a_program_whose_nvrtc_calls_are_watched(tmp_path):
+    needs(CUDNN, "torch")
+    status, _, stderr = sanitized(tmp_path, CUDNN)
+    assert 0 == status, stderr
