@@ -2,6 +2,7 @@
 
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
     python benchmarks/bench_record.py --sanitize [--rounds 3] [--only cupy torch]
+    python benchmarks/bench_record.py --alone [--rounds 5] [--only cupy_graph] [--levels memory kernels]
     python benchmarks/bench_record.py --rounds 21 --only torch --levels armed ring-memory ring-kernels
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. A line
@@ -12,7 +13,9 @@ each stack that it has not seen, is then a small part, as it is in a program of 
 PyTorch's programs also run under PyTorch's memory history and torch.profiler.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
-code must be loaded under the recording; a line has the ratio of the medians of their steps.
+code must be loaded under the recording; a line has the ratio of the medians of their steps. With ``--alone``, likewise
+under ``cudatool run`` with each level: graphs, and JAX, which makes some, must be measured so, as a recording that
+begins after the driver has started records each kernel of a graph at the level ``kernels``, too.
 """
 
 from __future__ import annotations
@@ -204,13 +207,14 @@ timed(graph.replay, torch.cuda.synchronize, 2000)
 }
 
 
-def beside_sanitize(name: str, rounds: int) -> None:
-    """Print how much longer a step takes under ``cudatool sanitize``."""
-    found: dict[str, list[float]] = {"plain": [], "sanitize": []}
+def in_processes(name: str, ways: dict[str, list[str]], rounds: int) -> None:
+    """Print how much longer a step takes in a process under each of these commands."""
+    found: dict[str, list[float]] = {way: [] for way in ("plain", *ways)}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(_ALONE + PROGRAMS[name])
         for _ in range(rounds):
-            for way, words in (("plain", []), ("sanitize", ["-m", "cudatool", "sanitize", "--allow-empty"])):
+            for way in found:
+                words = ["-m", "cudatool", *ways[way]] if way in ways else []
                 command = [sys.executable, *words, "program.py"]
                 done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
                 # `sanitize` writes its report to stdout, and passes the program's on to stderr.
@@ -220,8 +224,9 @@ def beside_sanitize(name: str, rounds: int) -> None:
                     print(f"{name} ({way}): status {done.returncode}\n{done.stderr[-1000:]}")
                     return
                 found[way].append(float(lines[0].split()[1]))
-    plain, checked = (statistics.median(found[way]) for way in ("plain", "sanitize"))
-    print(f"{name:16} plain {plain * 1e6:9.2f} us, under sanitize {checked / plain:5.2f} times", flush=True)
+    plain = statistics.median(found.pop("plain"))
+    quotients = (f"{way} {statistics.median(taken) / plain:5.3f}" for way, taken in found.items())
+    print(f"{name:16} plain {plain * 1e6:9.2f} us, times that: {'  '.join(quotients)}", flush=True)
 
 
 def main() -> None:
@@ -233,14 +238,17 @@ def main() -> None:
     )
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     os.environ["CUDATOOL_DEVICE"] = "cuda"
     for name in options.only:
         if importlib.util.find_spec(name.partition("_")[0]) is None:
             print(f"{name:16} not installed")
             continue
-        if options.sanitize:
-            beside_sanitize(name, options.rounds)
+        if options.sanitize or options.alone:
+            levels = {level: ["run", "-f", "--level", level] for level in options.levels} if options.alone else {}
+            checked = {"sanitize": ["sanitize", "--allow-empty"]} if options.sanitize else {}
+            in_processes(name, levels | checked, options.rounds)
             continue
         peers = ["history", "profiler"] if options.peers and name.startswith("torch") else []
         ways = ["plain", *options.levels, *peers]
