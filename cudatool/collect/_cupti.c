@@ -1497,6 +1497,135 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   return failed ? NULL : Py_BuildValue("(nnn)", at, made, works);
 }
 
+// ---- launches that were judged before ----
+
+enum { MOST_POINTERS = 128, MOST_MEMORIES = 4, MARKS_NUMBER = 1 };
+#define LOWEST_ADDRESS ((uint64_t)1 << 32)  // CUDA places no memory below it: cudatool.ptx.is_number
+
+// What a judgement depends on, as bytes: the kernel and the launch's flags, and where its pointers point.
+typedef struct {
+  uint64_t kernel, flags_and_length, name;
+  uint64_t pieces[2 * MOST_POINTERS];  // start and size; MARKS_NUMBER and 0 for no pointer; zeros for unknown memory
+} LaunchKey;
+
+typedef struct {
+  Py_buffer starts, sizes;  // sorted; the pieces do not overlap
+} Memory;
+
+static void find_piece(const Memory* memories, Py_ssize_t count, uint64_t address, uint64_t* piece) {
+  piece[0] = piece[1] = 0;
+  if (address < LOWEST_ADDRESS) piece[0] = MARKS_NUMBER;
+  for (Py_ssize_t i = 0; i < count && !piece[0]; i++) {
+    const uint64_t *starts = memories[i].starts.buf, *sizes = memories[i].sizes.buf;
+    Py_ssize_t low = 0, high = memories[i].starts.len / (Py_ssize_t)sizeof *starts;
+    while (low < high) {
+      Py_ssize_t middle = (low + high) / 2;
+      if (starts[middle] <= address) low = middle + 1;
+      else high = middle;
+    }
+    if (low && address - starts[low - 1] < sizes[low - 1]) piece[0] = starts[low - 1], piece[1] = sizes[low - 1];
+  }
+}
+
+// The key of a launch whose arguments are at hand, as a new object; NULL without an exception if it has none. The plan of
+// a function is a number of its kernel and then, in 8 bytes each, where in the arguments pointers may lie.
+static PyObject* key_of_launch(const Row* row, PyObject* plan, const char* arguments, const Memory* memories, Py_ssize_t count) {
+  LaunchKey key;
+  uint64_t length = row->words[6];
+  const uint64_t* numbers = (const uint64_t*)PyBytes_AS_STRING(plan);
+  size_t pointers = (size_t)PyBytes_GET_SIZE(plan) / sizeof *numbers - 1;
+  if (pointers > MOST_POINTERS) return NULL;
+  key.kernel = numbers[0];
+  key.flags_and_length = (row->words[4] & ~(uint64_t)0xFFFFFFFF) | length;
+  key.name = row->words[7];
+  for (size_t i = 0; i < pointers; i++) {
+    uint64_t offset = numbers[1 + i], value;
+    if (length < sizeof value || offset > length - sizeof value) return NULL;
+    memcpy(&value, arguments + offset, sizeof value);
+    find_piece(memories, count, value, &key.pieces[2 * i]);
+  }
+  return PyBytes_FromStringAndSize((const char*)&key, (Py_ssize_t)(offsetof(LaunchKey, pieces) + pointers * 2 * sizeof(uint64_t)));
+}
+
+// Fill in the records of a launch that was judged before: the launch itself, and its accesses.
+static void repeat_launch(Record* to, PyObject* judged, const Row* row, uint16_t thread, uint32_t stream, uint32_t correlation, uint32_t stack) {
+  Py_ssize_t count = PyBytes_GET_SIZE(judged) / (Py_ssize_t)sizeof *to;
+  memcpy(to, PyBytes_AS_STRING(judged), (size_t)count * sizeof *to);
+  to->stack = stack;
+  to->aux0 = row->words[2];
+  to->aux1 = row->words[3];
+  to->size = row->words[4] & 0xFFFFFFFF;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    to[i].time = (int64_t)row->time;
+    to[i].device = (int8_t)row->device;
+    to[i].thread = thread;
+    to[i].stream = stream;
+    to[i].correlation = correlation;
+  }
+}
+
+static PyObject* py_launches(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer in, stack_ids, correlations, blob, out;
+  PyObject *streams, *threads, *plans, *judged, *memory;
+  Py_ssize_t at;
+  unsigned long long begins;
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*Ky*O!O!O!O!O!w*", &in, &at, &stack_ids, &correlations, &begins, &blob, &PyTuple_Type,
+                        &memory, &PyDict_Type, &streams, &PyDict_Type, &threads, &PyDict_Type, &plans, &PyDict_Type, &judged,
+                        &out)) return NULL;
+  const Row* row = in.buf;
+  const uint32_t *ids = stack_ids.buf, *numbers = correlations.buf;
+  Record* record = out.buf;
+  Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, most = out.len / (Py_ssize_t)sizeof *record, made = 0, works = 0;
+  Memory memories[MOST_MEMORIES];
+  Py_ssize_t known = PyTuple_GET_SIZE(memory) / 2, opened = 0;
+  PyObject* missing = NULL;  // the key of the row where this ended, if nothing but the judgement was missing
+  int failed = known > MOST_MEMORIES;
+  for (; !failed && opened < known; opened++) {
+    Memory* one = &memories[opened];
+    failed = PyObject_GetBuffer(PyTuple_GET_ITEM(memory, 2 * opened), &one->starts, PyBUF_SIMPLE);
+    if (failed) break;
+    failed = PyObject_GetBuffer(PyTuple_GET_ITEM(memory, 2 * opened + 1), &one->sizes, PyBUF_SIMPLE);
+    if (failed) PyBuffer_Release(&one->starts);
+    if (failed) break;
+  }
+  while (!failed && !missing && at < count && works < correlations.len / 4) {
+    const Row* one = &row[at];
+    const uint64_t* words = one->words;
+    if (one->what != LAUNCH || words[4] >> 32 & ARGUMENTS_UNKNOWN || one->stack >= stack_ids.len / 4) break;
+    if (words[5] < begins || words[6] > (uint64_t)blob.len || words[5] - begins > (uint64_t)blob.len - words[6]) break;
+    uint64_t handle = !words[1] && words[4] >> 32 & PER_THREAD ? 2 : words[1];
+    if (handle == 2) handle |= (uint64_t)one->thread << 8;
+    int64_t stream = found_in(streams, handle | (uint64_t)one->device << 56), thread = found_in(threads, one->thread);
+    PyObject* function = PyLong_FromUnsignedLongLong(words[0]);
+    PyObject* plan = function ? PyDict_GetItemWithError(plans, function) : NULL;
+    Py_XDECREF(function);
+    failed = PyErr_Occurred() != NULL;
+    if (failed || stream < 0 || thread < 0 || !plan) break;
+    PyObject* key = key_of_launch(one, plan, (const char*)blob.buf + (words[5] - begins), memories, known);
+    PyObject* before = key ? PyDict_GetItemWithError(judged, key) : NULL;
+    failed = PyErr_Occurred() != NULL;
+    Py_ssize_t needed = before ? PyBytes_GET_SIZE(before) / (Py_ssize_t)sizeof *record : 0;
+    if (before && made + needed <= most) {
+      repeat_launch(&record[made], before, one, (uint16_t)thread, (uint32_t)stream, numbers[works++], ids[one->stack]);
+      made += needed;
+      at++;
+    } else if (key && !before && !failed) {
+      missing = Py_NewRef(key);
+    }
+    Py_XDECREF(key);
+    if (!before || made + needed > most) break;
+  }
+  while (opened--) PyBuffer_Release(&memories[opened].starts), PyBuffer_Release(&memories[opened].sizes);
+  PyBuffer_Release(&in), PyBuffer_Release(&stack_ids), PyBuffer_Release(&correlations), PyBuffer_Release(&blob);
+  PyBuffer_Release(&out);
+  if (failed) {
+    Py_XDECREF(missing);
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "at most %d memories", MOST_MEMORIES);
+  }
+  return Py_BuildValue("(nnnN)", at, made, works, missing ? missing : Py_NewRef(Py_None));
+}
+
 static PyObject* py_stop(PyObject* self, PyObject* unused) {
   (void)self, (void)unused;
   recording = 0;
@@ -1543,6 +1672,10 @@ static PyMethodDef methods[] = {
     {"translate", py_translate, METH_VARARGS,
      "translate(rows, first, how, stack ids, correlations, streams, events, threads, blocks of graphs, records): "
      "the first row that is Python's, records made, correlations used"},
+    {"launches", py_launches, METH_VARARGS,
+     "launches(rows, first, stack ids, correlations, where the bytes begin that rows point to, these bytes, memory as starts "
+     "and sizes of each kind, streams, threads, plans of functions, records of launches by key, records): the first row that "
+     "is Python's, records made, correlations used, and that row's key if only its records are missing"},
     {"pool_alloc", (PyCFunction)(void (*)(void))py_pool_alloc, METH_VARARGS | METH_KEYWORDS,
      "pool_alloc(*, mem_ptr, mem_size, size, device_id): CuPy's malloc_postprocess"},
     {"pool_free", (PyCFunction)(void (*)(void))py_pool_free, METH_VARARGS | METH_KEYWORDS,

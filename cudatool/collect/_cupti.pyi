@@ -27,6 +27,21 @@ def translate(
     records: Any,
     /,
 ) -> tuple[int, int, int]: ...
+def launches(
+    rows: Any,
+    first: int,
+    stack_ids: Any,
+    correlations: Any,
+    begins: int,
+    pointed: bytes,
+    memory: tuple[Any, ...],
+    streams: dict[int, int],
+    threads: dict[int, int],
+    plans: dict[int, bytes],
+    judged: dict[bytes, bytes],
+    records: Any,
+    /,
+) -> tuple[int, int, int, bytes | None]: ...
 def watch_launches(how: int, /) -> None: ...
 def digest(image: bytes, /) -> int: ...
 def drain() -> tuple[bytes, list[bytes], list[bytes], list[bytes], int, int, bytes] | None: ...

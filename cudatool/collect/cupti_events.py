@@ -34,7 +34,8 @@ from cudatool.trace.libraries import Library
 __all__ = ["CallEvents"]
 
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
-"""What stands for the stream of an operation of our runtime, which reports that itself."""
+_MOST_JUDGED = 1 << 12
+_ROOM = 1 << 12  # records of launches that are made at once
 _UNKNOWN = 1 << 56
 """What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
 _streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, never removed
@@ -96,6 +97,8 @@ class CallEvents:
         self._how["stream"] = self._how["event"] = self._how["flags"] = -1
         self._stream_of: dict[int, int] = {}  # what `_cupti.translate` needs to know of streams
         self._out: list[npt.NDArray[np.void]] = []  # what goes to the subscribers
+        # The records of launches by what they depend on (`_cupti.launches`): loops launch the same again and again.
+        self._judged_before: dict[bytes, bytes] = {}
         self._row = Row(0, 0, 0, 0, 0, 0, 0, 0, ())
         self._called = tables.stacks[0]
         self._calls_read = calls
@@ -117,7 +120,7 @@ class CallEvents:
             self._how[number]["kind"] = kind if self.launches is None else 0
             self._how[number]["name"] = self._texts.setdefault(Library.CUPY, len(self._texts))
         self._nothing_by_itself = np.zeros(1, HOW)
-        self._is_work = (self._how["is_copy"] | self._how["item"]) != 0
+        self._is_copy_or_fill = (self._how["is_copy"] | self._how["item"]) != 0
         self.asks = np.ascontiguousarray(self._how["asks"])
         self.always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
@@ -143,36 +146,85 @@ class CallEvents:
         """Report calls: most in C, others through their reader, which may change what is known of streams."""
         self._stream_of.clear()
         ids = self._tables.columns()[0]
-        works = int(np.count_nonzero(self._is_work[calls["what"]]))
+        is_launch = calls["what"] == What.LAUNCH
+        works = int(np.count_nonzero(self._is_copy_or_fill[calls["what"]] | is_launch))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
         records = np.empty(len(calls), RECORD)
         at = 0
         while at < len(calls):
-            how = self._nothing_by_itself if self._capturing else self._how
-            first = at
-            # fmt: off
-            at, made, works = _cupti.translate(
-                calls, first, how, ids, correlations, self._stream_of, hooks.event_ids(), hooks.native_threads(),
-                self._of_graphs, records,
-            )
-            # fmt: on
-            if made:
-                self._send()
-                self._out.append(records[:made])
-                if works:
-                    done = calls[first:at][self._is_work[calls["what"][first:at]]]
-                    streams = records["stream"][:made][records["correlation"][:made] != 0]
-                    of_calls, ours = done["correlation"].tolist(), correlations[:works].tolist()
-                    self._enqueued.add_all(zip(of_calls, ours, streams.tolist(), strict=True))
-                records, correlations = records[made:], correlations[works:]
+            key = None
+            if is_launch[at]:
+                at, works, key = self._repeat_launches(calls, at, ids, correlations)
+                correlations = correlations[works:]
+                if works and key is None:
+                    continue
+            else:
+                how = self._nothing_by_itself if self._capturing else self._how
+                first = at
+                # fmt: off
+                at, made, works = _cupti.translate(
+                    calls, first, how, ids, correlations, self._stream_of, hooks.event_ids(), hooks.native_threads(),
+                    self._of_graphs, records,
+                )
+                # fmt: on
+                if made:
+                    self._send()
+                    self._out.append(records[:made])
+                    if works:
+                        done = calls[first:at][self._is_copy_or_fill[calls["what"][first:at]]]
+                        streams = records["stream"][:made][records["correlation"][:made] != 0]
+                        self._note_enqueued(done, correlations[:works], streams)
+                    records, correlations = records[made:], correlations[works:]
             if at < len(calls):
+                first_reported = len(self._reported)
                 *head, words = calls[at].item()
                 row = self._row = Row._make((*head, tuple(words.tolist())))
                 self._called = self._tables.stacks[row.stack]
                 self._readers[row.what](row, self._names_of_calls[row.what])
+                if key is not None:
+                    self._keep_launch(key, self._reported[first_reported:])
                 records = records[1:]
                 at += 1
         self._called = self._tables.stacks[0]
+
+    def _note_enqueued(self, calls: npt.NDArray[np.void], ours: npt.NDArray[Any], streams: npt.NDArray[Any]) -> None:
+        of_calls = calls["correlation"].tolist()
+        self._enqueued.add_all(zip(of_calls, ours.tolist(), streams.tolist(), strict=True))
+
+    def _repeat_launches(
+        self, calls: npt.NDArray[np.void], first: int, ids: npt.NDArray[Any], correlations: npt.NDArray[Any]
+    ) -> tuple[int, int, bytes | None]:
+        """Report launches like earlier ones from the call `first` on.
+
+        Returns the first call that is another, the number of launches, and the key of that call if it is a launch
+        whose records can be used again.
+        """
+        if self.launches is None or self._capturing:
+            return first, 0, None
+        begins, pointed = self.pointed.part(int(calls["words"][first, 5]))
+        kinds = self.launches.blocks, self.device_memory, self._host_memory
+        memory = tuple(part for kind in kinds for part in (kind.starts, kind.sizes))
+        records = np.empty(_ROOM, RECORD)
+        # fmt: off
+        at, made, works, key = _cupti.launches(
+            calls, first, ids, correlations, begins, pointed, memory, self._stream_of, hooks.native_threads(),
+            self.launches.code.plans, self._judged_before, records,
+        )
+        # fmt: on
+        if made:
+            self._send()
+            self._out.append(records[:made])
+            launched = records[:made]["kind"] == Kind.KERNEL_LAUNCH
+            self._note_enqueued(calls[first:at], correlations[:works], records["stream"][:made][launched])
+        return at, works, key
+
+    def _keep_launch(self, key: bytes, reported: list[tuple[int, ...]]) -> None:
+        """Keep the records of a launch; those with a warning are not the same the next time."""
+        kinds = [Kind(one[1]) for one in reported]
+        if kinds[:1] == [Kind.KERNEL_LAUNCH] and {*kinds[1:]} <= {Kind.ACCESS} and len(kinds) <= _ROOM:
+            if len(self._judged_before) >= _MOST_JUDGED:
+                self._judged_before.clear()
+            self._judged_before[key] = np.array(reported, RECORD).tobytes()
 
     def warn_of_lost(self, rows: int) -> None:
         """Report that rows of the log are missing."""

@@ -9,16 +9,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
-from typing import NamedTuple
 
 from cudatool.collect.live_memory import LiveMemory
-from cudatool.collect.loaded_code import KernelCode, LoadedCode
-from cudatool.ptx import Mode, PtxError, accesses_of_launch, is_number
+from cudatool.collect.loaded_code import LoadedCode
+from cudatool.ptx import Mode, PtxError, accesses_of_launch
 from cudatool.trace.events import AccessFlag, LaunchFlag, launch_flags
 
 __all__ = ["Judged", "LaunchRowFlag", "Launches", "Pointed"]
 
-_MOST_KNOWN = 1 << 12
 _FLAGS = {Mode.READ: AccessFlag.READ, Mode.WRITE: AccessFlag.WRITE, Mode.ATOMIC: AccessFlag.ATOMIC}
 
 
@@ -58,13 +56,6 @@ class Judged:
         return cls(flags, per_thread=bool(row_flags & LaunchRowFlag.PER_THREAD))
 
 
-class _Known(NamedTuple):
-    """A judgement, and its kernel, which lives as long: it is found by its id."""
-
-    code: KernelCode
-    judged: Judged
-
-
 class Launches:
     """Judges launches.
 
@@ -79,8 +70,6 @@ class Launches:
         self.blocks = LiveMemory()
         """What pools of libraries have handed out: parts of the driver's allocations."""
         self._said: set[str] = set()
-        # By the kernel and where its pointers point: loops launch the same again and again.
-        self._known: dict[tuple[int, int, int, tuple[object, ...]], _Known] = {}
 
     def is_first(self, text: str) -> bool:
         """Return whether something is said for the first time."""
@@ -102,22 +91,13 @@ class Launches:
                     return piece
             return None
 
-        values = [int.from_bytes(arguments[at : at + 8], "little") for at in code.pointers]
-        pieces = tuple([is_number(one) or find(one) for one in values])
-        known = self._known.get((id(code), row_flags, len(arguments), pieces))
-        if known is not None:
-            return known.judged
         try:
             found = accesses_of_launch(code.accesses, arguments, find)
         except PtxError:  # not the arguments of this kernel
             return Judged.of(row_flags, code.orders)
         doubts = ", ".join(sorted(found.doubts)) if found.unknown else ""
         accesses = [(touched.address, touched.size, _access_flags(touched.mode)) for touched in found.ranges]
-        judged = replace(Judged.of(row_flags, code.orders), accesses=accesses, doubts=doubts)
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[id(code), row_flags, len(arguments), pieces] = _Known(code, judged)
-        return judged
+        return replace(Judged.of(row_flags, code.orders), accesses=accesses, doubts=doubts)
 
 
 def _access_flags(mode: Mode) -> AccessFlag:
@@ -140,12 +120,19 @@ class Pointed:
 
     def find(self, offset: int, length: int) -> bytes | None:
         """Return `length` bytes from an offset on, and forget the parts before; None if they were not noted."""
+        at, data = self.part(offset)
+        if data:
+            return data[offset - at : offset - at + length]
+        return b"" if not length and offset <= self._end() else None
+
+    def part(self, offset: int) -> tuple[int, bytes]:
+        """Return where the part with an offset begins, and the part, empty if there is none; forget the ones before."""
         while self._parts and self._parts[0][0] + len(self._parts[0][1]) <= offset < self._end():
             self._parts.popleft()
         for at, data in self._parts:
             if at <= offset < at + len(data):
-                return data[offset - at : offset - at + length]
-        return b"" if not length and offset <= self._end() else None
+                return at, data
+        return offset, b""
 
     def _end(self) -> int:
         return self._parts[-1][0] + len(self._parts[-1][1]) if self._parts else 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from array import array
+from bisect import bisect_left, bisect_right
 
 __all__ = ["LiveMemory"]
 
@@ -11,30 +12,33 @@ class LiveMemory:
     """Pieces of memory that do not overlap, by address."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []  # sorted
-        self._sizes: dict[int, int] = {}
+        self.starts, self.sizes = array("Q"), array("Q")
+        """Of each piece, by address: the layout that :file:`_cupti.c` searches."""
 
     def __contains__(self, start: int) -> bool:
-        return start in self._sizes
+        at = bisect_left(self.starts, start)
+        return at < len(self.starts) and self.starts[at] == start
 
     def add(self, start: int, size: int) -> None:
         """Note a piece; one that began there before is gone."""
-        if start not in self._sizes:
-            insort(self._starts, start)
-        self._sizes[start] = size
+        at = bisect_left(self.starts, start)
+        if at < len(self.starts) and self.starts[at] == start:
+            self.sizes[at] = size
+        else:
+            self.starts.insert(at, start)
+            self.sizes.insert(at, size)
 
     def remove(self, start: int) -> int | None:
         """Forget the piece that begins at an address; return its size, or None if there is none."""
-        size = self._sizes.pop(start, None)
-        if size is not None:
-            del self._starts[bisect_right(self._starts, start) - 1]
-        return size
+        at = bisect_left(self.starts, start)
+        if at == len(self.starts) or self.starts[at] != start:
+            return None
+        del self.starts[at]
+        return self.sizes.pop(at)
 
     def find(self, address: int) -> tuple[int, int] | None:
         """Return start and size of the piece in which an address lies, or None."""
-        at = bisect_right(self._starts, address) - 1
-        if at < 0:
+        at = bisect_right(self.starts, address) - 1
+        if at < 0 or address >= self.starts[at] + self.sizes[at]:
             return None
-        start = self._starts[at]
-        size = self._sizes[start]
-        return (start, size) if address < start + size else None
+        return self.starts[at], self.sizes[at]

@@ -10,7 +10,9 @@ Machine code does not tell what it accesses. Where a compiler of the process mad
 
 from __future__ import annotations
 
+import itertools
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -78,6 +80,10 @@ class LoadedCode:
         self._images: dict[int, tuple[_Unit, ...]] = {}  # the PTX of modules and libraries
         self._functions: dict[int, tuple[int, str]] = {}  # of functions and kernels: the module, and the name in PTX
         self._known: dict[int, KernelCode | None] = {}
+        self._kernels = itertools.count(1)
+        self.plans: dict[int, bytes] = {}
+        """Of functions and kernels whose code is known: a number that no other has had, and
+        :attr:`KernelCode.pointers`, in 8 bytes each, as :file:`_cupti.c` takes them."""
 
     def loaded(self, module: int, kind: int, digest: int, image: bytes | None) -> None:
         """Note the image that a module or a library was loaded from; `image` None if it is not at hand."""
@@ -101,7 +107,7 @@ class LoadedCode:
     def found(self, function: int, module: int, name: str) -> None:
         """Note the module or library of a function or kernel, and its name there."""
         self._functions[function] = module, name
-        self._known.pop(function, None)
+        self._forget(function)
 
     def same(self, handle: int, other: int) -> None:
         """Note that a function is that of a kernel, or a module that of a library."""
@@ -118,13 +124,19 @@ class LoadedCode:
         gone = [function for function, (of, _) in self._functions.items() if of == module]
         for function in gone:
             del self._functions[function]
-            self._known.pop(function, None)
+            self._forget(function)
+
+    def _forget(self, function: int) -> None:
+        self._known.pop(function, None)
+        self.plans.pop(function, None)
 
     def kernel(self, function: int, name: str) -> KernelCode | None:
         """Return what is known of a function or kernel; `name` is its own in PTX, if the driver said it."""
         if function not in self._known:
             module, found = self._functions.get(function, (0, name))
-            self._known[function] = _inferred(self._images.get(module, ()), found or name)
+            code = self._known[function] = _inferred(self._images.get(module, ()), found or name)
+            if code is not None:
+                self.plans[function] = array("Q", [next(self._kernels), *code.pointers]).tobytes()
         return self._known[function]
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from cudatool.collect import _cupti, gpu_launches
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE
+from cudatool.collect.cupti_events import CallEvents
+from cudatool.collect.cupti_log import ROW, Tables, What
+from cudatool.collect.cupti_work import Enqueued
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag, Pointed
 from cudatool.collect.live_memory import LiveMemory
 from cudatool.collect.loaded_code import ImageKind, LoadedCode
-from cudatool.trace.events import AccessFlag
+from cudatool.trace.events import AccessFlag, Kind
 
 PTX = b"""
 .version 8.0
@@ -177,21 +183,101 @@ def test_of_a_module_with_many_kernels_only_the_one_that_runs_is_read():
         assert code.kernel(FUNCTION + 1, "k1") is None
 
 
-def test_a_judgement_is_used_again_only_while_the_pointers_point_to_the_same_pieces(launches, memory, monkeypatch):
-    """Against what is inferred anew each time, for random arguments and memory that comes and goes."""
-    random = np.random.default_rng(3)
-    made = []
-    judge = gpu_launches.accesses_of_launch
-    monkeypatch.setattr(gpu_launches, "accesses_of_launch", lambda *facts: made.append(1) or judge(*facts))
-    for _ in range(500):
-        if random.random() < 0.1:
-            (memory.remove if TO in memory else lambda start: memory.add(start, 4096))(TO)
-        if random.random() < 0.1:
-            launches.blocks.add(TO, int(random.integers(1, 3)) * 128)
-        pointers = [int(random.choice([TO, TO + 200, FROM, 7, 3 << 40])) for _ in range(2)]
-        flags = int(random.choice([0, LaunchRowFlag.PROGRAMMATIC]))
-        anew = Launches({}.get)
-        anew.code, anew.blocks = launches.code, launches.blocks
-        given = flags, arguments(*pointers), (memory,)
-        assert anew.judge(FUNCTION, "copy", *given) == launches.judge(FUNCTION, "copy", *given)
-    assert len(made) < 600  # 500 of them anew
+OTHER = PTX.replace(b"st.global.f32 [%rd3], %f1;", b"ld.global.f32 %f1, [%rd3];")  # reads both
+STREAMS, DEVICES, THREADS = (0, 2, 0x5000), (0, 1), (1, 2)
+
+
+def random_rows(random, blob: bytearray, numbers: dict[str, int]) -> Iterator[tuple[int, ...]]:
+    """What, stack and words of calls: launches, and what changes the memory and the code that they mean."""
+    for _ in range(2000):
+        what = random.random()
+        if what < 0.85:
+            offset, function = len(blob), int(random.choice([FUNCTION, FUNCTION, FUNCTION + 1, FUNCTION + 1, 0x999]))
+            pointers = [int(random.choice([TO, TO + 200, FROM, 7, 3 << 40])) for _ in range(2)]
+            given = arguments(*pointers)[: int(random.choice([20, 20, 20, 20, 20, 8]))]
+            blob += given
+            flags = int(random.choice([0, LaunchRowFlag.PROGRAMMATIC, LaunchRowFlag.PER_THREAD]))
+            flags |= LaunchRowFlag.ARGUMENTS_UNKNOWN * (random.random() < 0.1)
+            grid, shared = int(random.integers(1, 9)), int(random.integers(0, 3))
+            stream, stack = int(random.choice(STREAMS)), int(random.integers(0, 2))
+            yield What.LAUNCH, stack, function, stream, grid, 128, shared | flags << 32, offset, len(given), 1
+        elif what < 0.92:
+            kind = What.POOL_ALLOC if random.random() < 0.6 else What.POOL_FREE
+            yield kind, 0, TO, 128 * int(random.integers(1, 3)), 1
+        elif what < 0.96:
+            yield numbers[str(random.choice(["cuMemAlloc_v2", "cuMemFree_v2"]))], 0, TO, 4096
+        elif what < 0.99:
+            yield numbers["cuMemAllocHost_v2"], 0, 3 << 40, 64
+        else:
+            yield -1, 0, int(random.integers(0, 2))  # other code has the same handle
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_same(seed, monkeypatch):
+    """Against what Python makes of each launch by itself, for random launches, memory and code that come and go."""
+    random = np.random.default_rng(seed)
+    calls = CALLS | CALLS_OF_CODE
+    numbers = {name: number for number, name in enumerate(calls, 1)}
+    blob = bytearray()
+    rows = list(random_rows(random, blob, numbers))
+
+    def recorded() -> tuple[npt.NDArray[np.void], int]:
+        """Return the records, with the place of each correlation instead, and how often Python was asked."""
+        asked = []
+        tables, found = Tables(), Launches({}.get)
+        tables.add([b"copy"], [b"\1\0\0\0file\0f"], [np.array([0, 1], np.uint32).tobytes()])
+        judge = found.judge
+        monkeypatch.setattr(found, "judge", lambda *facts: asked.append(1) or judge(*facts))
+        events = CallEvents(
+            calls,
+            {number: name for name, number in numbers.items()},
+            tables,
+            enqueued := Enqueued(),
+            found,
+            pytorch_is_watched=lambda: False,
+            blocks_are_watched=lambda: False,
+            source=lambda event: None,
+        )
+        for function in (FUNCTION, FUNCTION + 1):
+            found.code.loaded(function << 8, ImageKind.TEXT, 0, PTX)
+            found.code.found(function, function << 8, "copy")
+        events.pointed.add(0, bytes(blob))
+        batch: list[tuple[int, ...]] = []
+
+        def read() -> None:
+            made = np.zeros(len(batch), ROW)
+            for at, (number, what, stack, *words) in enumerate(batch):
+                made[at] = number, what, 0, THREADS[number % 2], number, stack, DEVICES[number % 3 == 0], 0, 0
+                made["words"][at, : len(words)] = words
+            if batch:
+                events.read(made)
+            batch.clear()
+
+        for number, (what, stack, *words) in enumerate(rows):
+            if what == -1:
+                read()
+                found.code.loaded(FUNCTION << 8, ImageKind.TEXT, 0, OTHER if words[0] else PTX)
+                found.code.found(FUNCTION, FUNCTION << 8, "copy")
+            else:
+                batch.append((number, what, stack, *words))
+            if number % 400 == 399:
+                read()
+        read()
+        events._send()
+        made = np.concatenate(events._out)
+        made = made[made["kind"] != Kind.STREAM_CREATE]  # streams are reported once in a process
+        enqueued_by = np.array(enqueued._new)
+        assert enqueued_by[:, 1].tolist() == made["correlation"][made["kind"] == Kind.KERNEL_LAUNCH].tolist()
+        assert enqueued_by[:, 2].tolist() == made["stream"][made["kind"] == Kind.KERNEL_LAUNCH].tolist()
+        places: dict[int, int] = {0: 0}
+        made["correlation"] = [places.setdefault(one, len(places)) for one in made["correlation"].tolist()]
+        return made, len(asked)
+
+    recorded()  # the streams have numbers now
+    again, asked = recorded()
+    monkeypatch.setattr(CallEvents, "_repeat_launches", lambda self, calls, first, *more: (first, 0, None))
+    each, asked_each = recorded()
+    assert again.tolist() == each.tolist()
+    launches = sum(what == What.LAUNCH for what, *_ in rows)
+    assert launches == asked_each and asked < launches * 0.8
+    assert {AccessFlag.READ | AccessFlag.INEXACT, WRITE} <= {*again["flags"][again["kind"] == Kind.ACCESS].tolist()}
