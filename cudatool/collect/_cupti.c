@@ -1382,6 +1382,7 @@ typedef struct __attribute__((packed)) {
   uint8_t per_thread;  // default streams are those of each thread
   uint8_t is_copy;     // words: to, from, bytes
   uint8_t item;        // of a fill, whose words are: to, value, number of such items
+  uint8_t is_graph;    // a launch of one, whose words are: graph, stream
   uint8_t copy_flags;
   uint32_t name;
 } How;
@@ -1434,7 +1435,7 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
     const uint64_t* words = one->words;
     Record* to = &record[made];
     if (!is->kind || one->stack >= stacks_known) break;
-    int is_block = one->what == BLOCK, is_work = is->is_copy || is->item;
+    int is_block = one->what == BLOCK, is_work = is->is_copy || is->item || is->is_graph;
     if (is_block && (words[4] || words[0] > OUT_OF_MEMORY || words[0] == SNAPSHOT)) break;
     if (is_work && works == most_works) break;
     if (is_block && PySet_GET_SIZE(of_graphs)) {
@@ -1474,9 +1475,9 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
     if (is_work) {
       to->flags = is->copy_flags;
       to->correlation = numbers[works++];
-      to->address = words[0];
-      to->size = is->item ? words[2] * is->item : words[2];
-      to->aux0 = words[1];
+      to->address = is->is_graph ? 0 : words[0];
+      to->size = is->is_graph ? 0 : is->item ? words[2] * is->item : words[2];
+      to->aux0 = is->is_graph ? words[0] : words[1];
       to->aux1 = is->item;
     } else if (is_block) {
       int is_one = words[0] <= FREE_COMPLETED, is_refused = words[0] == OUT_OF_MEMORY;

@@ -120,7 +120,7 @@ class CallEvents:
             self._how[number]["kind"] = kind if self.launches is None else 0
             self._how[number]["name"] = self._texts.setdefault(Library.CUPY, len(self._texts))
         self._nothing_by_itself = np.zeros(1, HOW)
-        self._is_copy_or_fill = (self._how["is_copy"] | self._how["item"]) != 0
+        self._is_work = (self._how["is_copy"] | self._how["item"] | self._how["is_graph"]) != 0
         self.asks = np.ascontiguousarray(self._how["asks"])
         self.always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
@@ -132,22 +132,24 @@ class CallEvents:
         plain = plain_name(name)
         order, per_thread = self._calls_read[plain].read, name.endswith(PER_THREAD)
         if isinstance(order, Order):
-            return order.kind, order.stream, order.event, order.flags, order.asks, per_thread, 0, 0, 0, 0
+            return order.kind, order.stream, order.event, order.flags, order.asks, per_thread, 0, 0, 0, 0, 0
         text = self._texts.setdefault(plain, len(self._texts))
         is_async = CopyFlag.ASYNC if "Async" in plain else CopyFlag(0)
         if order == "_copy" and "to" in plain and is_async:
-            return Kind.MEMCPY, 3, -1, -1, 0, per_thread, 1, 0, is_async | sides(plain), text
+            return Kind.MEMCPY, 3, -1, -1, 0, per_thread, 1, 0, 0, is_async | sides(plain), text
         if order == "_fill" and is_async:
             flags = is_async | CopyFlag.DESTINATION_DEVICE
-            return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, fill_item(plain), flags, text
-        return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0
+            return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, fill_item(plain), 0, flags, text
+        if order == "_graph_launch":
+            return Kind.GRAPH_LAUNCH, 1, -1, -1, 0, per_thread, 0, 0, 1, 0, text
+        return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0
 
     def read(self, calls: npt.NDArray[np.void]) -> None:
         """Report calls: most in C, others through their reader, which may change what is known of streams."""
         self._stream_of.clear()
         ids = self._tables.columns()[0]
         is_launch = calls["what"] == What.LAUNCH
-        works = int(np.count_nonzero(self._is_copy_or_fill[calls["what"]] | is_launch))
+        works = int(np.count_nonzero(self._is_work[calls["what"]] | is_launch))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
         records = np.empty(len(calls), RECORD)
         at = 0
@@ -171,7 +173,7 @@ class CallEvents:
                     self._send()
                     self._out.append(records[:made])
                     if works:
-                        done = calls[first:at][self._is_copy_or_fill[calls["what"][first:at]]]
+                        done = calls[first:at][self._is_work[calls["what"][first:at]]]
                         streams = records["stream"][:made][records["correlation"][:made] != 0]
                         self._note_enqueued(done, correlations[:works], streams)
                     records, correlations = records[made:], correlations[works:]

@@ -44,7 +44,7 @@ HOW = np.dtype(
     [
         ("kind", "u1"),
         *((name, "i1") for name in ("stream", "event", "flags")),
-        *((name, "u1") for name in ("asks", "per_thread", "is_copy", "item", "copy_flags")),
+        *((name, "u1") for name in ("asks", "per_thread", "is_copy", "item", "is_graph", "copy_flags")),
         ("name", "<u4"),
     ]
 )
