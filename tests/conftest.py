@@ -12,6 +12,7 @@ from typing import Any
 
 import published_schemas
 import pytest
+import warm_process
 
 
 def pytest_configure() -> None:
@@ -34,6 +35,11 @@ def pytest_collection_finish() -> None:
     """Take what collecting has made and what stays, 360,000 objects, out of every collection of garbage to come."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """End the servers that programs were forked off."""
+    warm_process.close()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 Most of the time of a short program is that of its imports. A server has done them and nothing else, above all chosen no
 device, and forks once for each request. A process then goes on as if the interpreter had begun with ``-c``: in its
-own directory, environment and output files, to the interpreter's own end.
+own directory, environment and output files, to the interpreter's own end. What only the beginning of an interpreter
+reads has no effect: its options, and variables such as PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -14,11 +15,28 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
-__all__ = ["WarmProcess", "serve"]
+__all__ = ["COMMAND_LINE", "SCRIPT", "WarmProcess", "close", "everything", "run_python", "serve"]
+
+COMMAND_LINE = "from cudatool.cli import main; main()"
+"""The program whose words are a command of cudatool's."""
+SCRIPT = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+"""The program whose words are a file with a program, and its words."""
+
+
+OTHERS = ("click", "cuda.core", "llvmlite.binding", "numpy", "rich.console", "rich.table")
+"""Packages of others that programs on the software device import."""
+OURS = (
+    *("array_methods", "analyze", "cli.leaks", "cli.run", "cli.sanitize", "collect.sim_driver", "ops"),
+    *("recording.software", "runtime.array", "runtime.kernel", "runtime.mempool", "sim.jit", "sim.observe.checkers"),
+)
+"""Modules of this package that they import, too."""
 
 
 class WarmProcess:
@@ -26,20 +44,19 @@ class WarmProcess:
 
     Parameters
     ----------
-    program
-        What a process does, with the words of its request in ``sys.argv``: by default, the command line.
     imports
-        A module that the server imports besides.
+        What the server imports: the packages of others only, for programs that are to load all of cudatool by
+        themselves, or :func:`everything`.
     """
 
-    def __init__(self, program: str = "from cudatool.cli import main; main()", imports: str = "sys") -> None:
-        self._program = f"import {imports}; from warm_process import serve; serve(); {program}"
+    def __init__(self, imports: Sequence[str]) -> None:
+        self._imports = imports
         self._server: subprocess.Popen[str] | None = None
 
     def run(
-        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
+        self, program: str, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run the program with these words in a process of its own and in `folder`; return what it printed.
+        """Run ``python -c PROGRAM WORDS`` in a process of its own and in `folder`; return what it printed.
 
         Raises
         ------
@@ -49,7 +66,7 @@ class WarmProcess:
         if self._server is None:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
             self._server = subprocess.Popen(
-                [sys.executable, "-c", self._program],
+                [sys.executable, "-c", "exec(__import__('warm_process').serve())", *self._imports],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -58,6 +75,7 @@ class WarmProcess:
             )
         outputs = [folder / name for name in (".stdout", ".stderr")]
         request = {
+            "program": program,
             "words": list(words),
             "folder": str(folder),
             "environment": dict(environment),
@@ -91,27 +109,59 @@ class WarmProcess:
             self._server = None
 
 
-def serve() -> None:
-    """In the server: answer requests until there are no more. Returns in each process that was forked off for one."""
-    import cuda.core  # noqa: F401
-    import llvmlite.binding  # noqa: F401 (imported for those to come)
+@cache
+def _server(*, is_half: bool) -> WarmProcess:
+    return WarmProcess(OTHERS if is_half else everything())
 
-    import cudatool.array_methods
-    import cudatool.cli.leaks
-    import cudatool.cli.run
-    import cudatool.cli.sanitize
-    import cudatool.collect.sim_driver
-    import cudatool.ops
-    import cudatool.recording.software
-    import cudatool.runtime.array
-    import cudatool.runtime.kernel
-    import cudatool.runtime.mempool
-    import cudatool.sim.jit
-    import cudatool.sim.observe.checkers  # noqa: F401
+
+def run_python(
+    program: str,
+    *words: str,
+    folder: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float = 240,
+    is_half: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -c PROGRAM WORDS`` in `folder`, or an empty one, in a process that has its imports done.
+
+    For tests of what programs do on the device, not of how an interpreter begins. All tests share the servers.
+
+    Parameters
+    ----------
+    environment
+        What is to be there besides the tests' own.
+    is_half
+        Only the packages of others are imported: cudatool is loaded as in an interpreter that has just begun.
+    """
+    server, environment = _server(is_half=is_half), os.environ | environment
+    if folder is not None:
+        return server.run(program, words, folder, environment, timeout_s)
+    with TemporaryDirectory() as empty:
+        return server.run(program, words, Path(empty), environment, timeout_s)
+
+
+def close() -> None:
+    """End the servers that :func:`run_python` has started."""
+    for is_half in (False, True):
+        _server(is_half=is_half).close()
+    _server.cache_clear()
+
+
+def everything() -> list[str]:
+    """Return the modules that most programs on the software device need, ours among them."""
     from cudatool.sim import api
 
-    for entry_points in iter_modules(api.__path__, f"{api.__name__}."):
-        import_module(entry_points.name)
+    entry_points = [module.name for module in iter_modules(api.__path__, f"{api.__name__}.")]
+    return [*OTHERS, *(f"cudatool.{name}" for name in OURS), *entry_points]
+
+
+def serve() -> str:
+    """In the server: answer requests until there are no more.
+
+    Returns in each process that was forked off for one, with the program that it is to run.
+    """
+    for module in sys.argv[1:]:
+        import_module(module)
 
     gc.collect()
     gc.freeze()  # no page is copied because a child's collection looked at it
@@ -137,3 +187,5 @@ def serve() -> None:
         os.dup2(file, number)
         os.close(file)
     sys.argv[1:] = request["words"]
+    program: str = request["program"]
+    return program

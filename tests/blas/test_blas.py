@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 
 import ml_dtypes
 import numpy as np
 import pytest
 from blas_cases import exact, values
+from warm_process import COMMAND_LINE, run_python
 
 import cudatool
 from cudatool import blas
@@ -528,11 +527,8 @@ cudatool.synchronize()
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_race_with_a_captured_product_is_found(tmp_path, ordered):
-    program = tmp_path / "program.py"
-    program.write_text(RACE.replace("ORDERED", str(ordered)))
-    done = subprocess.run(
-        [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", program], capture_output=True
-    )
+    (tmp_path / "program.py").write_text(RACE.replace("ORDERED", str(ordered)))
+    done = run_python(COMMAND_LINE, "sanitize", "--device", "sim", "--json", "program.py", folder=tmp_path)
     findings = json.loads(done.stdout)["findings"]
     assert ([] if ordered else ["race-raw"]) == [finding["kind"] for finding in findings]
 

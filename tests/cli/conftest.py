@@ -1,8 +1,8 @@
 """The command line as a user runs it: in an empty directory, on the software device.
 
-What runs a program does so in a process of its own: one that has imported nothing where tests are about processes
-(`run_command`), one that has imported what it needs where they are about reports (`run_warm`). Commands that read files
-run in this process: one of them takes less time than a process needs to start.
+What runs a program does so in a process of its own: one that has loaded nothing of cudatool where tests are about
+processes (`run_command`), one that has imported what it needs where they are about reports (`run_warm`). Commands that
+read files run in this process: one of them takes less time than a process needs to start.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import pytest
-from warm_process import WarmProcess
+from warm_process import COMMAND_LINE, run_python
 
 from cudatool.cli import main
 
@@ -45,34 +45,29 @@ def run_here(tmp_path, monkeypatch) -> Callable[..., Completed]:
 
 @pytest.fixture
 def run_command(tmp_path, run_here) -> Callable[..., Completed]:
-    """Run ``cudatool ARGS`` in `tmp_path`, with more of an `environment` if need be."""
+    """Run ``cudatool ARGS`` in `tmp_path`; with an `environment` or options, in an interpreter that has just begun."""
 
     def run(*arguments: object, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object) -> Completed:
-        if arguments and arguments[0] in _READS_FILES and not environment and not kwargs:
-            return run_here(*arguments)
-        command = [sys.executable, "-c", "from cudatool.cli import main; main()", *map(str, arguments)]
+        words = [*map(str, arguments)]
+        if not environment and not kwargs:
+            if words and words[0] in _READS_FILES:
+                return run_here(*words)
+            return run_python(COMMAND_LINE, *words, folder=tmp_path, environment=_ENVIRONMENT, is_half=True)
+        command = [sys.executable, "-c", COMMAND_LINE, *words]
         options = {"cwd": tmp_path, "env": os.environ | _ENVIRONMENT | environment, "timeout": 240, **kwargs}
         return subprocess.run(command, capture_output=True, text=True, **options)
 
     return run
 
 
-@pytest.fixture(scope="session")
-def warm_process() -> Iterator[WarmProcess]:
-    """The server that programs of `run_warm` are forked off."""
-    server = WarmProcess()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def run_warm(tmp_path, warm_process, run_command) -> Callable[..., Completed]:
+def run_warm(tmp_path, run_command) -> Callable[..., Completed]:
     """Run ``cudatool ARGS`` as `run_command` does, in a process that has its imports done; not if they depend on more."""
 
     def run(*arguments: object, **kwargs: object) -> Completed:
         if kwargs or (arguments and arguments[0] in _READS_FILES):
             return run_command(*arguments, **kwargs)
-        return warm_process.run([*map(str, arguments)], tmp_path, os.environ | _ENVIRONMENT, 240)
+        return run_python(COMMAND_LINE, *map(str, arguments), folder=tmp_path, environment=_ENVIRONMENT)
 
     return run
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 from cudatool.analyze.execution import kernels, operations
 from cudatool.trace.events import AccessFlag, Kind
@@ -53,7 +52,7 @@ with ct.record("t.ctrace", device="sim", measure_accesses=True):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("graph")
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = run_python(_PROGRAM, folder=folder)
     assert done.returncode == 0, done.stderr
     return read(folder / "t.ctrace"), [int(word) for word in done.stdout.split()]
 
@@ -175,7 +174,7 @@ with ct.record("t.ctrace", device="sim"):
 
 
 def test_edges_lead_into_child_graphs_and_updates_tell_the_nodes_again(tmp_path):
-    done = subprocess.run([sys.executable, "-c", _SHAPES], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(_SHAPES, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     trace = read(tmp_path / "t.ctrace")
     edges = trace.of_kind(Kind.GRAPH_EDGE)
@@ -211,7 +210,7 @@ assert "hand_overs" not in wait.__code__.co_filename
 
 
 def test_threads_that_hand_something_over_are_seen_to_do_so(tmp_path):
-    done = subprocess.run([sys.executable, "-c", _THREADS], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(_THREADS, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     trace = read(tmp_path / "t.ctrace")
     given: dict[int, set[int]] = {}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from warm_process import run_python
 
 from cudatool.trace.events import CopyFlag, Kind
 from cudatool.trace.reader import read
@@ -50,7 +48,7 @@ with ct.record("t.ctrace", device="sim:count=2", measure_accesses=True):
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ordering")
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = run_python(_PROGRAM, folder=folder)
     assert done.returncode == 0, done.stderr
     return read(folder / "t.ctrace")
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import run_python
 
 from cudatool.analyze.execution import copies, kernels, operations
 from cudatool.sanitize import check
@@ -71,8 +70,7 @@ with ct.record("t.ctrace", device="sim", measure_accesses=True, checks=["memchec
 
 
 def recorded(folder: Path, *arguments: str) -> Trace:
-    command = [sys.executable, "-c", _PROGRAM, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = run_python(_PROGRAM, *arguments, folder=folder)
     assert done.returncode == 0, done.stderr
     return read(folder / "t.ctrace")
 
@@ -146,7 +144,7 @@ with ct.record("t.ctrace", device="sim"):
 
 
 def test_products_that_graph_launches_ran_are_counted_with_their_time(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", _PRODUCTS], cwd=tmp_path, check=True, capture_output=True)
+    run_python(_PRODUCTS, folder=tmp_path).check_returncode()
     trace = read(tmp_path / "t.ctrace")
     (product,) = (kernel for kernel in kernels(trace, operations(trace)) if kernel.name == "sgemm")
     eager = trace.of_kind(Kind.GEMM)[:4]["correlation"].tolist()

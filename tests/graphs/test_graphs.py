@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 import cudatool.random
@@ -376,9 +374,8 @@ assert [copy.get().tolist() for copy in kept] == [ct.random.rand(4).get().tolist
 
 
 def test_each_replay_draws_its_own_numbers_though_the_stream_of_the_one_before_was_closed() -> None:
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:schedule=late"}  # work begins when somebody waits for it
-    command = [sys.executable, "-c", _CLOSED_STREAMS]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    environment = {"CUDATOOL_DEVICE": "sim:schedule=late"}  # work begins when somebody waits for it
+    done = run_python(_CLOSED_STREAMS, environment=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -643,9 +640,7 @@ print(a.get()[0], pools, ct.current_device())
 
 
 def test_graph_lives_on_the_device_that_it_was_captured_on() -> None:
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
-    command = [sys.executable, "-c", _TWO_DEVICES]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = run_python(_TWO_DEVICES, environment={"CUDATOOL_DEVICE": "sim:count=2"})
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3.0 [(1, (1, 0))] 0\n"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import COMMAND_LINE, SCRIPT, run_python
 
 from cudatool.analyze import blocks
 from cudatool.errors import UsageError
@@ -31,11 +30,11 @@ def wait(for_what):
 """
 
 
-def _run(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, program: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program, under a command of cudatool's if there is one."""
     (folder / "job.py").write_text(_PROGRAM + program)
-    environment = os.environ | {"CUDATOOL_DEVICE": "sim:memory=256MiB"}
-    command = [sys.executable, *words, "job.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    main = COMMAND_LINE if command else SCRIPT
+    return run_python(main, *command, "job.py", folder=folder, environment={"CUDATOOL_DEVICE": "sim:memory=256MiB"})
 
 
 def _reasons(folder: Path) -> list[str]:
@@ -128,7 +127,7 @@ with ct.arm() as armed:
 
 
 def test_recorded_process_that_is_armed_too_leaves_one_report(tmp_path):
-    done = _run(tmp_path, "armed = ct.arm()\nwhile True: hog()\n", "-m", "cudatool", "run", "-o", "run.ctrace")
+    done = _run(tmp_path, "armed = ct.arm()\nwhile True: hog()\n", "run", "-o", "run.ctrace")
     assert done.returncode == 1
     assert [path.name for path in tmp_path.glob("*.oom.txt")] == ["run.oom.txt"]
 
@@ -178,7 +177,7 @@ def test_run_with_triggers_keeps_no_whole_trace(tmp_path):
     done = _run(
         tmp_path,
         "for n in range(9):\n    with ct.range('step'): hog()\n",
-        *("-m", "cudatool", "run", "--when", "allocated > 50%", "--range", "step:2-4"),
+        *("run", "--when", "allocated > 50%", "--range", "step:2-4"),
     )
     assert done.returncode == 0, done.stderr
     assert sorted(_reasons(tmp_path)) == ["condition", "range"]
@@ -187,7 +186,7 @@ def test_run_with_triggers_keeps_no_whole_trace(tmp_path):
 
 
 def test_run_with_triggers_says_that_none_came(tmp_path):
-    done = _run(tmp_path, "hog()\nraise SystemExit(5)", "-m", "cudatool", "run", "--keep", "10min")
+    done = _run(tmp_path, "hog()\nraise SystemExit(5)", "run", "--keep", "10min")
     assert done.returncode == 5
     assert "Nothing was written: no trigger came in " in done.stderr
 
@@ -250,7 +249,7 @@ def test_ranges_are_counted_or_have_the_numbers_in_their_names(wanted, names, be
 
 def test_program_that_ends_inside_of_the_ranges_leaves_what_there_is(tmp_path):
     work = "for n in range(3):\n    with ct.range(f'step {n}'): hog(1 << 20)\n"
-    done = _run(tmp_path, work, "-m", "cudatool", "run", "--range", "step:1-9")
+    done = _run(tmp_path, work, "run", "--range", "step:1-9")
     assert (0, ["range"]) == (done.returncode, _reasons(tmp_path)), done.stderr
     assert "step:1-9, of which the last did not end" in done.stderr
 
@@ -259,7 +258,7 @@ def test_program_that_ends_inside_of_the_ranges_leaves_what_there_is(tmp_path):
     ("name", "said"), [("batch 1", "the program had 'batch 1'"), ("step 3", "the last was number 3")]
 )
 def test_program_whose_ranges_do_not_come_is_told_what_it_had(tmp_path, name, said):
-    done = _run(tmp_path, f"with ct.range('{name}'): hog()\n", "-m", "cudatool", "run", "--range", "step:7-9")
+    done = _run(tmp_path, f"with ct.range('{name}'): hog()\n", "run", "--range", "step:7-9")
     assert f"No range of --range step:7-9 came: {said}" in done.stderr
 
 
@@ -312,7 +311,7 @@ def test_example_of_the_page_prints_what_the_page_shows(tmp_path):
     page = (Path(__file__).resolve().parents[2] / "docs" / "triggers.md").read_text()
     line, first, second, third = page.partition("```console\n")[2].partition("```")[0].splitlines()
     words = shlex.split(line)[2:]
-    done = _run(tmp_path, "for _ in range(9): hog()", "-m", "cudatool", *words[:-1])
+    done = _run(tmp_path, "for _ in range(9): hog()", *words[:-1])
     assert done.returncode == 0, done.stderr
     shown = re.sub(r"\d+ events|job\.\d+|\([\d.]+ KiB\)", "", "\n".join((first, second, third)))
     assert re.sub(r"\d+ events|job\.\d+|\([\d.]+ KiB\)", "", done.stderr.strip()) == shown

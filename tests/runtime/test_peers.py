@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import DeviceUnavailableError, UsageError
@@ -152,6 +150,5 @@ def test_three_devices_share_what_one_has(device: str) -> None:
         "nccl.all_gather(parts, copies)\n"
         "assert all((copy.get() == 3 * data).all() for copy in copies)\n"
     )
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=3"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = run_python(program, environment={"CUDATOOL_DEVICE": "sim:count=3"})
     assert done.returncode == 0, done.stderr

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import OutOfMemoryError, UsageError
@@ -130,8 +128,7 @@ def test_statistics_can_be_nested_and_reset() -> None:
 
 
 def run(program: str, conf: str) -> str:
-    environment = {**os.environ, "CUDATOOL_ALLOC_CONF": conf}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120)
+    done = run_python(program, environment={"CUDATOOL_ALLOC_CONF": conf})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -186,9 +183,8 @@ def test_background_thread_works_and_lets_the_program_end() -> None:
 
 
 def test_bad_setting_is_named() -> None:
-    environment = {**os.environ, "CUDATOOL_ALLOC_CONF": "pinned_num_register_threads:3"}
-    program = "import cudatool as ct; ct.empty_pinned(1)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120)
+    environment = {"CUDATOOL_ALLOC_CONF": "pinned_num_register_threads:3"}
+    done = run_python("import cudatool as ct; ct.empty_pinned(1)", environment=environment)
     assert done.stderr.splitlines()[-1] == (
         "cudatool.errors.ConfigError: CUDATOOL_ALLOC_CONF: allocator setting pinned_num_register_threads:3: "
         "must be a power of two of at most 128"

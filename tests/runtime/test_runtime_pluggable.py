@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import OutOfMemoryError, UsageError
@@ -155,8 +155,7 @@ print(calls, ct.get_allocator_backend())
 
 
 def test_own_allocator_takes_the_place_of_the_caching_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _CHANGED, str(tmp_path / "t.ctrace")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_python(_CHANGED, str(tmp_path / "t.ctrace"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["UsageError"] * 5 + ["[400, -400, 1000, -1000] pluggable"]
     trace = read(tmp_path / "t.ctrace")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import run_python
 
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.kinds import CHECKS, KINDS
@@ -25,7 +24,7 @@ from cudatool.recording import record
 from cudatool.sanitize import check
 from cudatool.trace import reader
 
-for name, checks, source in json.load(sys.stdin):
+for name, checks, source in json.loads(sys.argv[1]):
     path = os.path.join(tempfile.mkdtemp(dir="."), "t.ctrace")
     inside = [one for one in checks if one not in ("race", "leak")]
     with record(path, device="sim", measure_accesses="race" in checks, checks=inside):
@@ -148,15 +147,7 @@ def found(tmp_path_factory) -> dict[str, list[str]]:
         for name, source in zip((kind, f"{kind} repaired"), wrong_and_repaired(kind), strict=True):
             programs.append((name, [check], source))
     programs += [(claim, [check], START + source) for claim, (check, source, _) in CLAIMS.items()]
-    done = subprocess.run(
-        [sys.executable, "-c", _RUNNER],
-        input=json.dumps(programs),
-        cwd=tmp_path_factory.mktemp("examples"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = run_python(_RUNNER, json.dumps(programs), folder=tmp_path_factory.mktemp("examples"))
     assert 0 == done.returncode, done.stderr
     return dict(json.loads(line) for line in done.stderr.splitlines() if line.startswith("["))
 

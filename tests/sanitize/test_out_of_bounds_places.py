@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from warm_process import COMMAND_LINE, run_python
 
 import cudatool as ct
 from cudatool.recording import record
@@ -117,13 +115,7 @@ def test_run_and_sanitize_name_the_same_address_and_kernel(tmp_path: Path, index
     )
     named = []
     for command in (["run", "-o", "run.ctrace"], ["sanitize"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "cudatool", *command, "--device", "sim", "program.py"],
-            cwd=tmp_path,
-            env={**os.environ, "CUDATOOL_DEVICE": "sim"},
-            capture_output=True,
-            text=True,
-        )
+        done = run_python(COMMAND_LINE, *command, "--device", "sim", "program.py", folder=tmp_path)
         assert done.returncode == 1, done.stderr
         found = re.search(r"(?:illegal access at|address:) (0x[0-9a-f]+)", done.stdout + done.stderr)
         assert found, done.stderr

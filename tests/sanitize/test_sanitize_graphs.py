@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from warm_process import COMMAND_LINE, run_python
 
 _PROGRAM = '''
 import sys
@@ -51,19 +50,8 @@ _LAST = "    builder.end_building().complete().launch(second)  # here"
 
 def sanitize(folder, argument, *options):
     (folder / "program.py").write_text(_PROGRAM)
-    command = [
-        sys.executable,
-        "-m",
-        "cudatool",
-        "sanitize",
-        "--device",
-        "sim",
-        *options,
-        "--json",
-        "program.py",
-        argument,
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    words = ["--device", "sim", *options, "--json", "program.py", argument]
+    done = run_python(COMMAND_LINE, "sanitize", *words, folder=folder)
     report = json.loads(done.stdout)
     assert done.returncode == bool(report["findings"] + report["on_device"]), done.stderr
     return report

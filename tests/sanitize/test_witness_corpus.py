@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import run_python
 
 RACES = Path(__file__).resolve().parents[1] / "races"
 PROGRAMS = [  # those with more than one order
@@ -80,14 +78,9 @@ json.dump(results, sys.stdout)
 
 
 @pytest.mark.parametrize("schedule", ["fifo", "late"])
-def test_race_free_program_gives_the_same_bytes_in_every_legal_order(schedule: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _RUNNER, *PROGRAMS],
-        env={**os.environ, "CUDATOOL_DEVICE": f"sim:count=2,schedule={schedule}", "RACES": str(RACES)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def test_race_free_program_gives_the_same_bytes_in_every_legal_order(tmp_path: Path, schedule: str) -> None:
+    environment = {"CUDATOOL_DEVICE": f"sim:count=2,schedule={schedule}", "RACES": str(RACES)}
+    done = run_python(_RUNNER, *PROGRAMS, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert set(results) == set(PROGRAMS)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from warm_process import run_python
 
 # Each case is the body of a function; all run in one process, each with a recording of its own.
 CASES = {
@@ -305,7 +303,7 @@ host_function.repeatable = True
 a, b = ct.Stream(), ct.Stream()
 new = lambda: ct.zeros(N, np.float32)
 results = {}
-given = json.load(sys.stdin)
+given = json.loads(sys.argv[1])
 for name, body in given["cases"].items():
     folder = tempfile.mkdtemp()
     tape = Tape(**given["tape"])
@@ -322,14 +320,8 @@ json.dump(results, sys.stdout)
 
 def run_cases(cases: dict[str, str], device: str = "sim", budget_s: float = 60, **tape: int) -> dict[str, Any]:
     """Return the report on each case, as JSON has it. Other arguments are the tape's."""
-    done = subprocess.run(
-        [sys.executable, "-c", _RUNNER],
-        input=json.dumps({"cases": cases, "budget_s": budget_s, "tape": tape}),
-        env={**os.environ, "CUDATOOL_DEVICE": device},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    request = json.dumps({"cases": cases, "budget_s": budget_s, "tape": tape})
+    done = run_python(_RUNNER, request, environment={"CUDATOOL_DEVICE": device})
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 import threading
 
 import pytest
+from warm_process import run_python
 
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -165,9 +165,8 @@ ok(driver.cuCtxSynchronize())
 
 
 def _order(device, flags):
-    done = subprocess.run(
-        [sys.executable, "-c", _ORDER, device, str(flags)], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_python(_ORDER, device, str(flags))
+    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
@@ -201,10 +200,7 @@ def test_random_schedule_changes_the_order_of_a_kernels_blocks():
     )
 
     def orders(device: str) -> list[str]:
-        environment = {**os.environ, "CUDATOOL_DEVICE": f"{device},threads=1"}
-        done = subprocess.run(
-            [sys.executable, "-c", source], capture_output=True, text=True, env=environment, timeout=120
-        )
+        done = run_python(source, environment={"CUDATOOL_DEVICE": f"{device},threads=1"})
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 

@@ -12,7 +12,7 @@ from textwrap import dedent
 from xml.etree import ElementTree
 
 import pytest
-from warm_process import WarmProcess
+from warm_process import WarmProcess, everything
 
 pytest_plugins = "pytester"
 
@@ -40,7 +40,7 @@ def write_twice(x, *, ordered=False):
 @pytest.fixture(scope="module")
 def warm() -> Iterator[WarmProcess]:
     """The server that pytest is forked off, with all that suites import."""
-    server = WarmProcess("import sys; sys.exit(pytest.console_main())", imports="pytest")
+    server = WarmProcess(["pytest", *everything()])
     yield server
     server.close()
 
@@ -56,7 +56,8 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm: WarmPr
     def run(suite: str, *arguments: str, device: str = "sim") -> pytest.RunResult:
         pytester.makepyfile(PRELUDE + dedent(suite))
         words = ["-p", "no:cacheprovider", f"--cudatool-device={device}", *arguments]
-        done = warm.run([f"--basetemp={pytester.path / 'tmp'}", *words], pytester.path, os.environ, 240)
+        words = [f"--basetemp={pytester.path / 'tmp'}", *words]
+        done = warm.run("import pytest, sys; sys.exit(pytest.console_main())", words, pytester.path, os.environ, 240)
         return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0)
 
     return run
