@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_process import COMMAND_LINE, run_python
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+ENVIRONMENT = {"CUDATOOL_DEVICE": "sim", "COLUMNS": "100", "NO_COLOR": "1"}
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -31,9 +33,15 @@ def folder(tmp_path_factory):
 
 
 def _run(folder, *arguments, **kwargs):
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim", "COLUMNS": "100", "NO_COLOR": "1"}
     return subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False, **kwargs
+        arguments,
+        cwd=folder,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        **kwargs,
     )
 
 
@@ -61,7 +69,7 @@ def test_commands_do_what_is_shown(folder):
                 shown.append(line)
                 continue
             words = shlex.split(line)[2:]
-            done = _run(folder, sys.executable, "-m", "cudatool", *words)
+            done = run_python(COMMAND_LINE, *words, folder=folder, environment=ENVIRONMENT)
             assert done.returncode == (1 if "pipeline_racy" in line else 0), line + "\n" + done.stderr
             happened += done.stdout + done.stderr
         _shows("\n".join(shown), happened)

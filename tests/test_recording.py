@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 from cudatool.trace.events import Event, Kind
 from cudatool.trace.reader import read
@@ -29,7 +28,7 @@ x.fill_(2)                        # after: not recorded
 
 
 def test_what_happens_inside_is_recorded_and_nothing_else(tmp_path):
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(_PROGRAM, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     trace = read(tmp_path / "t.ctrace")
     (launch,) = trace.of_kind(Kind.KERNEL_LAUNCH)
@@ -57,7 +56,7 @@ print(hooks.active, hooks.wants_accesses, hooks.measures_accesses, is_observing(
 
 
 def test_recording_that_cannot_begin_leaves_nothing_changed(tmp_path):
-    done = subprocess.run([sys.executable, "-c", _MISTAKEN], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(_MISTAKEN, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     said, state = done.stdout.splitlines()
     assert said == "there is no check 'memchek' of kernels; there are memcheck, initcheck, racecheck, synccheck"
@@ -88,14 +87,8 @@ print(json.dumps([told, [device.now.allocated, device.peak_reserved], trace.note
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
 def test_recording_begun_in_the_middle_of_a_program_starts_with_what_lives(tmp_path, conf):
-    done = subprocess.run(
-        [sys.executable, "-c", MIDDLE],
-        cwd=tmp_path,
-        env=os.environ | {"CUDATOOL_DEVICE": "sim", "CUDATOOL_ALLOC_CONF": conf},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = {"CUDATOOL_DEVICE": "sim", "CUDATOOL_ALLOC_CONF": conf}
+    done = run_python(MIDDLE, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     told, recorded, notes = json.loads(done.stdout)
     assert (recorded, notes) == (told, [])
@@ -113,14 +106,7 @@ with ct.record("middle.ctrace"):
     new = ct.empty(5000, np.float32)
 print([(one.count, one.buffer.size) for one in check(read("middle.ctrace"), ("leak",)).on_device])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=os.environ | {"CUDATOOL_DEVICE": "sim"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_python(program, folder=tmp_path, environment={"CUDATOOL_DEVICE": "sim"})
     assert (done.returncode, done.stdout) == (0, "[(1, 20480)]\n"), done.stderr
 
 
@@ -165,14 +151,8 @@ pinned.close()
 @pytest.mark.parametrize("cached", [0, 1], ids=["the driver's alone", "with cached blocks"])
 @pytest.mark.parametrize("kept", [0, 1], ids=["given back", "kept"])
 def test_recording_begun_in_the_middle_starts_with_the_drivers_live_memory(tmp_path, cached, kept):
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVERS_MEMORY.replace("CACHED", str(cached)).replace("KEPT", str(kept))],
-        cwd=tmp_path,
-        env=os.environ | {"CUDATOOL_DEVICE": "sim"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    program = DRIVERS_MEMORY.replace("CACHED", str(cached)).replace("KEPT", str(kept))
+    done = run_python(program, folder=tmp_path, environment={"CUDATOOL_DEVICE": "sim"})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     held = cached << 20

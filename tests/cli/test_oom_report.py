@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import run_python
 
 from cudatool.trace.reader import read
 
@@ -410,7 +409,7 @@ def test_explaining_process_is_no_child_of_the_program(run_warm, tmp_path):
     (tmp_path / "big.py").write_text(_HOG + "while True: hog()")
     run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
     code = "from cudatool.trace import read, Kind; print(len(read('run.ctrace').of_kind(Kind.CHILD_PROCESS)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = run_python(code, folder=tmp_path)
     assert done.stdout == "0\n"
 
 

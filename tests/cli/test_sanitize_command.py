@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from warm_process import COMMAND_LINE, run_python
 
 _RACY = """
 from cuda.core import Device
@@ -134,9 +135,9 @@ def test_several_formats_at_once(run_warm, racy, tmp_path):
 
 def test_text_and_annotations_share_stdout_and_the_job_gets_its_page(racy, tmp_path):
     (tmp_path / "summary.md").write_text("### of an earlier step\n")
-    environment = {**os.environ, "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"), "CUDATOOL_DEVICE": "sim"}
-    command = [sys.executable, "-m", "cudatool", "sanitize", "--format", "text", "--format", "github", racy]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    environment = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"), "CUDATOOL_DEVICE": "sim"}
+    words = ["sanitize", "--format", "text", "--format", "github", racy]
+    done = run_python(COMMAND_LINE, *words, folder=tmp_path, environment=environment)
     assert 1 == done.returncode, done.stderr
     assert done.stdout.startswith("1. race: two writes in no order [race-waw]")
     assert "::error file=racy.py,line=8,title=race%3A two writes in no order [race-waw]::" in done.stdout

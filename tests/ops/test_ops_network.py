@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool import ops
@@ -264,7 +262,7 @@ from cudatool import ops
 ops.index_add(cudatool.zeros((4, 2)), 0, cudatool.asarray(np.array([-1])), cudatool.ones((1, 2)))
 cudatool.synchronize()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_python(program)
     assert done.returncode == 1
     assert "CudaError" in done.stderr
 

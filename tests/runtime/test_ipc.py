@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import CudaError, UsageError
@@ -26,9 +24,7 @@ cudatool.synchronize()
 
 def opened_elsewhere(handle: cudatool.IpcHandle) -> str:
     text = base64.b64encode(pickle.dumps(handle)).decode()
-    done = subprocess.run(
-        [sys.executable, "-c", READER, text], capture_output=True, text=True, check=False, env=os.environ
-    )
+    done = run_python(READER, text)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import OutOfMemoryError, UsageError
@@ -224,9 +222,6 @@ print(driver.cuDevicePrimaryCtxGetState(1)[2])
 
 
 def test_a_snapshot_starts_no_device_that_was_not_used() -> None:
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
-    done = subprocess.run(
-        [sys.executable, "-c", _SNAPSHOT], capture_output=True, text=True, env=environment, timeout=120
-    )
+    done = run_python(_SNAPSHOT, environment={"CUDATOOL_DEVICE": "sim:count=2"})
     assert done.returncode == 0, done.stderr
     assert "{0}\n0\n" == done.stdout

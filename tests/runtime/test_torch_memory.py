@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import collections
 import gc
-import os
 import pickle
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool import analyze
@@ -44,8 +42,7 @@ def allow(size: int) -> None:
 
 
 def output(program: str, **environment: str) -> str:
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    done = run_python(program, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import CompileError, CudaError, UsageError
@@ -186,8 +184,7 @@ print(found == ["CUDA_SUCCESS"] * 8)
 def test_threads_can_register_pinned_memory_at_the_same_time() -> None:
     """Source: test_cuda.py::test_pinned_memory_with_cudaregister_multithread"""
     conf = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
-    environment = {**os.environ, "CUDATOOL_ALLOC_CONF": conf}
-    done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, env=environment)
+    done = run_python(_THREADS, environment={"CUDATOOL_ALLOC_CONF": conf})
     assert "True" == done.stdout.strip(), done.stderr
 
 

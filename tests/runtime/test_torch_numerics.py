@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool import ops
@@ -29,8 +28,7 @@ def default_switches() -> Iterator[None]:
 
 
 def output(program: str, **environment: str) -> str:
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    done = run_python(program, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

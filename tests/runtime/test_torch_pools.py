@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import OutOfMemoryError
@@ -404,10 +405,7 @@ with cudatool.use_mem_pool(pool):
 outside = cudatool.empty(1 << 18)
 print([(segment["segment_pool_id"] == pool.id, segment["is_expandable"]) for segment in cudatool.memory_snapshot()])
 """
-    import os
-
-    environment = {**os.environ, "CUDATOOL_ALLOC_CONF": "expandable_segments:True"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = run_python(program, environment={"CUDATOOL_ALLOC_CONF": "expandable_segments:True"})
     assert done.returncode == 0, done.stderr
     assert [(False, True), (True, False)] == sorted(eval(done.stdout))
 

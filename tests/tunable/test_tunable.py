@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool import blas, tunable
@@ -392,12 +391,7 @@ def test_a_program_is_tuned_by_the_environment_alone(tmp_path):
         "PYTORCH_TUNABLEOP_MAX_TUNING_ITERATIONS": "1",
         "PYTORCH_TUNABLEOP_FILENAME": str(tmp_path / "found.csv"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("cudatool.blas", "__import__('cudatool.blas').blas")],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(program.replace("cudatool.blas", "__import__('cudatool.blas').blas"), environment=environment)
     assert done.returncode == 0, done.stderr
     assert (
         (tmp_path / "found0.csv").read_text().splitlines()[-1].startswith("GemmTunableOp_float_NN,nn_4_4_4_ld_4_4_4,")
