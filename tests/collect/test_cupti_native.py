@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +11,6 @@ import pytest
 from cudatool.collect import _cupti
 
 _HERE = Path(__file__).with_name("native")
-
-
-@pytest.fixture(scope="module")
-def libcupti(tmp_path_factory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    made = tmp_path_factory.mktemp("native") / "libcupti.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, _HERE / "libcupti.c"], check=True, timeout=60)
-    return made
 
 
 @pytest.mark.parametrize("seed", range(3))

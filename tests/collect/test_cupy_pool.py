@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +10,6 @@ from pathlib import Path
 import pytest
 
 _HERE = Path(__file__).with_name("native")
-
-
-@pytest.fixture(scope="module")
-def libcupti(tmp_path_factory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    made = tmp_path_factory.mktemp("native") / "libcupti.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, _HERE / "libcupti.c"], check=True, timeout=60)
-    return made
 
 
 @pytest.fixture
