@@ -1,0 +1,7 @@
+"""All cases of bench_triton.py."""
+
+import triton_layers
+import triton_models
+from triton_projects import CASES, Inputs, prepare
+
+__all__ = ["CASES", "Inputs", "prepare", "triton_layers", "triton_models"]
