@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import lzma
 import math
 import os
 import subprocess
@@ -281,7 +282,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path, nargs="?", help="folder with the projects' clones")
     parser.add_argument("--save", type=Path, help="file for what is kept of the results (.npz)")
-    parser.add_argument("--print", action="store_true", help="print that file's bytes in base64, compressed")
+    parser.add_argument("--print", action="store_true", help="print that file, compressed (xz) and in base64")
     parser.add_argument("--only", default="", help="run cases with this text in their name")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--rounds", type=int, default=3, help="runs after the first")
@@ -303,8 +304,8 @@ def main() -> int:
         np.savez_compressed(options.save, **kept)
     if options.print:
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **kept)
-        print(base64.b64encode(buffer.getvalue()).decode())
+        np.savez(buffer, **kept)
+        print(base64.b64encode(lzma.compress(buffer.getvalue())).decode())
     return 0
 
 
