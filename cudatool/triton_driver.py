@@ -6,7 +6,8 @@ device takes PTX, so no ptxas is run. Its own launcher, the one for NVIDIA's dri
 Kernels take arrays of ours, and any other object with a ``data_ptr()`` in the device's memory, on our current stream.
 They also take PyTorch's tensors in the host's memory, of a PyTorch built for processors: those of
 ``triton.runtime.driver.active.get_active_torch_device()``. Such memory is registered (``cuMemHostRegister``) as long as
-the tensor's storage lives, and the launch waits for the kernel, since PyTorch would not wait before it reads.
+the tensor's storage lives, and the launch waits for the kernel, since PyTorch would not wait before it reads. Where
+kernels are checked for races, which is done in the device's memory alone, a launch gets copies of its tensors there.
 
 This module imports Triton. It is imported when a program has imported Triton and uses the software device.
 """
@@ -20,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from importlib import import_module
 from typing import Any, Final
 
@@ -37,7 +39,7 @@ from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import current_device, get_device_capability, set_device
 from cudatool.runtime.stream import current_stream
 from cudatool.sim.host_library import path_of
-from cudatool.sim.kernels import modeled_ns
+from cudatool.sim.kernels import looks_for_races, modeled_ns
 from cudatool.trace import hooks
 
 __all__ = ["TARGET", "Compiler", "Driver", "install"]
@@ -133,6 +135,7 @@ class Driver(CudaDriver):  # type: ignore[misc]
                 "this PyTorch is built for CUDA, and has no tensors on the software device; "
                 "pass cudatool's arrays to kernels, or install PyTorch's build for processors"
             )
+        _register_what_is_asked_for()
         return torch.device("cpu", current_device())
 
     def get_benchmarker(self) -> Callable[..., Any]:
@@ -175,6 +178,8 @@ def _libcuda_to_link() -> Iterator[None]:
 class _Launcher(CudaLauncher):  # type: ignore[misc]
     def __init__(self, src: Any, metadata: Any) -> None:
         super().__init__(src, metadata)
+        if "torch" in sys.modules:
+            _register_what_is_asked_for()
         self._threads = metadata.num_warps * TARGET.warp_size
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
@@ -184,11 +189,17 @@ class _Launcher(CudaLauncher):  # type: ignore[misc]
                 return
             except PtxError:
                 pass  # the launch fails, and says why
-        waits = "torch" in sys.modules and _register_tensors(rest)
-        super().__call__(x, y, z, stream, function, *rest)
-        if waits:
-            with operation():
-                check(calls.driver.cuStreamSynchronize(stream))
+        storages = _storages(rest) if "torch" in sys.modules else {}
+        if not storages:
+            super().__call__(x, y, z, stream, function, *rest)
+        elif looks_for_races():
+            with _copies(storages, stream) as places:
+                super().__call__(x, y, z, stream, function, *_placed(rest, places))
+        else:
+            for storage in storages.values():
+                _register(storage)
+            super().__call__(x, y, z, stream, function, *rest)
+            _wait(stream)
 
 
 # ---- PyTorch's tensors in the host's memory ----
@@ -196,19 +207,25 @@ class _Launcher(CudaLauncher):  # type: ignore[misc]
 _registered: dict[int, tuple[int, Any]] = {}  # by address: the size, and a weak reference to the storage
 
 
-def _register_tensors(arguments: Iterable[Any]) -> bool:
-    """Let kernels use the memory of tensors among `arguments`; return whether there are any."""
-    found, tensor = False, sys.modules["torch"].Tensor
+def _storages(arguments: Iterable[Any]) -> dict[int, Any]:
+    """Return the storages of the tensors in the host's memory among `arguments`, by address."""
+    found: dict[int, Any] = {}
+    tensor = sys.modules["torch"].Tensor
     for argument in arguments:
         if isinstance(argument, tensor):
             if argument.device.type == "cpu":
-                found = True
-                _register(argument.untyped_storage())
+                storage = argument.untyped_storage()
+                found[storage.data_ptr()] = storage
         elif isinstance(argument, tuple):
-            found |= _register_tensors(argument)
+            found |= _storages(argument)
         elif isinstance(base := getattr(argument, "base", None), tensor):  # a tensor descriptor
-            found |= _register_tensors((base,))
+            found |= _storages((base,))
     return found
+
+
+def _wait(stream: int) -> None:
+    with operation():
+        check(calls.driver.cuStreamSynchronize(stream))
 
 
 def _register(storage: Any) -> None:
@@ -226,6 +243,71 @@ def _register(storage: Any) -> None:
             return
         check(result)
     _registered[address] = size, import_module("torch.multiprocessing.reductions").StorageWeakRef(storage)
+
+
+def _register_what_is_asked_for() -> None:
+    """Register the storages of tensors whose address is asked for: kernels may get it in a table of pointers."""
+    tensor = sys.modules["torch"].Tensor
+    ask = tensor.data_ptr
+    if getattr(ask, "__module__", None) == __name__:
+        return  # done before
+
+    def data_ptr(self: Any) -> int:
+        if self.device.type == "cpu":
+            _register(self.untyped_storage())
+        return int(ask(self))
+
+    tensor.data_ptr = data_ptr
+
+
+# ---- PyTorch's tensors in the device's memory, where kernels are checked for races ----
+
+
+class _Placed:
+    """Stands for a tensor whose storage is copied to the device's memory."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+@contextmanager
+def _copies(storages: dict[int, Any], stream: int) -> Iterator[dict[int, int]]:
+    """Copy storages to the device's memory and, afterwards, back; yield where the copy of each address is."""
+    sizes = {address: storage.nbytes() for address, storage in storages.items() if storage.nbytes()}
+    places: dict[int, int] = {}
+    driver = calls.driver
+    try:
+        with operation():
+            for address, size in sizes.items():
+                places[address] = int(check(driver.cuMemAlloc(size)))
+                check(driver.cuMemcpyHtoD(places[address], address, size))
+        yield places
+        _wait(stream)
+        with operation():
+            for address, place in places.items():
+                check(driver.cuMemcpyDtoH(address, place, sizes[address]))
+    finally:
+        with operation():
+            for place in places.values():
+                check(driver.cuMemFree(place))
+
+
+def _placed(arguments: Iterable[Any], places: dict[int, int]) -> list[Any]:
+    """Return `arguments` with the copies of tensors in the place of tensors."""
+    placed, tensor = [], sys.modules["torch"].Tensor
+    for argument in arguments:
+        if isinstance(argument, tensor) and (start := argument.untyped_storage().data_ptr()) in places:
+            argument = _Placed(places[start] + argument.storage_offset() * argument.element_size())
+        elif isinstance(argument, tuple):
+            argument = type(argument)(_placed(argument, places))
+        elif isinstance(getattr(argument, "base", None), tensor):
+            argument, descriptor = copy(argument), argument
+            (argument.base,) = _placed((descriptor.base,), places)
+        placed.append(argument)
+    return placed
 
 
 # ---- the autotuner ----

@@ -193,3 +193,45 @@ def test_a_tensor_of_the_host_is_there_for_kernels_while_it_lives(tmp_path):
         double[(126,)](x, out, 1000, BLOCK=8)
     (found,) = check(read(tmp_path / "run.ctrace")).on_device
     assert "out-of-bounds" == found.kind.value
+
+
+@triton.jit
+def sum_of_parts(parts, sums, out, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    part = tl.load(parts + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    result = tl.load(sums + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    tl.store(result + i, tl.load(part + i) + 1)
+    tl.store(out + tl.program_id(0), 1)
+
+
+def _tensors_of_processors():
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    if torch.version.cuda:
+        pytest.skip("this PyTorch is built for CUDA")
+    triton.runtime.driver.active.get_active_torch_device()
+    return torch
+
+
+@pytest.mark.parametrize(("programs", "atomic", "expected"), [(3, False, True), (3, True, False)])
+def test_programs_that_race_on_tensors_of_pytorch_are_found(tmp_path, programs, atomic, expected):
+    torch = _tensors_of_processors()
+    with record(tmp_path / "run.ctrace", checks=["racecheck"]):
+        x, out = torch.ones(800), torch.zeros(2)
+        total[(programs,)](x[32:], out[1:], BLOCK=256, ATOMIC=atomic)
+    report = check(read(tmp_path / "run.ctrace"))
+    assert expected == any(found.kind.value == "kernel-race" for found in report.on_device)
+    assert float(out[0]) == 0
+    assert float(out[1]) > 0
+    assert float(out[1]) == 256 * programs or not atomic
+
+
+@pytest.mark.parametrize("checks", [["memcheck"], ["memcheck", "racecheck"]], ids=str)
+def test_tensors_of_pytorch_whose_addresses_are_in_a_table_are_memory_of_kernels(tmp_path, checks):
+    torch = _tensors_of_processors()
+    with record(tmp_path / "run.ctrace", checks=checks):
+        parts, sums = ([torch.zeros(64) for _ in range(4)] for _ in range(2))
+        tables = [torch.tensor([each.data_ptr() for each in tensors]) for tensors in (parts, sums)]
+        out = torch.zeros(4)
+        sum_of_parts[(4,)](*tables, out, SIZE=64)
+    assert [] == list(check(read(tmp_path / "run.ctrace")).on_device)
+    assert all(bool((each == 1).all()) for each in (*sums, out))

@@ -44,6 +44,7 @@ __all__ = [
     "examined",
     "launch_attributes",
     "max_dynamic_shared",
+    "looks_for_races",
     "modeled_ns",
     "prepared",
     "registers",
@@ -222,6 +223,12 @@ def prepared(function: Function, device: Device) -> JitKernel:
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
+
+
+def looks_for_races() -> bool:
+    """Return whether threads of a kernel that race are looked for: in the device's memory, not in the host's."""
+    checkers = state.machine.checkers
+    return checkers is not None and bool(checkers.shadow.kinds & _translator().Instrument.RACECHECK)
 
 
 def _instrument() -> Instrument:
