@@ -26,6 +26,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch_steps
 
 import cudatool as ct
 
@@ -393,69 +394,10 @@ def transformer() -> Iterator[Line]:
 
     eager_calls, replays = {"cudatool": eager}, {"cudatool": replay}
     if torch := peer("torch"):
-        eager_calls["torch"], replays["torch"] = _torch_transformer(torch, sample)
+        step = torch_steps.transformer(torch, sample)
+        eager_calls["torch"], replays["torch"] = step, torch_steps.replay(torch, step)
     yield line("a step, eager", "us", per_run(eager_calls))
     yield line("a step, replayed", "us", per_run(replays))
-
-
-def _torch_transformer(torch: Any, sample: Any) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return one step of the same model in PyTorch, eager and as the replay of a graph."""
-    nn, functional = torch.nn, torch.nn.functional
-    width, heads, context = sample.WIDTH, sample.HEADS, sample.CONTEXT
-    device = torch.device("cuda")
-    hidden = torch.ones(context, context, dtype=torch.bool, device=device).triu(1)
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-        def forward(self, x: Any) -> Any:
-            parts = self.project(x).reshape(-1, context, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-            query, key, value = parts.contiguous().reshape(3, -1, context, width // heads)
-            scores = torch.bmm(query, key.transpose(1, 2)) * (width // heads) ** -0.5
-            weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
-            mixed = torch.bmm(weights, value).reshape(-1, heads, context, width // heads)
-            return self.out(mixed.transpose(1, 2).reshape(-1, width))
-
-    class Residual(nn.Module):
-        def __init__(self, inner: Any) -> None:
-            super().__init__()
-            self.norm, self.inner, self.dropout = nn.LayerNorm(width), inner, nn.Dropout(sample.DROPOUT)
-
-        def forward(self, x: Any) -> Any:
-            return x + self.dropout(self.inner(self.norm(x)))
-
-    def perceptron() -> Any:
-        return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    letters, places = nn.Embedding(len(sample.letters), width), nn.Embedding(context, width)
-    blocks = [Residual(kind()) for _ in range(sample.LAYERS) for kind in (Attention, perceptron)]
-    body = nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, len(sample.letters)))
-    model = nn.ModuleList([letters, places, body]).to(device)
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=sample.RATE, weight_decay=0.01, fused=True, capturable=True)
-    tokens = torch.randint(len(sample.letters), (sample.BATCH, context), device=device)
-    targets = torch.randint(len(sample.letters), (sample.BATCH * context,), device=device)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            scores = body((letters(tokens) + places.weight).reshape(-1, width))
-            loss = functional.cross_entropy(scores, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-
-    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph):
-        step()
-    return step, graph.replay
 
 
 def main() -> int:

@@ -217,6 +217,11 @@ class CompiledFunction:
         """The memory of each of :attr:`graphs`."""
         return tuple(entry.plan for entry in self._entries)
 
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Bytes that each of :attr:`graphs` uses of the memory that was planned for it: what ran, beside the plan."""
+        return tuple(entry.arena.peak for entry in self._entries)
+
     def explain(self) -> str:
         """Return a text: why each call that was no replay was none, and nodes and memory of each graph."""
         lines = [f"{self.hits} calls replayed a graph, {self.misses} did not:"]
