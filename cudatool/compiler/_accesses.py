@@ -82,8 +82,6 @@ class Work:
 
     Attributes
     ----------
-    clock
-        Time on the clock of allocations and frees.
     spans
         What it may access; None if that is not known, so that it may be anything.
     call
@@ -94,7 +92,6 @@ class Work:
         Where it was enqueued.
     """
 
-    clock: int
     spans: list[Span] | None
     call: PointwiseCall | None = None
     after_unseen: bool = False

@@ -50,6 +50,7 @@ class _Compiled:
         self.cuda_graph = cuda_graph
         self.arena: Arena
         self.inputs: dict[str, DeviceArray] = {}  # where the graph reads arguments
+        self.changed: frozenset[str] = frozenset()  # those that it changes
         self.outputs: Any = None
         self.state: State
         self.effects: frozenset[str] = frozenset()  # the slots that a replay sets
@@ -129,22 +130,22 @@ class CompiledFunction:
         self, facts: Facts, state: State, arrays: dict[str, DeviceArray], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Compiled:
         """Run the function without executing anything, plan its memory, and capture it in the planned place."""
-        inputs = {path: _static(path, array) for path, array in arrays.items()}
-        args, kwargs = _replaced(args, "args", inputs), {k: _replaced(v, k, inputs) for k, v in kwargs.items()}
-        objects = arguments(args, kwargs)[2]
         device = current_device()
         stream = _streams.get(device) or _streams.setdefault(device, Stream(device))
         try:
             with _no_collection():
                 for attempt in range(_RUNS):
-                    trace = self._unplanned(device, stream, args, kwargs)
-                    effects = state.changed(State(self._function, objects))
+                    trace, inputs, objects = self._unplanned(device, stream, arrays, args, kwargs)
+                    after = State(self._function, objects)
+                    effects = state.changed(after)
+                    _refuse_views([after.slots[path].value for path in effects], inputs)
+                    del after, inputs  # they keep memory
                     state.restore()
                     _refuse_shared(arrays, state.arrays(effects))
                     for path in effects:
                         _put(state, path, _Replaced(path))
                     try:
-                        entry = self._planned(facts, trace, device, stream, args, kwargs)
+                        entry = self._planned(facts, trace, device, stream, arrays, args, kwargs)
                         break
                     except GraphBreakError:
                         if attempt == _RUNS - 1:
@@ -157,32 +158,54 @@ class CompiledFunction:
         except BaseException:
             state.restore()
             raise
-        entry.inputs, entry.state, entry.effects = inputs, after, effects
-        _refuse_views([entry.outputs, *(after.slots[path].value for path in effects)], inputs)
+        entry.state, entry.effects = after, effects
         return entry
 
-    def _unplanned(self, device: int, stream: Stream, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-        trace, cuda_graph = Trace(device, stream), CUDAGraph(keep_graph=True)
+    def _unplanned(
+        self,
+        device: int,
+        stream: Stream,
+        arrays: dict[str, DeviceArray],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Trace, dict[str, DeviceArray], dict[str, Any]]:
+        """Return what a run does, where it read arguments, and the objects among them."""
+        inputs = {path: _static(path, array) for path, array in arrays.items()}
+        args, kwargs = _with_inputs(args, kwargs, inputs)
+        trace, cuda_graph = Trace(device, stream, inputs), CUDAGraph(keep_graph=True)
         with captured(cuda_graph, stream, trace), taken_over(trace.take), watched(trace.launched):
-            results = self._function(*args, **kwargs)
-        del results  # not before the trace has ended: it must see that they live on
+            results = self._function(*args, **kwargs)  # which must live until the trace has ended
         cuda_graph.reset()
-        return trace
+        _refuse_views(results, inputs)
+        return trace, inputs, arguments(args, kwargs)[2]
 
     def _planned(
-        self, facts: Facts, trace: Trace, device: int, stream: Stream, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        facts: Facts,
+        trace: Trace,
+        device: int,
+        stream: Stream,
+        arrays: dict[str, DeviceArray],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> _Compiled:
+        """Run the function in its planned memory, and capture what it does."""
         fusion, memory = planned_fusion(trace, self._most)
         entry = _Compiled(facts, fusion.graph, memory, CUDAGraph())
-        entry.arena = Arena(memory, fusion.absent, current_stream(device))
+        entry.arena = arena = Arena(memory, fusion.absent, current_stream(device))
+        with planned(arena, device):
+            entry.inputs = {path: _static(path, array) for path, array in arrays.items()}
+        entry.changed = frozenset(buffer.line for buffer in memory.buffers[: trace.inputs] if buffer.kept)
+        args, kwargs = _with_inputs(args, kwargs, entry.inputs)
         again = Trace(device, stream)
-        player = Player(trace, fusion.groups, entry.arena.place, again)
-        with captured(entry.cuda_graph, stream, again), planned(entry.arena, device), taken_over(player.take):
+        player = Player(trace, fusion.groups, arena.address_of, again)
+        with captured(entry.cuda_graph, stream, again), planned(arena, device), taken_over(player.take):
             entry.outputs = self._function(*args, **kwargs)
-        if traced_nodes(again.graph()) != traced_nodes(fusion.graph) or not entry.arena.is_complete:
+        if traced_nodes(again.graph()) != traced_nodes(fusion.graph):
             raise GraphBreakError("the function does something else each time it runs")
-        events = plan_events(self._name, device, fusion.graph, entry.arena, fusion.stacks, fusion.fused_at)
-        note_plan(entry.arena, events)
+        arena.check(trace.inputs)
+        events = plan_events(self._name, device, fusion.graph, arena, fusion.stacks, fusion.fused_at)
+        note_plan(arena, events)
         return entry
 
     def _replay(self, entry: _Compiled, arrays: dict[str, DeviceArray], state: State) -> Any:
@@ -193,12 +216,11 @@ class CompiledFunction:
             stream.wait_event(entry.done)  # the graph's memory is one place, whatever stream a call is on
         entry.arena.use(stream)
         for path, array in arrays.items():
-            entry.inputs[path].record_stream(stream)
             entry.inputs[path].copy_(array)
         entry.cuda_graph.replay()
-        for path, array in arrays.items():
-            if array.layout.flags.writeable:
-                array.copy_(entry.inputs[path])  # the function may have changed it
+        for path in entry.changed:
+            if arrays[path].layout.flags.writeable:
+                arrays[path].copy_(entry.inputs[path])
         given = {id(entry.inputs[path]): array for path, array in arrays.items()}
         for path in entry.effects:
             _put(state, path, _returned(entry.state.slots[path].value, given, None))
@@ -367,13 +389,19 @@ def _within(array: DeviceArray, arena: Arena) -> bool:
 
 
 def _static(path: str, array: DeviceArray) -> DeviceArray:
-    """Return an array of the same shape and strides with the same content."""
+    """Return an array of the same shape and strides, whose content is not set."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     dense = empty(tuple(array.shape[axis] for axis in order), array.dtype, device=array.device)
     found = dense.transpose(*np.argsort(order).tolist()) if array.ndim else dense
     if array.size and any(n > 1 and a != b for n, a, b in zip(array.shape, array.strides, found.strides, strict=True)):
         raise GraphBreakError(f"{path} has gaps or repeated elements; pass its contiguous()")
-    return found.copy_(array)
+    return found
+
+
+def _with_inputs(
+    args: tuple[Any, ...], kwargs: dict[str, Any], inputs: dict[str, DeviceArray]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return _replaced(args, "args", inputs), {k: _replaced(v, k, inputs) for k, v in kwargs.items()}
 
 
 def _replaced(value: Any, path: str, inputs: dict[str, DeviceArray]) -> Any:

@@ -16,13 +16,14 @@ alone use, and that does not outlive the function, is never in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from cudatool.compiler._accesses import BEFORE, Places, PointwiseCall, Span, View, Work, described
+from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, View, Work, described
+from cudatool.compiler._lifetimes import overwritten, used_buffers
 from cudatool.compiler._plan import Buffer, Plan, plan
 from cudatool.compiler._trace import Graph, Node, Trace
 from cudatool.errors import GraphBreakError
@@ -67,8 +68,10 @@ class Fusion:
 
     Attributes
     ----------
-    buffers, lifetimes, stacks
+    buffers, stacks
         Of the allocations that are in memory.
+    in_place
+        Pairs of buffers of which the second may lie where the first does: see :func:`~cudatool.compiler._plan.plan`.
     absent
         Number and bytes of the allocations that are not.
     fused_at
@@ -78,8 +81,8 @@ class Fusion:
     graph: Graph
     groups: tuple[Group, ...]
     buffers: tuple[Buffer, ...]
-    lifetimes: tuple[tuple[int, int], ...]
     stacks: tuple[int, ...]
+    in_place: frozenset[tuple[int, int]]
     absent: dict[int, int]
     fused_at: dict[int, tuple[int, ...]]
 
@@ -96,10 +99,10 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
         Members of a group.
     """
     unfused = fuse(trace, 1)
-    memory = plan(unfused.buffers, unfused.lifetimes)
+    memory = plan(unfused.buffers, unfused.in_place)
     for adjacent in (False, True) if most > 1 else ():
         found = fuse(trace, most, adjacent=adjacent)
-        in_less = plan(found.buffers, found.lifetimes)
+        in_less = plan(found.buffers, found.in_place)
         if in_less.peak <= memory.peak:
             return found, in_less
     return unfused, memory
@@ -108,10 +111,10 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
 def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
     """Return a traced graph with groups of up to `most` members; with `adjacent`, none is moved past other work."""
     nodes, work = trace.graph().nodes, trace.work
-    buffers, lifetimes = trace.finished()
+    buffers = trace.finished()
     waiting = sorted(_groups(nodes, work, most, adjacent)) if most > 1 else []
     while True:
-        absent = _absent(buffers, work, waiting, trace.ends_unseen)
+        absent = _absent(trace, buffers, waiting)
         groups = [_group(nodes, work, members, absent) for members in waiting]
         large = [g for g in groups if len(g.loads) + len(g.fused.stores) > _MOST_ARRAYS]
         if not large:
@@ -120,15 +123,11 @@ def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
     for group in groups:  # one whose results nothing needs writes its last one all the same
         absent -= {work[group.members[part]].call.writes[0].buffer for part in group.fused.stores}  # type: ignore[union-attr] # members are calls
     place = _places(len(nodes), groups)
-    for group in groups:
-        anchor = group.members[-1]
-        for buffer in {span.buffer for member in group.members for span in work[member].spans or ()} - {BEFORE}:
-            begin, end = lifetimes[buffer]
-            lifetimes[buffer] = begin, max(end, work[anchor].clock + 1)
-            buffers[buffer] = replace(buffers[buffer], last=max(buffers[buffer].last, anchor))
+    used = used_buffers(trace, buffers, {member: group.members[-1] for group in groups for member in group.members})
     anchors = {group.members[-1]: group.node for group in groups}
     gone = {member for group in groups for member in group.members[:-1]}
     kept = [index for index in range(len(buffers)) if index not in absent]
+    number = {index: place for place, index in enumerate(kept)}
     return Fusion(
         Graph(
             tuple(anchors.get(index, node) for index, node in enumerate(nodes) if index not in gone),
@@ -136,11 +135,14 @@ def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
         ),
         tuple(groups),
         tuple(
-            replace(buffers[index], first=place[buffers[index].first], last=place[buffers[index].last + 1] - 1)
-            for index in kept
+            replace(used[index], first=place[used[index].first], last=place[used[index].last + 1] - 1) for index in kept
         ),
-        tuple(lifetimes[index] for index in kept),
         tuple(trace.stacks[index] for index in kept),
+        frozenset(
+            (number[source], number[target])
+            for source, target in overwritten(used, trace, waiting)
+            if source in number and target in number
+        ),
         {index: buffers[index].size for index in absent},
         {place[group.members[-1]]: tuple(work[member].stack for member in group.members) for group in groups},
     )
@@ -275,14 +277,13 @@ def _groups(nodes: Sequence[Node], work: Sequence[Work], most: int, adjacent: bo
     yield from (tuple(group.members) for group in (*done, *waiting.groups) if len(group.members) > 1)
 
 
-def _absent(
-    buffers: Sequence[Buffer], work: Sequence[Work], groups: Sequence[tuple[int, ...]], ends_unseen: bool
-) -> set[int]:
+def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int, ...]]) -> set[int]:
     """Return the allocations that one group alone uses, element by element, and that nothing needs afterwards."""
+    work = trace.work
     of_member = {member: number for number, members in enumerate(groups) for member in members}
     users: dict[int, set[int]] = {}
     written: set[View] = set()
-    found = {index for index, buffer in enumerate(buffers) if not buffer.kept}
+    found = {index for index, buffer in enumerate(buffers) if not buffer.kept and index >= trace.inputs}
     for index, known in enumerate(work):
         if known.after_unseen:  # while the buffer existed, between the node before and this one
             found -= {number for number in found if buffers[number].first <= index <= buffers[number].last + 1}
@@ -295,7 +296,7 @@ def _absent(
             loaded = {view.buffer for view in known.call.reads if isinstance(view, View) and view not in written}
             found -= loaded  # what it holds was not computed by the group
             written.update(known.call.writes)
-    if ends_unseen:
+    if trace.ends_unseen:
         found -= {number for number in found if buffers[number].last >= len(work) - 1}
     return {number for number in found if len(of := users.get(number, set())) == 1 and min(of) >= 0}
 
@@ -326,12 +327,22 @@ def _group(nodes: Sequence[Node], work: Sequence[Work], members: tuple[int, ...]
 
 
 class Player:
-    """Does the launches of elementwise functions of a run like one that was traced: groups as one kernel each."""
+    """Does the launches of elementwise functions of a run like one that was traced: groups as one kernel each.
 
-    def __init__(self, expected: Trace, groups: Sequence[Group], places: Places, trace: Trace) -> None:
+    Parameters
+    ----------
+    address_of
+        Returns where an allocation of that run is in this one.
+    trace
+        Of this run.
+    """
+
+    def __init__(
+        self, expected: Trace, groups: Sequence[Group], address_of: Callable[[int], int], trace: Trace
+    ) -> None:
         self._expected = expected.calls
-        self._places = places
-        self._trace = trace  # of this run
+        self._address_of = address_of
+        self._trace = trace
         # Which launch belongs to which group, and as which of its members.
         self._roles: dict[int, tuple[Group, int]] = {}
         launches = {id(call): number for number, call in enumerate(expected.calls)}
@@ -344,7 +355,7 @@ class Player:
     def take(self, call: Call) -> Any:
         """Do a launch, if it is not done together with a later one."""
         number, self._next = self._next, self._next + 1
-        if number >= len(self._expected) or described(call, self._places) != self._expected[number]:
+        if number >= len(self._expected) or described(call, _nowhere) != self._here(self._expected[number]):
             raise GraphBreakError("the function does something else each time it runs")
         role = self._roles.get(number)
         if role is None:
@@ -361,6 +372,25 @@ class Player:
         fused.launch(stores, loads, scalars, call.stream)
         self._trace.replace_last(group.node)
         return None
+
+    def _here(self, call: PointwiseCall) -> PointwiseCall:
+        """Return a launch of the traced run as it is in this run: with addresses in the place of allocations."""
+
+        def moved(view: View) -> View:
+            if view.buffer == BEFORE:
+                return view
+            by = self._address_of(view.buffer)
+            return view._replace(buffer=BEFORE, start=view.start + by, low=view.low + by, high=view.high + by)
+
+        return replace(
+            call,
+            writes=tuple(map(moved, call.writes)),
+            reads=tuple(moved(view) if isinstance(view, View) else view for view in call.reads),
+        )
+
+
+def _nowhere(address: int) -> tuple[int, int]:
+    return BEFORE, address
 
 
 def _borrowed(values: Sequence[Any], shape: tuple[int, ...] | None = None) -> tuple[Any, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cudatool.errors import GraphBreakError
@@ -21,22 +22,24 @@ _NOWHERE: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One allocation of a traced function.
+    """One allocation of a traced function, or the graph's copy of an argument.
 
     Attributes
     ----------
     size
         Bytes, a multiple of 512.
     first, last
-        Its lifetime: the indices of the first node after its allocation and of the last before it was freed.
+        Its lifetime: the indices of the first node and of the last that need it. These are the nodes that use it, where
+        that is known; else those between its allocation and its free. A node that reads it, and writes its results in
+        its place, is no longer a part of it.
     kept
-        Whether it outlives the function: an output, or what the function stores.
+        Whether it outlives the function: an output, what the function stores, or an argument that it changes.
     stream
         Number of the stream that it was allocated for, in order of appearance.
     shares
         Whether it may lie where another buffer was. Not if another stream uses it (``record_stream``).
     line
-        The program's line that allocated it, as ``file.py:12``.
+        The program's line that allocated it, as ``file.py:12``; of an argument, which one.
     """
 
     size: int
@@ -70,40 +73,61 @@ class Plan:
     unshared: int
 
 
-def plan(buffers: Sequence[Buffer], lifetimes: Sequence[tuple[int, int]]) -> Plan:
-    """Return offsets such that two buffers overlap only if they may share and never exist at the same time.
+def plan(buffers: Sequence[Buffer], in_place: Collection[tuple[int, int]] = ()) -> Plan:
+    """Return offsets such that two buffers overlap only if they may share and no node needs both.
 
     The largest buffer goes first, each to the lowest place that is free all its life.
 
     Parameters
     ----------
-    lifetimes
-        For each buffer the times of its allocation and its free, on one clock.
+    in_place
+        Pairs of buffers of which one node reads the first for the last time and writes the second for the first time,
+        element by element: the second may lie exactly where the first does.
     """
     offsets = [0] * len(buffers)
     placed: list[int] = []
+    partners: dict[int, set[int]] = {}
+    for source, target in in_place:
+        partners.setdefault(source, set()).add(target)
+        partners.setdefault(target, set()).add(source)
+
+    def place(index: int) -> tuple[int, int]:
+        return offsets[index], offsets[index] + buffers[index].size
+
     for index in sorted(range(len(buffers)), key=lambda i: (-buffers[i].size, i)):
-        taken = sorted(
-            (offsets[other], offsets[other] + buffers[other].size)
-            for other in placed
-            if _conflict(buffers, lifetimes, index, other)
-        )
-        offset = 0
-        for start, end in taken:
-            if offset + buffers[index].size <= start:
+        size, of_this = buffers[index].size, partners.get(index, set())
+        taken = [other for other in placed if _conflict(buffers[index], buffers[other])]
+        beside = sorted(place(other) for other in taken if other in of_this)
+        others = sorted(place(other) for other in taken if other not in of_this)
+        for start, _ in beside:
+            elsewhere = [span for span in beside if span[0] != start]
+            if _first_free(size, sorted([*others, *elsewhere]), start) == start:
+                offsets[index] = start
                 break
-            offset = max(offset, end)
-        offsets[index] = offset
+        else:
+            offsets[index] = _first_free(size, sorted([*others, *beside]))
         placed.append(index)
+    found = list(buffers)
+    for source, target in in_place:
+        if offsets[source] == offsets[target]:
+            found[source] = replace(found[source], last=buffers[target].first - 1)
     ends = [offset + buffer.size for offset, buffer in zip(offsets, buffers, strict=True)]
-    return Plan(tuple(buffers), tuple(offsets), max(ends, default=0), sum(buffer.size for buffer in buffers))
+    return Plan(tuple(found), tuple(offsets), max(ends, default=0), sum(buffer.size for buffer in buffers))
 
 
-def _conflict(buffers: Sequence[Buffer], lifetimes: Sequence[tuple[int, int]], a: int, b: int) -> bool:
-    one, other = buffers[a], buffers[b]
+def _first_free(size: int, taken: Sequence[tuple[int, int]], offset: int = 0) -> int:
+    """Return the lowest offset from `offset` on where `size` bytes are free of what is taken, in ascending order."""
+    for start, end in taken:
+        if offset + size <= start:
+            break
+        offset = max(offset, end)
+    return offset
+
+
+def _conflict(one: Buffer, other: Buffer) -> bool:
     if not one.shares or not other.shares or one.stream != other.stream:
         return True  # work on two streams has no order that the lifetimes would show
-    return lifetimes[a][0] < lifetimes[b][1] and lifetimes[b][0] < lifetimes[a][1]
+    return one.first <= other.last and other.first <= one.last
 
 
 class Arena:
@@ -124,17 +148,28 @@ class Arena:
 
     def __init__(self, plan: Plan, absent: Mapping[int, int], stream: Stream) -> None:
         self.plan = plan
-        self._absent = absent
         self._memory = Memory(plan.peak, stream)
         self.address = self._memory.address
         self.peak = 0
-        self._asked = self._served = 0  # how often, and for how much that is in memory
-        self._live: dict[int, int] = {}  # start -> end, in bytes from the address
-        self._numbers: dict[int, tuple[int, int]] = {}  # address -> number and bytes of what was last there
+        self._places: list[tuple[int, int]] = []  # address and size of each allocation
+        offsets, nowhere = iter(zip(plan.offsets, plan.buffers, strict=True)), _NOWHERE
+        for number in range(len(plan.buffers) + len(absent)):
+            if number in absent:
+                self._places.append((nowhere, absent[number]))
+                nowhere += absent[number]
+            else:
+                offset, buffer = next(offsets)
+                self._places.append((self.address + offset, buffer.size))
+        self._asked = 0  # how often
+        self._live: Counter[int] = Counter()  # arrays at an address
 
     def use(self, stream: Stream) -> None:
         """Let the memory rest, once it is given back, until what is on `stream` by then has completed."""
         self._memory.record_stream(stream)
+
+    def address_of(self, number: int) -> int:
+        """Return where an allocation is, by its number."""
+        return self._places[number][0]
 
     def malloc(self, size: int, stream: int) -> int:
         """Return the address of the next buffer.
@@ -142,51 +177,44 @@ class Arena:
         Raises
         ------
         GraphBreakError
-            It is not what was planned, or its place is still in use.
+            It is not what was planned.
         """
         if not size:
             return 0
-        number, index = self._asked, self._served
-        planned = self._absent.get(number)
-        if planned is None and index < len(self.plan.buffers):
-            planned = self.plan.buffers[index].size
-        if rounded(size) != planned:
+        if self._asked == len(self._places) or self._places[self._asked][1] != rounded(size):
             raise GraphBreakError("the function allocates other memory each time it runs")
+        address, planned = self._places[self._asked]
         self._asked += 1
-        if number in self._absent:
-            address = _NOWHERE + sum(bytes for other, bytes in self._absent.items() if other < number)
-            self._numbers[address] = number, planned
-            return address
-        start = self.plan.offsets[index]
-        end = start + self.plan.buffers[index].size
-        if any(start < used_end and used < end for used, used_end in list(self._live.items())):
+        self._live[address] += 1
+        if address < _NOWHERE:
+            self.peak = max(self.peak, address + planned - self.address)
+        return address
+
+    def check(self, inputs: int) -> None:
+        """Check that the function has ended as planned; `inputs` allocations are arguments, which last.
+
+        Raises
+        ------
+        GraphBreakError
+            Not all was asked for, or other memory than planned is kept.
+        """
+        if self._asked < len(self._places):
+            raise GraphBreakError("the function allocates other memory each time it runs")
+        offsets = [
+            o for o, buffer in list(zip(self.plan.offsets, self.plan.buffers, strict=True))[inputs:] if buffer.kept
+        ]
+        kept = Counter(self.address + offset for offset in offsets)
+        kept.update(address for address, _ in self._places[:inputs])
+        if self._live != kept:
             raise GraphBreakError("the function keeps memory longer than when it was traced")
-        self._served += 1
-        self._live[start] = end
-        self._numbers = {
-            address: entry
-            for address, entry in self._numbers.items()
-            if address >= self.address + end or address + entry[1] <= self.address + start
-        }
-        self._numbers[self.address + start] = number, planned
-        self.peak = max(self.peak, end)
-        return self.address + start
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all that was planned was asked for."""
-        return self._asked == len(self.plan.buffers) + len(self._absent)
-
-    def place(self, address: int) -> tuple[int, int]:
-        """Return the number of the allocation that an address is in, and how far; -1 and the address if in none."""
-        for start, (number, size) in self._numbers.items():
-            if start <= address < start + size:
-                return number, address - start
-        return -1, address
 
     def free(self, address: int) -> None:
         """Take a buffer back."""
-        self._live.pop(address - self.address, None)
+        if not address:
+            return  # an array without elements
+        self._live[address] -= 1
+        if not self._live[address]:
+            del self._live[address]
 
     def record_stream(self, address: int, stream: int) -> None:
         """Do nothing: the plan gives a buffer that another stream uses a place of its own."""

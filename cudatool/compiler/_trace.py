@@ -19,6 +19,7 @@ from cudatool.compiler._plan import Arena, Buffer, rounded
 from cudatool.errors import CudaError, GraphBreakError, OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
 from cudatool.ops._pointwise import Call
+from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.capture import captured_nodes
 from cudatool.runtime.kernel import Kernel, memory_of_launch, watched
 from cudatool.runtime.stream import Stream
@@ -91,8 +92,10 @@ class Trace:
 
     Attributes
     ----------
-    buffers, lifetimes
-        Allocations in their order, and when each was made and freed, on a clock of allocations and frees.
+    buffers
+        Allocations in their order, from the first node after it to the last before its free; the inputs come first.
+    inputs
+        How many of them are inputs.
     stacks
         Where each was made.
     work
@@ -103,7 +106,7 @@ class Trace:
         Work that no event told of was enqueued after the last node.
     """
 
-    def __init__(self, device: int, stream: Stream) -> None:
+    def __init__(self, device: int, stream: Stream, inputs: Mapping[str, DeviceArray] | None = None) -> None:
         self._device = device
         self._origin = stream  # of the capture
         self._captured = 0  # nodes of the CUDA graph
@@ -114,14 +117,19 @@ class Trace:
         self._live: dict[int, int] = {}  # address -> buffer
         self._calls: list[str] = []  # that enqueued nothing
         self._allocated: list[int] = []  # times
-        self._clock = 0
         self.buffers: list[Buffer] = []
-        self.lifetimes: list[tuple[int, int]] = []
         self.stacks: list[int] = []
         self.work: list[Work] = []
         self.calls: list[PointwiseCall] = []
         self.ends_unseen = False
         self._launch = -1  # the node whose kernel's accesses are asked for
+        for path, array in (inputs or {}).items():
+            if array.size:
+                self._live[array.data_ptr()] = len(self.buffers)
+                number = self._streams.setdefault(stream.trace_id(), len(self._streams))
+                self.buffers.append(Buffer(rounded(array.nbytes), 0, -1, True, number, True, path))
+                self.stacks.append(0)
+        self.inputs = len(self.buffers)
 
     def __call__(self, event: Event) -> None:
         if event.thread != self._thread:
@@ -140,7 +148,6 @@ class Trace:
             elif event.kind is Kind.BLOCK_FREE_REQUESTED and event.address in self._live:
                 index = self._live.pop(event.address)
                 self.buffers[index] = replace(self.buffers[index], last=len(self._nodes) - 1, kept=False)
-                self.lifetimes[index] = self.lifetimes[index][0], self._tick()
             elif event.kind is Kind.BLOCK_RECORD_STREAM and event.address in self._live:
                 index = self._live[event.address]
                 self.buffers[index] = replace(self.buffers[index], shares=False)
@@ -187,10 +194,6 @@ class Trace:
         size = event.size + event.aux0 * max(event.aux1 - 1, 0)  # of rows, from the first to the last
         work.spans = [*(work.spans or ()), self._span(event.address, size, event.flags)]
 
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
-
     def _stream(self, event: Event) -> int:
         return self._streams.setdefault(event.stream, len(self._streams))
 
@@ -202,9 +205,7 @@ class Trace:
         self._nodes.append((event.time, node))
         edge = event.kind in _NOT_CAPTURED
         self._launch = len(self.work) if event.kind is Kind.KERNEL_LAUNCH else -1
-        self.work.append(
-            Work(self._clock, [] if edge else None, after_unseen=self._unseen(0 if edge else 1), stack=event.stack)
-        )
+        self.work.append(Work([] if edge else None, after_unseen=self._unseen(0 if edge else 1), stack=event.stack))
 
     def _unseen(self, expected: int) -> bool:
         """Return whether more was captured since the last node than `expected`: by others than cudatool."""
@@ -219,7 +220,6 @@ class Trace:
         self._live[event.address] = len(self.buffers)
         size = rounded(event.aux0)
         self.buffers.append(Buffer(size, len(self._nodes), -1, True, self._stream(event), True, _line()))
-        self.lifetimes.append((self._tick(), sys.maxsize))
         self._allocated.append(event.time)
         self.stacks.append(event.stack)
 
@@ -247,10 +247,10 @@ class Trace:
         """Return what was traced."""
         return Graph(tuple(node for _, node in self._nodes), tuple(dict.fromkeys(self._calls)))
 
-    def finished(self) -> tuple[list[Buffer], list[tuple[int, int]]]:
-        """Return buffers and lifetimes; what still exists lasts to the end."""
+    def finished(self) -> list[Buffer]:
+        """Return the buffers; what still exists lasts to the end."""
         last = len(self._nodes) - 1
-        return [replace(b, last=last) if b.kept else b for b in self.buffers], list(self.lifetimes)
+        return [replace(b, last=last) if b.kept else b for b in self.buffers]
 
 
 def _ignore(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
@@ -320,8 +320,9 @@ def plan_events(
     for buffer, offset, stack in zip(planned.buffers, planned.offsets, allocated_at, strict=True):
         flags = (PlanFlag.KEPT if buffer.kept else 0) | (0 if buffer.shares else PlanFlag.ALONE)
         node = graph.nodes[min(buffer.first, len(graph.nodes) - 1)]
+        name_of_buffer = node.op or node.name if stack else buffer.line  # an argument was allocated by no node
         events.append(
-            Event(0, Kind.PLANNED_BUFFER, device, flags, thread, 0, number, stack, node.op or node.name,
+            Event(0, Kind.PLANNED_BUFFER, device, flags, thread, 0, number, stack or here, name_of_buffer,
                   start + offset, buffer.size, buffer.first, buffer.last + 1)
         )
     # fmt: on
