@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +14,16 @@ from typing import Any, Final, NoReturn, overload
 import numpy as np
 
 from cudatool.compiler._fusion import Player, planned_fusion
+from cudatool.compiler._inputs import Extents, refuse_shared, refuse_views, shared, static, with_inputs
 from cudatool.compiler._plan import Arena, Plan
-from cudatool.compiler._state import Facts, State, arguments, environment, is_constant
+from cudatool.compiler._results import Results
+from cudatool.compiler._state import Facts, Looks, State, arguments, environment
 from cudatool.compiler._trace import Graph, Trace, captured, plan_events, traced_nodes
 from cudatool.errors import GraphBreakError, UsageError
 from cudatool.graphs import CUDAGraph
 from cudatool.ops._pointwise import taken_over
 from cudatool.runtime.allocator import note_plan, planned
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.capture import is_capturing
 from cudatool.runtime.device import current_device
 from cudatool.runtime.dtypes import require_int
@@ -43,19 +46,47 @@ _streams: dict[int, Stream] = {}  # where functions are traced, by device
 class _Compiled:
     """One graph with the facts that it holds for."""
 
-    def __init__(self, facts: Facts, graph: Graph, memory: Plan, cuda_graph: CUDAGraph) -> None:
+    def __init__(self, facts: Facts, graph: Graph, memory: Plan, cuda_graph: CUDAGraph, arena: Arena) -> None:
         self.facts = facts
         self.graph = graph
         self.plan = memory
         self.cuda_graph = cuda_graph
-        self.arena: Arena
+        self.arena = arena
         self.inputs: dict[str, DeviceArray] = {}  # where the graph reads arguments
         self.changed: frozenset[str] = frozenset()  # those that it changes
         self.outputs: Any = None
+        self.results: Results  # the same, and what the function stores
         self.state: State
         self.effects: frozenset[str] = frozenset()  # the slots that a replay sets
+        self.looks: Looks
+        self.extents: Extents  # of the state's arrays
         self.done: Event | None = None  # after the last call
         self.calls = 0
+
+    def take(self, state: State, effects: frozenset[str]) -> None:
+        """Note the state that the function has left, and what of it each replay sets."""
+        self.state, self.effects = state, effects
+        self.looks = Looks(state, effects)
+        self.extents = Extents(state.arrays(effects).values())
+        stored = [(put, slot.value) for path in effects if (put := (slot := state.slots[path]).put) is not None]
+        self.results = Results(self.outputs, stored, self.inputs.values(), self.arena)
+
+    def difference(self, facts: Facts, state: State) -> str:
+        """Return which guard fails, empty if none does."""
+        for name in {**self.facts, **facts}:
+            before, now = self.facts.get(name), facts.get(name)
+            if before != now:
+                return f"{name} was {before}, and is {now}"
+        if path := self.state.difference(state, self.effects):
+            return f"{path} is another one"
+        return ""
+
+    def takes(self, arrays: dict[str, DeviceArray]) -> bool:
+        """Return whether arguments share memory with nothing."""
+        return not shared(arrays, {}) and not any(
+            self.extents.meet(array) or self.arena.address <= array.data_ptr() < self.arena.address + self.plan.peak
+            for array in arrays.values()
+        )
 
 
 class CompiledFunction:
@@ -96,19 +127,45 @@ class CompiledFunction:
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         facts, arrays, objects = arguments(args, kwargs)
         facts |= environment()
-        state = State(self._function, objects)
-        why = "the first call"
-        for entry in reversed(self._entries):
-            why = _why_not(entry, facts, state, arrays)
-            if not why:
-                self.hits += 1
-                return self._replay(entry, arrays, state)
+        same = [entry.facts == facts and entry.looks.are_same() for entry in self._entries]
+        # Before a State holds what is stored, too.
+        held = [entry.results.is_held(in_place=each) for entry, each in zip(self._entries, same, strict=True)]
+        why, state = "the first call", None
+        for entry, is_same, is_held in reversed(list(zip(self._entries, same, held, strict=True))):
+            if not is_same:
+                state = state or State(self._function, objects)
+                why = entry.difference(facts, state)
+            if not why or is_same:
+                why = "" if entry.takes(arrays) else "an argument shares memory with another array of the function"
+            if why:
+                continue
+            if is_held:
+                self.misses += 1
+                self._reasons.append("what the last call stored is still in use elsewhere: run eagerly")
+                return self._function(*args, **kwargs)
+            if state is not None and not is_same:
+                entry.looks = Looks(state, entry.effects)
+            self.hits += 1
+            return self._replay(entry, arrays)
         self.misses += 1
+        return self._miss(why, facts, state or State(self._function, objects), arrays, args, kwargs)
+
+    def _miss(
+        self,
+        why: str,
+        facts: Facts,
+        state: State,
+        arrays: dict[str, DeviceArray],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Do a call for which there is no graph: run the function, or trace it if it has run like this before."""
         if facts in self._broken:
             return self._function(*args, **kwargs)
         if facts not in self._ready:
             self._ready.append(facts)
             self._reasons.append(f"{why}: run eagerly once, traced at the next call")
+            del state  # it keeps arrays that this run replaces
             return self._function(*args, **kwargs)
         try:
             others = [other for other in self._entries if other.facts != facts]
@@ -124,24 +181,26 @@ class CompiledFunction:
         self._reasons.append(f"{why}: traced")
         self._ready.remove(facts)
         self._entries = [*others, entry]
-        return self._replay(entry, arrays, State(self._function, objects))
+        return self._replay(entry, arrays)
 
     def _trace(
         self, facts: Facts, state: State, arrays: dict[str, DeviceArray], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Compiled:
         """Run the function without executing anything, plan its memory, and capture it in the planned place."""
+        for path, why in state.unguarded.items():
+            raise GraphBreakError(f"no guard can be made for {path}: {why}")
         device = current_device()
         stream = _streams.get(device) or _streams.setdefault(device, Stream(device))
         try:
-            with _no_collection():
+            with _no_collection(), _no_random_numbers():
                 for attempt in range(_RUNS):
                     trace, inputs, objects = self._unplanned(device, stream, arrays, args, kwargs)
                     after = State(self._function, objects)
                     effects = state.changed(after)
-                    _refuse_views([after.slots[path].value for path in effects], inputs)
+                    refuse_views([after.slots[path].value for path in effects], inputs)
                     del after, inputs  # they keep memory
                     state.restore()
-                    _refuse_shared(arrays, state.arrays(effects))
+                    refuse_shared(arrays, state.arrays(effects))
                     for path in effects:
                         _put(state, path, _Replaced(path))
                     try:
@@ -158,7 +217,7 @@ class CompiledFunction:
         except BaseException:
             state.restore()
             raise
-        entry.state, entry.effects = after, effects
+        entry.take(after, effects)
         return entry
 
     def _unplanned(
@@ -170,14 +229,18 @@ class CompiledFunction:
         kwargs: dict[str, Any],
     ) -> tuple[Trace, dict[str, DeviceArray], dict[str, Any]]:
         """Return what a run does, where it read arguments, and the objects among them."""
-        inputs = {path: _static(path, array) for path, array in arrays.items()}
-        args, kwargs = _with_inputs(args, kwargs, inputs)
+        inputs = {path: static(path, array) for path, array in arrays.items()}
+        args, kwargs = with_inputs(args, kwargs, inputs)
+        before = arguments(args, kwargs)[0]
         trace, cuda_graph = Trace(device, stream, inputs), CUDAGraph(keep_graph=True)
         with captured(cuda_graph, stream, trace), taken_over(trace.take), watched(trace.launched):
             results = self._function(*args, **kwargs)  # which must live until the trace has ended
         cuda_graph.reset()
-        _refuse_views(results, inputs)
-        return trace, inputs, arguments(args, kwargs)[2]
+        refuse_views(results, inputs)
+        after, found, objects = arguments(args, kwargs)
+        if before != after or any(found[path] is not array for path, array in inputs.items()):
+            raise GraphBreakError("the function changes a container among its arguments")
+        return trace, inputs, objects
 
     def _planned(
         self,
@@ -191,24 +254,31 @@ class CompiledFunction:
     ) -> _Compiled:
         """Run the function in its planned memory, and capture what it does."""
         fusion, memory = planned_fusion(trace, self._most)
-        entry = _Compiled(facts, fusion.graph, memory, CUDAGraph())
-        entry.arena = arena = Arena(memory, fusion.absent, current_stream(device))
+        arena = Arena(memory, fusion.absent, current_stream(device))
+        entry = _Compiled(facts, fusion.graph, memory, CUDAGraph(), arena)
         with planned(arena, device):
-            entry.inputs = {path: _static(path, array) for path, array in arrays.items()}
+            entry.inputs = {path: static(path, array) for path, array in arrays.items()}
         entry.changed = frozenset(buffer.line for buffer in memory.buffers[: trace.inputs] if buffer.kept)
-        args, kwargs = _with_inputs(args, kwargs, entry.inputs)
+        args, kwargs = with_inputs(args, kwargs, entry.inputs)
         again = Trace(device, stream)
         player = Player(trace, fusion.groups, arena.address_of, again)
-        with captured(entry.cuda_graph, stream, again), planned(arena, device), taken_over(player.take):
+        with (
+            captured(entry.cuda_graph, stream, again),
+            planned(arena, device),
+            taken_over(player.take),
+            watched(again.launched),
+        ):
             entry.outputs = self._function(*args, **kwargs)
         if traced_nodes(again.graph()) != traced_nodes(fusion.graph):
             raise GraphBreakError("the function does something else each time it runs")
+        if again.numbers != trace.numbers:
+            raise GraphBreakError("the function computes with other numbers each time it runs")
         arena.check(trace.inputs)
         events = plan_events(self._name, device, fusion.graph, arena, fusion.stacks, fusion.fused_at)
         note_plan(arena, events)
         return entry
 
-    def _replay(self, entry: _Compiled, arrays: dict[str, DeviceArray], state: State) -> Any:
+    def _replay(self, entry: _Compiled, arrays: dict[str, DeviceArray]) -> Any:
         stream = current_stream()
         if entry.done is None:
             entry.done = Event()
@@ -221,10 +291,9 @@ class CompiledFunction:
         for path in entry.changed:
             if arrays[path].layout.flags.writeable:
                 arrays[path].copy_(entry.inputs[path])
-        given = {id(entry.inputs[path]): array for path, array in arrays.items()}
-        for path in entry.effects:
-            _put(state, path, _returned(entry.state.slots[path].value, given, None))
-        outputs = _returned(entry.outputs, given, entry.arena)
+        outputs = entry.results.hand_out({id(entry.inputs[path]): array for path, array in arrays.items()})
+        entry.looks.renew()
+        entry.results.note_holders()
         entry.done.record(stream)
         entry.calls += 1
         return outputs
@@ -357,97 +426,6 @@ def _put(state: State, path: str, value: Any) -> None:
     put(value)
 
 
-def _why_not(entry: _Compiled, facts: Facts, state: State, arrays: dict[str, DeviceArray]) -> str:
-    """Return which guard fails, empty if the graph can be replayed."""
-    for name in {**entry.facts, **facts}:
-        before, now = entry.facts.get(name), facts.get(name)
-        if before != now:
-            return f"{name} was {before}, and is {now}"
-    if path := entry.state.difference(state, entry.effects):
-        return f"{path} is another one"
-    if _shared(arrays, state.arrays(entry.effects)) or any(_within(array, entry.arena) for array in arrays.values()):
-        return "an argument shares memory with another array of the function"
-    return ""
-
-
-def _shared(arrays: dict[str, DeviceArray], state: dict[str, DeviceArray]) -> tuple[str, str] | None:
-    items = list(arrays.items())
-    for index, (path, array) in enumerate(items):
-        for other_path, other in [*items[:index], *state.items()]:
-            if array.size and other.size and np.may_share_memory(array.layout, other.layout):
-                return path, other_path
-    return None
-
-
-def _refuse_shared(arrays: dict[str, DeviceArray], state: dict[str, DeviceArray]) -> None:
-    if found := _shared(arrays, state):
-        raise GraphBreakError(f"{found[0]} shares memory with {found[1]}, and the graph has its own copy of arguments")
-
-
-def _within(array: DeviceArray, arena: Arena) -> bool:
-    return arena.address <= array.data_ptr() < arena.address + arena.plan.peak
-
-
-def _static(path: str, array: DeviceArray) -> DeviceArray:
-    """Return an array of the same shape and strides, whose content is not set."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    dense = empty(tuple(array.shape[axis] for axis in order), array.dtype, device=array.device)
-    found = dense.transpose(*np.argsort(order).tolist()) if array.ndim else dense
-    if array.size and any(n > 1 and a != b for n, a, b in zip(array.shape, array.strides, found.strides, strict=True)):
-        raise GraphBreakError(f"{path} has gaps or repeated elements; pass its contiguous()")
-    return found
-
-
-def _with_inputs(
-    args: tuple[Any, ...], kwargs: dict[str, Any], inputs: dict[str, DeviceArray]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return _replaced(args, "args", inputs), {k: _replaced(v, k, inputs) for k, v in kwargs.items()}
-
-
-def _replaced(value: Any, path: str, inputs: dict[str, DeviceArray]) -> Any:
-    """Return a value with the arrays in it replaced by the graph's inputs."""
-    if isinstance(value, DeviceArray):
-        return inputs[path]
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(part, f"{path}[{index}]", inputs) for index, part in enumerate(value))
-    if type(value) is dict:
-        return {key: _replaced(part, f"{path}[{key!r}]", inputs) for key, part in value.items()}
-    return value
-
-
-def _refuse_views(outputs: Any, inputs: dict[str, DeviceArray]) -> None:
-    """Check what a function returns.
-
-    Raises
-    ------
-    GraphBreakError
-        It returns a part of an argument, which would be a part of the graph's copy; or something that is no array,
-        constant or container of them.
-    """
-    if isinstance(outputs, DeviceArray):
-        same = any(outputs is array for array in inputs.values())
-        if not same and (path := _shared({"the result": outputs}, inputs)):
-            raise GraphBreakError(f"the function returns a view of {path[1]}; return a clone()")
-    elif type(outputs) in (list, tuple, dict):
-        for part in outputs.values() if type(outputs) is dict else outputs:
-            _refuse_views(part, inputs)
-    elif not is_constant(outputs):
-        raise GraphBreakError(f"the function returns a {type(outputs).__name__}, which no replay makes anew")
-
-
-def _returned(outputs: Any, given: dict[int, DeviceArray], arena: Arena | None) -> Any:
-    """Return what a call returns: copies of what lies in `arena`, and arguments themselves."""
-    if isinstance(outputs, DeviceArray):
-        if id(outputs) in given:
-            return given[id(outputs)]
-        return outputs.clone() if arena is not None and _within(outputs, arena) else outputs
-    if type(outputs) in (list, tuple):
-        return type(outputs)(_returned(part, given, arena) for part in outputs)
-    if type(outputs) is dict:
-        return {key: _returned(part, given, arena) for key, part in outputs.items()}
-    return outputs
-
-
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Keep the garbage collector from freeing arrays at other times in one run than in the next."""
@@ -458,3 +436,22 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextmanager
+def _no_random_numbers() -> Iterator[None]:
+    """Refuse random numbers of the host, which a replay would repeat.
+
+    Raises
+    ------
+    GraphBreakError
+        Python's or NumPy's own generator has given some.
+    """
+    before, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+        if random.getstate() != before or repr(np.random.get_state()) != repr(of_numpy):
+            raise GraphBreakError("the function takes random numbers of the host, which a replay would repeat")
+    finally:
+        random.setstate(before)
+        np.random.set_state(of_numpy)

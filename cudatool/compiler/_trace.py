@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+import numpy as np
+
 from cudatool.amp import get_autocast_dtype, is_autocast_enabled
 from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, Work, described
 from cudatool.compiler._plan import Arena, Buffer, rounded
@@ -102,6 +104,8 @@ class Trace:
         What is known of each node's accesses.
     calls
         The launches of elementwise functions, in their order.
+    numbers
+        The floating-point numbers among the arguments of all kernels, as text.
     ends_unseen
         Work that no event told of was enqueued after the last node.
     """
@@ -121,6 +125,7 @@ class Trace:
         self.stacks: list[int] = []
         self.work: list[Work] = []
         self.calls: list[PointwiseCall] = []
+        self.numbers: list[str] = []
         self.ends_unseen = False
         self._launch = -1  # the node whose kernel's accesses are asked for
         for path, array in (inputs or {}).items():
@@ -155,7 +160,8 @@ class Trace:
             self._captured = -1  # work on another device, of which no node tells
 
     def launched(self, kernel: Kernel, arguments: tuple[Any, ...]) -> None:
-        """Note what a kernel that was just launched may access."""
+        """Note what a kernel that was just launched may access, and what numbers it was given."""
+        self.note_numbers(arguments)
         node, self._launch = self._launch, -1
         if node >= 0 and (found := memory_of_launch(kernel, arguments)) is not None:
             self.work[node].spans = [self._span(area.address, area.size, area.mode) for area in found]
@@ -166,12 +172,17 @@ class Trace:
         with watched(_ignore):  # its accesses are known
             done = call.run()
         self.calls.append(found)
+        self.note_numbers(call.pointwise.scalars(call))
         if len(self.work) == before + 1:
             work = self.work[-1]
             work.call = found
             work.spans = [view.span(writes=True) for view in found.writes]
             work.spans += [view.span(writes=False) for view in found.reads if not isinstance(view, type)]
         return done
+
+    def note_numbers(self, values: Sequence[Any]) -> None:
+        """Note numbers that must be the same in each run; integers may be addresses, which need not be."""
+        self.numbers += [repr(value) for value in values if isinstance(value, float | complex | np.floating)]
 
     def place(self, address: int) -> tuple[int, int]:
         """Return which allocation an address is in, and how far."""

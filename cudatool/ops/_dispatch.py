@@ -35,7 +35,7 @@ from cudatool.errors import MissingImplementationError, UsageError
 from cudatool.runtime.traced_calls import record_call
 from cudatool.trace import hooks
 
-__all__ = ["KINDS", "Handler", "Op", "layer", "op", "registered"]
+__all__ = ["KINDS", "Handler", "Op", "active_layers", "layer", "op", "registered"]
 
 KINDS: Final = ("cuda", "sim")
 """Kinds of device: a GPU, the software device."""
@@ -148,6 +148,11 @@ def op(name: str) -> Op:
             raise UsageError(f"an operation is named as programs call it, with its package, not {name!r}")
         found = _ops[name] = Op(name)
     return found
+
+
+def active_layers() -> tuple[Handler, ...]:
+    """Return the handlers of the layers that the calling thread is in."""
+    return _layers.stack
 
 
 def registered() -> Mapping[str, Op]:
