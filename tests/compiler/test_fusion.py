@@ -559,3 +559,66 @@ def test_a_race_between_fused_kernels_is_found_at_their_lines(how: str, tmp_path
         ]
         places = [lines[finding[side]["stack"][0]["line"] - 1] for side in ("first", "second")]
         assert ["writes", "reads"] == [place.rpartition("# ")[2] for place in places]
+
+
+_PIPELINE = """
+import sys
+import cudatool as ct
+from cudatool.compiler import compile
+
+SOURCE = '''
+extern "C" __global__ void make_batch(float *batch, float value, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) batch[i] = value;
+}
+extern "C" __global__ void accumulate(const float *batch, float *total, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) total[i] += batch[i];
+}
+'''
+make_batch, accumulate = ct.compile(SOURCE, "make_batch"), ct.compile(SOURCE, "accumulate")
+producer, consumer = ct.Stream(), ct.Stream()
+
+
+@compile(fullgraph=True)
+def pipeline(total):
+    main, batch = ct.current_stream(), ct.zeros(1024)
+    producer.wait_stream(main)
+    consumer.wait_stream(main)
+    for number in range(1, 5):
+        if sys.argv[1] == "wait":
+            producer.wait_stream(consumer)
+        with ct.stream(producer):
+            make_batch[4, 256](batch, float(number), 1024)  # writes
+        if sys.argv[1] == "wait":
+            consumer.wait_stream(producer)
+        with ct.stream(consumer):
+            accumulate[4, 256](batch, total, 1024)  # reads
+    main.wait_stream(producer)
+    main.wait_stream(consumer)
+    return total + 0.0
+
+
+for _ in range(3):
+    pipeline(ct.zeros(1024))
+    ct.synchronize()
+print(len(pipeline.graphs), "graph")
+"""
+
+
+@pytest.mark.parametrize("how", ["race", "wait"])
+def test_a_race_between_kernels_of_the_program_in_a_traced_pipeline_is_found_at_their_lines(
+    how: str, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(_PIPELINE)
+    command = [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", "program.py", how]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "1 graph" in done.stdout + done.stderr
+    findings = json.loads(done.stdout[done.stdout.index("{") :])["findings"]
+    of_graph = [each for each in findings if "of a graph" in each["first"]["operation"]]
+    assert (how == "race", how == "race") == (bool(findings), bool(of_graph)), done.stderr
+    lines, pairs = _PIPELINE.splitlines(), set()
+    for finding in of_graph:
+        places = [lines[finding[side]["stack"][0]["line"] - 1] for side in ("first", "second")]
+        pairs.add(frozenset(place.rpartition("# ")[2] for place in places))
+    assert pairs <= {frozenset({"writes", "reads"})}
