@@ -169,7 +169,7 @@ def of_torch(torch: Any, name: str, mode: str | None) -> Way:
 def compare(ways: dict[str, Way]) -> None:
     """Note how far each way's losses are from those of the eager way of the same library."""
     for name, way in ways.items():
-        eager = ways["torch eager" if name.startswith("torch") else "eager"]
+        eager = ways.get("torch eager" if name.startswith("torch") else "eager", way)
         pairs = zip(way.losses, eager.losses, strict=True)
         way.row["numbers"] = max(abs(own - other) / abs(other) for own, other in pairs)
 
@@ -188,11 +188,16 @@ def print_kernels(torch: Any, name: str, way: Way, most: int = 16) -> None:
         print(f"  {row.self_device_time_total / 3:8.1f} us {row.count // 3:4} x {row.key[:100]}")
 
 
-def measured(make: Callable[[], Any], torch: Any) -> dict[str, Way]:
-    ways = {name: ours(make, options) for name, options in WAYS.items()}
-    if torch is not None:
-        ways |= {name: of_torch(torch, make.__name__, mode) for name, mode in TORCH_WAYS.items()}
-    for _ in range(TURNS):
+def measured(make: Callable[[], Any], torch: Any, chosen: list[str], turns: int) -> dict[str, Way]:
+    ways: dict[str, Way] = {}
+    for name in chosen:
+        start = time.perf_counter()
+        if name in WAYS:
+            ways[name] = ours(make, WAYS[name])
+        elif torch is not None:
+            ways[name] = of_torch(torch, make.__name__, TORCH_WAYS[name])
+        print(f"{make.__name__}, {name}: made in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+    for _ in range(turns):
         for way in ways.values():
             way.turn()
     compare(ways)
@@ -216,12 +221,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", choices=["transformer", "perceptron"])
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--ways", nargs="*", choices=[*WAYS, *TORCH_WAYS], default=[*WAYS, *TORCH_WAYS])
+    parser.add_argument("--turns", type=int, default=TURNS, help="0 only compiles, and fills the caches")
     options = parser.parse_args()
-    torch = _torch()
+    torch = _torch() if options.kernels or not WAYS.keys() >= set(options.ways) else None
     if ON_GPU:
         ct.set_float32_matmul_precision("high")
     makes = [make for make in (transformer, perceptron) if options.only in (None, make.__name__)]
-    found = {make.__name__: measured(make, torch) for make in makes}
+    found = {make.__name__: measured(make, torch, options.ways, options.turns) for make in makes}
     if options.json:
         print(json.dumps({name: {way: of.row for way, of in ways.items()} for name, ways in found.items()}))
         return

@@ -254,14 +254,14 @@ class CompiledFunction:
     ) -> _Compiled:
         """Run the function in its planned memory, and capture what it does."""
         fusion, memory = planned_fusion(trace, self._most)
-        arena = Arena(memory, fusion.absent, current_stream(device))
+        arena = Arena(memory, fusion.absent, fusion.trace.same, current_stream(device))
         entry = _Compiled(facts, fusion.graph, memory, CUDAGraph(), arena)
         with planned(arena, device):
             entry.inputs = {path: static(path, array) for path, array in arrays.items()}
         entry.changed = frozenset(buffer.line for buffer in memory.buffers[: trace.inputs] if buffer.kept)
         args, kwargs = with_inputs(args, kwargs, entry.inputs)
         again = Trace(device, stream)
-        player = Player(trace, fusion.groups, arena.address_of, again)
+        player = Player(fusion.trace, fusion.groups, arena.address_of, again)
         with (
             captured(entry.cuda_graph, stream, again),
             planned(arena, device),

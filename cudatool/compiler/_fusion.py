@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, View, Work, described
+from cudatool.compiler._common import Repetition, repetitions, without
 from cudatool.compiler._lifetimes import overwritten, used_buffers
 from cudatool.compiler._plan import Buffer, Plan, plan
 from cudatool.compiler._trace import Graph, Node, Trace
@@ -75,6 +76,8 @@ class Fusion:
         Pairs of buffers of which the second may lie where the first does: see :func:`~cudatool.compiler._plan.plan`.
     absent
         Number and bytes of the allocations that are not.
+    trace
+        What was fused: without what is computed twice.
     fused_at
         For each node that is a group, where its members were enqueued.
     """
@@ -85,6 +88,7 @@ class Fusion:
     stacks: tuple[int, ...]
     in_place: frozenset[tuple[int, int]]
     absent: dict[int, int]
+    trace: Trace
     fused_at: dict[int, tuple[int, ...]]
 
 
@@ -92,7 +96,8 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     """Return a traced graph with its groups, and its memory.
 
     A group needs what it reads until its last member. Where that would raise the peak, members are not moved past
-    other work; and if it still would, nothing is fused.
+    other work; and if it still would, nothing is fused. What is computed twice is kept from the first time to the
+    second, where that does not raise the peak.
 
     Parameters
     ----------
@@ -101,11 +106,25 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     """
     unfused = fuse(trace, 1)
     memory = plan(unfused.buffers, unfused.in_place)
-    for adjacent in (False, True) if most > 1 else ():
-        found = fuse(trace, most, adjacent=adjacent)
+    if most == 1:
+        return unfused, memory
+
+    def fits(pairs: list[Repetition], adjacent: bool) -> tuple[Fusion, Plan] | None:
+        found = fuse(without(trace, pairs), most, adjacent=adjacent)
         in_less = plan(found.buffers, found.in_place)
-        if in_less.peak <= memory.peak:
-            return found, in_less
+        return (found, in_less) if in_less.peak <= memory.peak else None
+
+    for adjacent in (False, True):
+        if (best := fits([], adjacent)) is not None:
+            kept: list[Repetition] = []
+            waiting = [repetitions(trace)]
+            while waiting:  # all at once; if they do not fit, one half after the other
+                some = waiting.pop()
+                if some and (better := fits([*kept, *some], adjacent)) is not None:
+                    kept, best = [*kept, *some], better
+                elif len(some) > 1:
+                    waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
+            return best
     return unfused, memory
 
 
@@ -127,7 +146,7 @@ def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
     used = used_buffers(trace, buffers, {member: group.members[-1] for group in groups for member in group.members})
     anchors = {group.members[-1]: group.node for group in groups}
     gone = {member for group in groups for member in group.members[:-1]}
-    kept = [index for index in range(len(buffers)) if index not in absent]
+    kept = [index for index in range(len(buffers)) if index not in absent and index not in trace.same]
     number = {index: place for place, index in enumerate(kept)}
     return Fusion(
         Graph(
@@ -145,6 +164,7 @@ def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
             if source in number and target in number
         ),
         {index: buffers[index].size for index in absent},
+        trace,
         {place[group.members[-1]]: tuple(work[member].stack for member in group.members) for group in groups},
     )
 
@@ -341,7 +361,7 @@ class Player:
     def __init__(
         self, expected: Trace, groups: Sequence[Group], address_of: Callable[[int], int], trace: Trace
     ) -> None:
-        self._expected = expected.calls
+        self._expected, self._repeated = expected.calls, expected.repeated
         self._address_of = address_of
         self._trace = trace
         # Which launch belongs to which group, and as which of its members.
@@ -359,6 +379,8 @@ class Player:
         if number >= len(self._expected) or described(call, _nowhere) != self._here(self._expected[number]):
             raise GraphBreakError("the function does something else each time it runs")
         self._trace.note_numbers(call.pointwise.scalars(call))
+        if number in self._repeated:
+            return None
         role = self._roles.get(number)
         if role is None:
             with watched(_ignore):  # its numbers are noted

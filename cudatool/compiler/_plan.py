@@ -144,17 +144,21 @@ class Arena:
     ----------
     absent
         Number and bytes of the allocations that are not in memory. They are given addresses where no memory is.
+    same
+        Numbers of the allocations that are where an earlier one is.
     """
 
-    def __init__(self, plan: Plan, absent: Mapping[int, int], stream: Stream) -> None:
+    def __init__(self, plan: Plan, absent: Mapping[int, int], same: Mapping[int, int], stream: Stream) -> None:
         self.plan = plan
         self._memory = Memory(plan.peak, stream)
         self.address = self._memory.address
         self.peak = 0
         self._places: list[tuple[int, int]] = []  # address and size of each allocation
         offsets, nowhere = iter(zip(plan.offsets, plan.buffers, strict=True)), _NOWHERE
-        for number in range(len(plan.buffers) + len(absent)):
-            if number in absent:
+        for number in range(len(plan.buffers) + len(absent) + len(same)):
+            if number in same:
+                self._places.append(self._places[same[number]])
+            elif number in absent:
                 self._places.append((nowhere, absent[number]))
                 nowhere += absent[number]
             else:

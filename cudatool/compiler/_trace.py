@@ -108,12 +108,16 @@ class Trace:
         The floating-point numbers among the arguments of all kernels, as text.
     ends_unseen
         Work that no event told of was enqueued after the last node.
+    same, repeated
+        Allocations that are others, and which of `calls` are not done since they would write these: see
+        :mod:`cudatool.compiler._common`.
     """
 
     def __init__(self, device: int, stream: Stream, inputs: Mapping[str, DeviceArray] | None = None) -> None:
         self._device = device
         self._origin = stream  # of the capture
         self._captured = 0  # nodes of the CUDA graph
+        self._owed = 0  # nodes that an event has told of before they were captured
         self._of_operation: dict[int, int] = {}  # correlation -> node
         self._thread = hooks.thread_id()
         self._nodes: list[tuple[int, Node]] = []  # with their time
@@ -127,6 +131,8 @@ class Trace:
         self.calls: list[PointwiseCall] = []
         self.numbers: list[str] = []
         self.ends_unseen = False
+        self.same: dict[int, int] = {}
+        self.repeated: frozenset[int] = frozenset()
         self._launch = -1  # the node whose kernel's accesses are asked for
         for path, array in (inputs or {}).items():
             if array.size:
@@ -216,7 +222,10 @@ class Trace:
         self._nodes.append((event.time, node))
         edge = event.kind in _NOT_CAPTURED
         self._launch = len(self.work) if event.kind is Kind.KERNEL_LAUNCH else -1
-        self.work.append(Work([] if edge else None, after_unseen=self._unseen(0 if edge else 1), stack=event.stack))
+        early = event.kind is Kind.MEMCPY  # whose event comes before the call
+        unseen = self._unseen(self._owed + (not edge and not early))
+        self._owed = int(early)
+        self.work.append(Work([] if edge else None, after_unseen=unseen, stack=event.stack))
 
     def _unseen(self, expected: int) -> bool:
         """Return whether more was captured since the last node than `expected`: by others than cudatool."""
@@ -250,9 +259,13 @@ class Trace:
         time, last = self._nodes[-1]
         self._nodes[-1] = time, replace(node, stream=last.stream)
 
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Forget all nodes but these."""
+        self._nodes = [self._nodes[index] for index in nodes]
+
     def end(self) -> None:
         """Note that nothing more will be enqueued."""
-        self.ends_unseen = self._unseen(0)
+        self.ends_unseen = self._unseen(self._owed)
 
     def graph(self) -> Graph:
         """Return what was traced."""

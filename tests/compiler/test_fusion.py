@@ -511,6 +511,59 @@ def test_random_programs_compute_the_same_bits_as_without(seed: int) -> None:
     assert len(kernels(compiled)) <= len(kernels(unfused))
 
 
+def test_what_is_computed_twice_from_the_same_numbers_is_computed_once() -> None:
+    def casts(x: DeviceArray, w: DeviceArray) -> DeviceArray:
+        y = blas.mm(x.to(np.float16), w)
+        return blas.mm(x.to(np.float16).T, y) + blas.mm(x.T.to(np.float16), y)  # the last one turns the array, too
+
+    given = numbers(8, 8), numbers(8, 8, dtype=np.float16)
+    names = kernels(traced(casts, *given))
+    assert 2 == names.count("copy")
+    assert 3 == kernels(traced(casts, *given, max_fusion_size=1)).count("copy")
+
+
+def test_what_has_changed_or_is_kept_is_computed_again() -> None:
+    def source_changes(x: DeviceArray) -> DeviceArray:
+        y = ops.softmax(x.to(np.float16), -1)
+        x.add_(1.0)
+        return y + ops.softmax(x.to(np.float16), -1)
+
+    def result_changes(x: DeviceArray) -> DeviceArray:
+        y = x.to(np.float16)
+        z = ops.softmax(y, -1)
+        y.add_(1.0)
+        return z + ops.softmax(y, -1) + ops.softmax(x.to(np.float16), -1)
+
+    def second_changes(x: DeviceArray) -> DeviceArray:
+        y = x.to(np.float16)
+        z = x.to(np.float16)
+        z.add_(1.0)
+        return ops.softmax(y, -1) + ops.softmax(z, -1)
+
+    def both_are_returned(x: DeviceArray) -> list[DeviceArray]:
+        return [x.to(np.float16), ops.softmax(x, -1), x.to(np.float16)]
+
+    def other_numbers(x: DeviceArray) -> DeviceArray:
+        return ops.softmax(x * 2.0, -1) + ops.softmax(x * 3.0, -1)
+
+    for function in (source_changes, result_changes, second_changes, both_are_returned, other_numbers):
+        traced(function, numbers(4, 8))
+    compiled = compile(both_are_returned, fullgraph=True)
+    for _ in range(3):
+        first, _, second = compiled(numbers(4, 8))
+    first.add_(1.0)
+    assert not np.array_equal(first.get(), second.get())
+
+
+def test_copies_and_fills_are_not_work_unknown_to_cudatool() -> None:
+    def copies(x: DeviceArray) -> DeviceArray:
+        both = ops.stack([x, x])
+        y = both[0] * 2.0
+        return y + 1.0
+
+    assert "fused_mul_add" in kernels(traced(copies, numbers(4, 8)))
+
+
 _RACY = """
 import sys
 import cudatool as ct
