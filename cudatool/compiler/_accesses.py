@@ -12,7 +12,7 @@ from cudatool.ops._pointwise import Call, Pointwise, Types
 from cudatool.runtime.annotate import annotating
 from cudatool.runtime.array import DeviceArray
 
-__all__ = ["BEFORE", "Places", "PointwiseCall", "Span", "View", "Work", "described"]
+__all__ = ["BEFORE", "Places", "PointwiseCall", "Span", "View", "Work", "described", "dimension_order"]
 
 BEFORE: Final = -1
 """Stands for all memory that existed before the function ran: arguments and state."""
@@ -99,20 +99,30 @@ class Work:
 
 
 def described(call: Call, places: Places) -> PointwiseCall:
-    """Return what a launch does, in terms of allocations rather than addresses."""
-    shape = call.outs[0].shape
+    """Return what a launch does, in terms of allocations rather than addresses, and of dimensions in their order."""
+    shape, order = call.outs[0].shape, dimension_order(call)
+
+    def view(array: DeviceArray) -> View:
+        found = _view(array, shape, places)
+        return found._replace(strides=tuple([found.strides[axis] for axis in order]))
+
     return PointwiseCall(
         call.pointwise,
         call.types,
         call.outs[0].device,
-        shape,
-        tuple(_view(out, shape, places) for out in call.outs),
-        tuple(
-            _view(operand, shape, places) if isinstance(operand, DeviceArray) else type(operand)
-            for operand in call.operands
-        ),
+        tuple([shape[axis] for axis in order]),
+        tuple(map(view, call.outs)),
+        tuple(view(operand) if isinstance(operand, DeviceArray) else type(operand) for operand in call.operands),
         call.pointwise.fusible and not annotating(),  # the program says what one launch accesses
     )
+
+
+def dimension_order(call: Call) -> list[int]:
+    """Return the dimensions of a launch in the order of its result's memory: in it, transposed arrays are as others."""
+    out, axes = call.outs[0], list(range(call.outs[0].ndim))
+    if call.pointwise.asks_for_index:  # in the order that the program sees
+        return axes
+    return sorted(axes, key=lambda axis: -abs(out.strides[axis]) if out.shape[axis] > 1 else 0)
 
 
 def _view(array: DeviceArray, shape: tuple[int, ...], places: Places) -> View:

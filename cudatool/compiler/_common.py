@@ -56,16 +56,11 @@ def repetitions(trace: Trace) -> list[Repetition]:
 
 def _key(call: PointwiseCall, stream: int) -> object:
     """Return what two calls have in common that compute the same, None if numbers say what is computed."""
-    if not call.fusible or call.pointwise.numbers or call.pointwise.asks_for_index or len(call.writes) != 1:
+    if not call.fusible or call.pointwise.numbers or len(call.writes) != 1:
         return None
     if not all(isinstance(view, View) for view in call.reads) or call.writes[0].buffer == BEFORE:
         return None
-    # Which of the dimensions comes first is all the same: an array, and its transpose into a transposed one.
-    out = call.writes[0]
-    order = sorted(range(len(call.shape)), key=lambda axis: (-abs(out.strides[axis]), -call.shape[axis]))
-    views = [out._replace(buffer=0), *(view for view in call.reads if isinstance(view, View))]
-    turned = tuple(view._replace(strides=tuple(view.strides[axis] for axis in order)) for view in views)
-    return call.pointwise, call.types, call.device, tuple(call.shape[axis] for axis in order), turned, stream
+    return call.pointwise, call.types, call.device, call.shape, call.reads, call.writes[0]._replace(buffer=0), stream
 
 
 def _may_be_one(buffers: Sequence[Buffer], one: int, other: int, stream: int) -> bool:

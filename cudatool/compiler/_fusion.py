@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, View, Work, described
+from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, View, Work, described, dimension_order
 from cudatool.compiler._common import Repetition, repetitions, without
 from cudatool.compiler._lifetimes import overwritten, used_buffers
 from cudatool.compiler._plan import Buffer, Plan, plan
@@ -387,7 +387,9 @@ class Player:
                 return call.run()
         group, member = role
         seen = self._seen.setdefault(group.members[-1], [])
-        seen.append(call._replace(outs=_borrowed(call.outs), operands=_borrowed(call.operands, call.outs[0].shape)))
+        order, shape = dimension_order(call), call.outs[0].shape
+        outs, operands = (_borrowed(values, shape, order) for values in (call.outs, call.operands))
+        seen.append(call._replace(outs=outs, operands=operands))
         if member < len(group.members) - 1:
             return None
         fused = group.fused
@@ -423,17 +425,23 @@ def _nowhere(address: int) -> tuple[int, int]:
     return BEFORE, address
 
 
-def _borrowed(values: Sequence[Any], shape: tuple[int, ...] | None = None) -> tuple[Any, ...]:
+def _borrowed(values: Sequence[Any], shape: tuple[int, ...], order: Sequence[int]) -> tuple[Any, ...]:
     """Return arrays at the same addresses that do not keep the memory, broadcast to a shape; numbers as they are.
 
     The function may drop an array before the kernel that reads it is launched; the plan keeps the place for it.
+
+    Parameters
+    ----------
+    order
+        Of their dimensions.
     """
-    return tuple(_borrow(value, shape) if isinstance(value, DeviceArray) else value for value in values)
+    return tuple(_borrow(value, shape, order) if isinstance(value, DeviceArray) else value for value in values)
 
 
-def _borrow(array: DeviceArray, shape: tuple[int, ...] | None) -> DeviceArray:
-    if shape is not None and array.shape != shape:
+def _borrow(array: DeviceArray, shape: tuple[int, ...], order: Sequence[int]) -> DeviceArray:
+    if array.shape != shape:
         array = array.broadcast_to(shape)
+    array = array.transpose(*order) if order else array
     low, high = np.lib.array_utils.byte_bounds(array.layout)
     region: Any = Region(low, high - low)
     layout = np.ndarray(array.shape, array.dtype, region, array.data_ptr() - low, array.strides)

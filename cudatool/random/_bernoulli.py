@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.errors import UsageError
+from cudatool.ops._pointwise import Pointwise
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import BLOCK, PHILOX, blocks, draws, fill, operation, real_type, run, take, word_type
 from cudatool.random._layout import by_strides, empty_like, in_memory_order
@@ -179,14 +180,12 @@ __global__ void dropout(const T *in, T *out, bool *mask, long long size, double 
         }
     }
 }
-
-template <typename T>
-__global__ void dropout_backward(const T *grad, const bool *mask, T *out, long long size, double scale) {
-    long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += step)
-        out[i] = T((float)mask[i] * typename Real<T>::type(grad[i]) * typename Real<T>::type(scale));
-}
 """
+)
+
+
+_dropout_backward: Final = Pointwise(
+    "dropout_backward(grad_output, mask: bool, *, scale=1.0)", "Compute(mask) * grad_output * scale", accepts=("float",)
 )
 
 
@@ -274,14 +273,8 @@ def native_dropout_backward(grad_output: DeviceArray, mask: DeviceArray, scale: 
     UsageError
         Shapes or dtypes do not fit.
     """
-    name = real_type(grad_output.dtype, "dropout")
+    real_type(grad_output.dtype, "dropout")
     if mask.dtype != np.bool or mask.shape != grad_output.shape:
         raise UsageError(f"the mask is bool and has shape {grad_output.shape}; this has {mask.dtype} and {mask.shape}")
     _same_device(grad_output, mask)
-    out = empty(grad_output.shape, grad_output.dtype, device=grad_output.device)
-    if out.size:
-        arrays = grad_output.contiguous(), mask.contiguous(), out
-        grid = blocks(out.size, out.device)
-        stream = current_stream(out.device)
-        run(_DROPOUT, f"dropout_backward<{name}>", grid, BLOCK, stream, *arrays, out.size, float(scale))
-    return out
+    return _dropout_backward(grad_output, mask, scale=float(scale))

@@ -15,6 +15,7 @@ from cuda.bindings import driver  # as a program uses it that does not know cuda
 
 import cudatool as ct
 from cudatool import analyze, blas, jiterator, ops
+from cudatool.amp import autocast
 from cudatool.compiler import CompiledFunction, _fusion, compile
 from cudatool.errors import UsageError
 from cudatool.optim import clip_grad_norm_
@@ -169,6 +170,16 @@ def test_broadcast_operands_of_any_strides_and_dtypes(dtype: Any) -> None:
     given = numbers(8, 8, dtype=dtype), numbers(8), numbers(8, 1, dtype=np.float16), numbers(dtype=dtype)
     compiled = traced(mixed, *given)
     assert 1 == len(kernels(compiled)), compiled.explain()
+
+
+def test_a_transposed_array_is_gone_through_as_it_lies_in_memory() -> None:
+    def backward(gradient: DeviceArray, x: DeviceArray, weight: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        with autocast(dtype=ct.bfloat16):
+            scaled = gradient * 2.0
+            return blas.mm(scaled.T, x), blas.mm(scaled, weight)  # both cast it, one of them turned
+
+    compiled = traced(backward, numbers(8, 16), numbers(8, 8, seed=1), numbers(16, 8, seed=2))
+    assert ["fused_mul_copy", "copy", "copy"] == [name for name in kernels(compiled) if "gemm" not in name]
 
 
 def test_several_results_are_written_by_one_kernel() -> None:
