@@ -254,6 +254,7 @@ class Together:
             body.run(one, values.get(place))
         assert self.index is not None
         self.kernel.resume(body.e, self.index)
+        body.set.update(writes(self.kernel.code[self.index]))  # what a collective gives to each thread
         body.store(self._live(first.head))
         body.e.emit("ret i32 0")
         self._over_threads(e, "enter", body, ends=False)

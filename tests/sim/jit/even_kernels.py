@@ -120,6 +120,15 @@ class _EvenWriter(Writer):
         self.emit(f"setp.{how}.{kind}32 {p}, {one}, {other};")
         return p
 
+    def meet(self) -> None:
+        """Write something that all threads do together: a barrier or, in whole warps, a shuffle."""
+        if self.threads % 32 or self.rng.random() < 0.5:
+            self.emit("bar.sync 0;")
+            return
+        source, target, result = self.word(), self.rng.choice(self.pool[4]), self.new(4)
+        self.emit(f"shfl.sync.up.b32 {result}, {source}, {self.rng.randrange(32)}, 0, 0xffffffff;")
+        self.emit(f"add.u32 {target}, {target}, {result};")
+
     # ---- control ----
 
     def block(self, length: int, depth: int) -> None:
@@ -163,8 +172,8 @@ class _EvenWriter(Writer):
         self.counters.append(counter)
         self.block(self.rng.randrange(1, 5), depth + 1)
         self.counters.remove(counter)
-        if depth == 0 and what < 3 and self.rng.random() < 0.2:
-            self.emit("bar.sync 0;")
+        if depth == 0 and what < 3 and self.rng.random() < 0.3:
+            self.meet()
         self.emit(f"{end}\n{out}:")
 
 
@@ -175,8 +184,8 @@ def even_kernel(seed: int, threads: int) -> str:
     for _ in range(writer.rng.randrange(1, 3)):
         writer.loop(0)
         writer.block(1, 1)
-        if writer.rng.random() < 0.5:
-            writer.emit("bar.sync 0;")
+        if writer.rng.random() < 0.7:
+            writer.meet()
     words = writer.pool[4][:6] + writer.scalars
     writer.store([*words, *writer.pool[8][: (WORDS - 1 - len(words)) // 2]])
     return writer.kernel("k")

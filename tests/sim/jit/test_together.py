@@ -65,6 +65,11 @@ extern "C" __global__ void kept(const int *x, int *y, int n) {
     __syncthreads();
     y[threadIdx.x] = own + sum + s[63 - threadIdx.x];
 }
+extern "C" __global__ void exchanged(const int *x, int *y, int n) {
+    int sum = __shfl_xor_sync(0xffffffffu, x[threadIdx.x], 1);
+    for (int k = 0; k < n; k++) sum = 3 * sum + x[(threadIdx.x + k) % blockDim.x];
+    y[threadIdx.x] = sum;
+}
 extern "C" __global__ void not_all(const int *x, int *y, int n) {
     if (threadIdx.x % 3 == 1) asm volatile("barrier.sync 1, 64;");
     int sum = 0;
@@ -98,7 +103,7 @@ def kernels(ptx_of):
 
 def test_threads_run_loops_together_that_end_alike_and_do_nothing_that_has_an_order(kernels):
     found = {name for name, kernel in kernels.items() if runs_together(kernel)}
-    assert {"product", "rows", "after_barrier", "not_all", "bits", "kept"} == found
+    assert {"product", "rows", "after_barrier", "not_all", "bits", "kept", "exchanged"} == found
 
 
 def test_checked_kernels_run_each_thread_by_itself(kernels):
@@ -157,6 +162,13 @@ def test_what_a_loop_does_not_touch_is_there_after_it(launch, kernels, count):
     launch(kernels["kept"], 1, 64, x, y, np.int32(count))
     total = np.where(np.arange(64) < count, x, 0)
     np.testing.assert_array_equal(7 * x + total + 7 * x[::-1], y)
+
+
+def test_loops_after_a_shuffle_go_on_from_what_it_gives_to_each_thread(launch, kernels):
+    x = np.arange(48, dtype=np.int32) * 1001
+    y = np.zeros(48, np.int32)
+    launch(kernels["exchanged"], 1, 48, x, y, np.int32(5))
+    np.testing.assert_array_equal(_folded(x, x[np.arange(48) ^ 1], 5), y)
 
 
 def test_threads_of_a_block_that_wait_for_some_of_them_loop_one_after_the_other(launch, kernels):
