@@ -5,6 +5,7 @@ top, region k goes on after suspension k. For each region there is
 
 - ``thread_k``: one thread's way through the region; returns the next suspension, or EXIT;
 - ``all_k``: a loop of that over the threads of a block, which LLVM vectorizes where it can;
+- ``together_k``: the same for threads that go around loops of the region together (:mod:`.together`);
 - ``combine_k``, ``warps_k``: the collective operation of suspension k, for a warp and for the block.
 
 ``block`` runs regions as long as all threads agree on the next one (:mod:`.scheduler` for when they do not), and

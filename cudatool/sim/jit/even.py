@@ -10,6 +10,9 @@ each holds what the first one holds and a known multiple, its *distance*, of its
 value that all of them share, and a branch on it is *even*. Arithmetic of PTX wraps around, and so do multiples: sums
 and products with constants keep a distance exactly. What compares, widens or divides such a number keeps it only if
 the row does not wrap around or go past the end of a loop in between; those are *checked*, when the code runs.
+
+Loops that end differently for each thread belong to the part before them. If they do nothing but compute, threads go
+around them together all the same, and those that are through wait for the others.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ _COMPUTES = """add sub mul mad fma div rem abs neg min max and or xor not shl sh
 mov cvt cvta setp selp slct rcp sqrt rsqrt ex2 lg2 sin cos mul24 mad24 sad copysign testp"""
 _PURE = frozenset(_COMPUTES.split())  # the result depends on the operands alone
 _SIDE_BY_SIDE = _PURE | {"ld", "st", "bra"}  # what LLVM can do for several threads at once
+_COMPUTED = (_PURE | {"bra"}) - {"div", "rem", "sin", "cos", "lg2", "tanh"}  # LLVM has vectors of instructions for it
 _ORDERED = frozenset({"volatile", "acquire", "release", "relaxed", "mmio", "local", "cc"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"})
 
@@ -77,12 +81,16 @@ class Part:
     after
         Where it leads: no block if threads end or suspend there, one, or the two of its even branch: where that
         goes, and what follows otherwise.
+    loops
+        Loops that come in between, which each thread leaves when it is through, in an order in which none leads back
+        to one before it: parts for a round of each.
     """
 
     head: int
     chain: tuple[int, ...]
     blocks: frozenset[int]
     after: tuple[int, ...]
+    loops: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +154,27 @@ class _Region:
             for after in self.after(number):
                 self.before[after].add(number)
         self.has_loop = any(number in self.reached(self.after(number)) for number in self.blocks)
+        self.loops = flow.natural_loops() if self.has_loop else {}
+        self.order = self._order()
 
     def after(self, number: int) -> list[int]:
         return [] if number in self.ends else self.flow.blocks[number].successors
+
+    def _order(self) -> list[int]:
+        """Return the blocks, each before those that it leads to unless these lead back to it."""
+        done: list[int] = []
+        seen = {self.first}
+        path = [(self.first, iter(self.after(self.first)))]
+        while path:
+            number, following = path[-1]
+            one = next((one for one in following if one not in seen), None)
+            if one is None:
+                done.append(number)
+                path.pop()
+            else:
+                seen.add(one)
+                path.append((one, iter(self.after(one))))
+        return done[::-1]
 
     def instructions(self, number: int) -> list[Instruction]:
         block = self.flow.blocks[number]
@@ -419,15 +445,59 @@ def _part(region: _Region, head: int, uneven: set[int], found: Mapping[str, int 
         if not after:
             return Part(head, tuple(chain), frozenset(blocks), ())
         (following,) = after
+        loops = _own_loops(region, some - {at} if at not in uneven else some, following)
+        if loops and head not in uneven:
+            before = _up_to(region, at, {loop.head for loop in loops} | after)
+            return Part(head, tuple(chain), frozenset((blocks - some) | before), (following,), loops)
         if following == head or not region.before[following] <= blocks:
             return Part(head, tuple(chain), frozenset(blocks), (following,))
         at = following
 
 
+def _up_to(region: _Region, start: int, ends: set[int]) -> set[int]:
+    """Return the block `start` and those that it leads to before one of `ends`."""
+    found = {start}
+    pending = [start]
+    while pending:
+        for one in region.after(pending.pop()):
+            if one not in ends and one not in found:
+                found.add(one)
+                pending.append(one)
+    return found
+
+
+def _own_loops(region: _Region, some: set[int], end: int) -> tuple[Part, ...]:
+    """Return the loops among the blocks `some` that each thread leaves by itself, all on the way to the block `end`.
+
+    There are none if one of them does anything but compute, or leads back to another: then each thread goes its way.
+    """
+    heads = [one for one in region.order if one in some and one in region.loops and region.loops[one] <= some]
+    found: list[Part] = []
+    for place, head in enumerate(heads):
+        blocks = _up_to(region, head, {*heads, end})
+        leads = {after for number in blocks for after in region.after(number) if after not in blocks or after == head}
+        computes = all(
+            one.opcode in _COMPUTED and "cc" not in one.modifiers
+            for number in blocks
+            for one in region.instructions(number)
+        )
+        comes_back = any(
+            number in _up_to(region, after, {*heads, end})
+            for number in blocks - {head}
+            for after in region.after(number)
+            if after not in {*heads, end}
+        )
+        if not computes or comes_back or not leads <= {head, *heads[place + 1 :], end}:
+            return ()
+        found.append(Part(head, (), frozenset(blocks), ()))
+    return tuple(found)
+
+
 def _is_worth_it(region: _Region, parts: Mapping[int, Part], found: Mapping[str, int | None]) -> bool:
     """Whether threads that run a region together go around loops, and LLVM can do the rounds of several at once."""
-    rounds = [part for part in parts.values() if _comes_back(parts, part)]
-    written = sum(len(region.instructions(number)) for part in parts.values() for number in part.blocks)
+    loops = [loop for part in parts.values() for loop in part.loops]
+    rounds = [part for part in parts.values() if _comes_back(parts, part)] + loops
+    written = sum(len(region.instructions(number)) for part in [*parts.values(), *loops] for number in part.blocks)
     if not rounds or written > _MOST_WRITTEN:
         return False
     kept = {name for part in rounds for name in region.flow.blocks[part.head].live_in if found.get(name) is None}

@@ -121,6 +121,7 @@ class Together:
         self.written = {name for one in region for name in writes(one)}
         self.arrays: dict[str, str] = {}
         self.loops: list[int] = []
+        self.at = '%"where threads are"'
 
     def generate(self) -> None:
         """Emit the functions into the kernel's parts."""
@@ -139,6 +140,7 @@ class Together:
             "  %t.x = zext i32 %t to i64",
             *(f"  {cell} = alloca {storage_type(registers[name])}" for name, cell in e.used.items()),
             *(f"  {array} = alloca [{WIDTH} x {self._stored(name)}], align 64" for name, array in self.arrays.items()),
+            f"  {self.at} = alloca [{WIDTH} x i32], align 64",
             *(f"  store {storage_type(registers[name])} zeroinitializer, ptr {cell}" for name, cell in e.used.items()),
             *e.lines,
             "}",
@@ -269,7 +271,9 @@ class Together:
         self._go_or_back(e, conditions, head, live, before)
         body = _Body(self, f"part_{self.number}_{head}")
         body.whole(part, live, before, values)
-        self._over_threads(e, f"{head}", body, ends=not part.after)
+        self._over_threads(e, f"{head}", body, ends=not part.after, at=self.at if part.loops else "")
+        for loop in part.loops:
+            self._rounds(e, loop)
         if len(part.after) == 2:
             last = self._code(part.chain[-1])[-1]
             assert last.guard is not None
@@ -280,12 +284,31 @@ class Together:
         else:
             e.emit("ret void")
 
+    def _rounds(self, e: Emitter, loop: Part) -> None:
+        """Emit the rounds of a loop that each thread leaves by itself, until none is in it."""
+        head = loop.head
+        live = self._live(head)
+        before = {name: e.read(name)[0] for name in live if self._is_scalar(name)}
+        body = _Body(self, f"round_{self.number}_{head}")
+        body.round(loop, live, before)
+        e.emit(f"br label %rounds{head}")
+        e.label(f"rounds{head}")
+        some = self._over_threads(e, f"round{head}", body, ends=False, at=self.at, stays=head)
+        e.emit(f"br i1 {some}, label %rounds{head}, label %through{head}")
+        e.label(f"through{head}")
+
     def _code(self, number: int) -> list[Instruction]:
         block = self.kernel.flow.blocks[number]
         return self.kernel.code[block.start : block.stop]
 
-    def _over_threads(self, e: Emitter, name: str, body: _Body, *, ends: bool) -> None:
-        """Emit a loop that calls `body` for each thread."""
+    def _over_threads(
+        self, e: Emitter, name: str, body: _Body, *, ends: bool, at: str = "", stays: int | None = None
+    ) -> str:
+        """Emit a loop that calls `body` for each thread.
+
+        Where it leads, each time by one more than a block, is put into the array `at`, if there is one, from which a
+        thread learns where it is. Return whether any thread `stays` at a block.
+        """
         self.kernel.finish(body.e)
         self.kernel.parts.append(body.text())
         self.loops.append(_FIRST_LOOP + (self.number << 10) + len(self.loops))
@@ -294,19 +317,28 @@ class Together:
         e.label(before)
         e.emit(f"br label %each{name}")
         e.label(f"each{name}")
-        place, after = e.name(), e.name()
+        place, after, some, more = (e.name() for _ in range(4))
         e.emit(f"{place} = phi i32 [ 0, %{before} ], [ {after}, %each{name} ]")
+        if stays is not None:
+            e.emit(f"{some} = phi i1 [ false, %{before} ], [ {more}, %each{name} ]")
         tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
         given = "".join(f", {kind} {value}" for kind, value in body.given)
+        given += f", ptr {self.at}"
         arrays = "".join(f", ptr {self._array(one)}" for one in body.arrays)
         call = f"{VALUES}, i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {place}{given}{arrays}"
         result = e.op(f"call i32 @{body.name}({call}) #1")
         if ends:
             self._note(e, t, result)
+        if at:
+            mine = e.op(f"getelementptr i32, ptr {at}, i64 {e.op(f'zext i32 {place} to i64')}")
+            e.emit(f"store i32 {result}, ptr {mine}, !llvm.access.group !1")
+        if stays is not None:
+            e.emit(f"{more} = or i1 {some}, {e.op(f'icmp eq i32 {result}, {stays + 1}')}")
         e.emit(f"{after} = add nuw nsw i32 {place}, 1")
         done = e.op(f"icmp eq i32 {after}, {WIDTH}")
         e.emit(f"br i1 {done}, label %after{name}, label %each{name}, !llvm.loop !{self.loops[-1]}")
         e.label(f"after{name}")
+        return more
 
     def _note(self, e: Emitter, thread: str, suspension: str) -> None:
         """Note which suspension a thread has come to, if that is not known."""
@@ -384,7 +416,7 @@ class _Body:
     def text(self) -> str:
         given = "".join(f", {kind} %given.{number}" for number, (kind, _) in enumerate(self.given))
         arrays = "".join(f', ptr %"array {name}"' for name in self.arrays)
-        header = f"define internal i32 @{self.name}({ENVIRONMENT}, {THREAD}, i32 %place{given}{arrays}) #0 {{"
+        header = f"define internal i32 @{self.name}({ENVIRONMENT}, {THREAD}, i32 %place{given}, ptr %at{arrays}) #0 {{"
         lines = [header, "entry:", "  %place.x = zext i32 %place to i64", *self.kernel.header(self.e), *self.e.lines]
         return "\n".join([*lines, "}"])
 
@@ -466,7 +498,41 @@ class _Body:
         for number in sorted(exits):
             self.e.label(f"b{number}")
             self.store(region._live(number))
-            self.e.emit("ret i32 0")
+            self.e.emit(f"ret i32 {number + 1}")
+
+    def round(self, loop: Part, live: list[str], before: Mapping[str, str]) -> None:
+        """Emit a round of a loop for a thread that is at its head; others only pass by.
+
+        What is stored is stored by all threads, so that LLVM needs no masks for it.
+        """
+        region, kernel, e = self.region, self.kernel, self.e
+        code = [one for number in loop.blocks for one in region._code(number)]
+        touched = {name for one in code for names in (reads(one), writes(one)) for name in names}
+        self.set = {name for one in code for name in writes(one)}
+        leads = {after for number in loop.blocks for after in kernel.flow.blocks[number].successors}
+        kept = {name for number in leads for name in region._live(number)} & self.set
+        for name in sorted((touched & set(live)) | kept):
+            if name in before:
+                self.scalar(name, before[name])
+            else:
+                self.load(name)
+        mine = e.op("getelementptr i32, ptr %at, i64 %place.x")
+        now = e.op(f"load i32, ptr {mine}, !llvm.access.group !1")
+        here = e.op(f"icmp eq i32 {now}, {loop.head + 1}")
+        e.emit("br label %entry.end")
+        e.label("entry.end")
+        e.emit(f"br i1 {here}, label %begin, label %pass")
+        exits: set[int] = set()
+        for number in sorted(loop.blocks, key=lambda number: number != loop.head):
+            exits |= self._block(loop, number, {})
+        for number in sorted(exits):
+            e.label(f"b{number}")
+            e.emit("br label %pass")
+        e.label("pass")
+        ways = ", ".join(f"[ {number + 1}, %b{number} ]" for number in sorted(exits))
+        result = e.op(f"phi i32 [ {now}, %entry.end ], {ways}")
+        self.store(sorted(kept))
+        e.emit(f"ret i32 {result}")
 
     def _block(self, part: Part, number: int, values: Mapping[int, str | None]) -> set[int]:
         """Emit a block; return the heads of parts that it leads to."""

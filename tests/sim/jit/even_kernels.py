@@ -168,6 +168,8 @@ class _EvenWriter(Writer):
             end = f"add.s32 {counter}, {counter}, {step};\nbra {top};"
         else:
             self.emit(f"and.b32 {counter}, {self.word()}, 7;\n{top}:")
+            if self.rng.random() < 0.6:  # it only computes
+                return self.computing(top, out, counter, more)
             end = f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};"
         self.counters.append(counter)
         self.block(self.rng.randrange(1, 5), depth + 1)
@@ -175,6 +177,19 @@ class _EvenWriter(Writer):
         if depth == 0 and what < 3 and self.rng.random() < 0.3:
             self.meet()
         self.emit(f"{end}\n{out}:")
+
+    def computing(self, top: str, out: str, counter: str, more: str) -> None:
+        """Write the rest of a loop that does nothing but compute, and that threads may leave in two ways."""
+        for _ in range(self.rng.randrange(1, 4)):
+            self.rng.choice((self.varying, self.varying, self.alike, self.wide))()
+            if self.rng.random() < 0.3:
+                self.emit(f"@{self.predicate()} bra {out};")
+            if self.rng.random() < 0.3:
+                skip = self.label()
+                self.emit(f"@{self.predicate()} bra {skip};")
+                self.varying()
+                self.emit(f"{skip}:")
+        self.emit(f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};\n{out}:")
 
 
 def even_kernel(seed: int, threads: int) -> str:

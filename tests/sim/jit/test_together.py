@@ -81,6 +81,23 @@ extern "C" __global__ void own_ends(const int *ends, int *y) {
     for (int k = 0; k < ends[threadIdx.x]; k++) sum += k * k;
     y[threadIdx.x] = sum;
 }
+extern "C" __global__ void searched(const int *x, int *y, int n) {
+    unsigned s = x[threadIdx.x];
+    int rounds = 0, others = 0;
+    while (s != 1 && rounds < n) {
+        s = s % 2 ? 3 * s + 1 : s / 2;
+        if (s == 5) break;
+        rounds++;
+    }
+    for (; s < 1000; s += 1 + threadIdx.x) others++;
+    y[threadIdx.x] = 1000 * rounds + others;
+}
+extern "C" __global__ void within(const int *x, int *y, int n) {
+    int sum = 0;
+    for (int i = 0; i < x[threadIdx.x]; i++)
+        for (int k = 0; k < i % 5; k++) sum = 3 * sum + k;
+    y[threadIdx.x] = sum;
+}
 extern "C" __global__ void counted(int *total, int n) {
     for (int k = 0; k < n; k++) atomicAdd(total, k);
 }
@@ -101,9 +118,9 @@ def kernels(ptx_of):
     return jit.load(ptx_of(SOURCE)).kernels
 
 
-def test_threads_run_loops_together_that_end_alike_and_do_nothing_that_has_an_order(kernels):
+def test_threads_run_loops_together_that_end_alike_or_only_compute_and_have_no_order(kernels):
     found = {name for name, kernel in kernels.items() if runs_together(kernel)}
-    assert {"product", "rows", "after_barrier", "not_all", "bits", "kept", "exchanged"} == found
+    assert {"product", "rows", "after_barrier", "not_all", "bits", "own_ends", "searched", "kept", "exchanged"} == found
 
 
 def test_checked_kernels_run_each_thread_by_itself(kernels):
@@ -186,6 +203,39 @@ def test_loops_that_differ_between_threads_end_where_each_ends(launch, kernels):
     y = np.zeros(48, np.int32)
     launch(kernels["own_ends"], 1, 48, ends, y)
     np.testing.assert_array_equal([sum(k * k for k in range(end)) for end in ends], y)
+
+
+def _searched(s: int, rounds_at_most: int, thread: int) -> int:
+    rounds = others = 0
+    while s != 1 and rounds < rounds_at_most:
+        s = 3 * s + 1 if s % 2 else s // 2
+        if s == 5:
+            break
+        rounds += 1
+    while s < 1000:
+        s, others = s + 1 + thread, others + 1
+    return 1000 * rounds + others
+
+
+def test_each_thread_leaves_loops_that_only_compute_where_it_is_through(launch, kernels):
+    x = np.random.default_rng(6).integers(1, 200, 48).astype(np.int32)
+    y = np.zeros(48, np.int32)
+    launch(kernels["searched"], 1, 48, x, y, np.int32(60))
+    np.testing.assert_array_equal([_searched(int(s), 60, thread) for thread, s in enumerate(x)], y)
+
+
+def test_loops_in_loops_of_each_threads_own(launch, kernels):
+    x = np.arange(48, dtype=np.int32) % 13
+    y = np.zeros(48, np.int32)
+    launch(kernels["within"], 1, 48, x, y, np.int32(0))
+    expected = []
+    for end in x:
+        total = 0
+        for i in range(end):
+            for k in range(i % 5):
+                total = (3 * total + k) & 0xFFFFFFFF
+        expected.append(total)
+    np.testing.assert_array_equal(np.array(expected, np.uint32).view(np.int32), y)
 
 
 def test_the_bits_of_an_index_are_no_number_to_count_with(launch, kernels):
