@@ -31,7 +31,7 @@ libraries = [
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(
         "cudatool.sim._libcuda",
-        [f"cudatool/sim/{name}.c" for name in ("_libcuda", "_exports", "_device", "_texture", "_races")],
+        [f"cudatool/sim/{name}.c" for name in ("_libcuda", "_exports", "_device", "_texture", "_races", "_workers")],
         libraries=["m"],
         extra_link_args=["-Wl,-soname,libcuda.so.1"],
     ),

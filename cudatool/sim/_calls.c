@@ -356,9 +356,30 @@ static PyObject *py_guarded_call(PyObject *module, PyObject *const *args, Py_ssi
     return PyLong_FromLong(number);
 }
 
-static PyObject *py_set_guard(PyObject *module, PyObject *address) {
+typedef int (*guarded_calls_t)(void *, int);
+static guarded_calls_t guarded_calls; /* cudatool_guarded_calls of _workers.c */
+
+static PyObject *py_guarded_calls(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    guarded_call = (guarded_call_t)PyLong_AsVoidPtr(address);
+    if (count != 2 || !guarded_calls) {
+        PyErr_SetString(PyExc_TypeError, "guarded_calls(calls, interruptible)");
+        return NULL;
+    }
+    void *calls = PyLong_AsVoidPtr(args[0]);
+    int is_interruptible = PyObject_IsTrue(args[1]), ended_early;
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    ended_early = guarded_calls(calls, is_interruptible);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(ended_early);
+}
+
+static PyObject *py_set_guards(PyObject *module, PyObject *args) {
+    PyObject *call, *calls;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &call, &calls)) return NULL;
+    guarded_call = (guarded_call_t)PyLong_AsVoidPtr(call);
+    guarded_calls = (guarded_calls_t)PyLong_AsVoidPtr(calls);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
@@ -388,7 +409,8 @@ static PyMethodDef methods[] = {
     {"pack", (PyCFunction)(void (*)(void))py_pack, METH_FASTCALL, NULL},
     {"launch_config", py_launch_config, METH_O, NULL},
     {"guarded_call", (PyCFunction)(void (*)(void))py_guarded_call, METH_FASTCALL, NULL},
-    {"set_guard", py_set_guard, METH_O, NULL},
+    {"guarded_calls", (PyCFunction)(void (*)(void))py_guarded_calls, METH_FASTCALL, NULL},
+    {"set_guards", py_set_guards, METH_VARARGS, NULL},
     {"begin_thread", py_begin_thread, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

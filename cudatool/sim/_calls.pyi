@@ -65,8 +65,11 @@ def launch_config(address: int, /) -> tuple[tuple[int, int, int], tuple[int, int
 def guarded_call(function: int, argument: int, address: int, interruptible: bool, limit_ns: int, /) -> int:
     """See ``cudatool_guarded_call`` of _libcuda.c."""
 
-def set_guard(address: int, /) -> None:
-    """Give the address of ``cudatool_guarded_call``."""
+def guarded_calls(calls: int, interruptible: bool, /) -> bool:
+    """See ``cudatool_guarded_calls`` of _workers.c."""
+
+def set_guards(call: int, calls: int, /) -> None:
+    """Give the addresses of ``cudatool_guarded_call`` and ``cudatool_guarded_calls``."""
 
 def begin_thread(starter: int, function: Callable[[], object], /) -> None:
     """Call `function`: the first that a thread does which a driver call starts, on the thread with the id `starter`."""

@@ -27,11 +27,12 @@ def path_of(module: str) -> str:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the C part (``_device.c``, ``_libcuda.c``, ``_races.c``)."""
+    """Return the C part (``_device.c``, ``_libcuda.c``, ``_races.c``, ``_workers.c``)."""
     found = ctypes.CDLL(path_of("cudatool.sim._libcuda"))
     found.cudatool_printf_resize.argtypes = [ctypes.c_size_t]
     found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     found.cudatool_heap_create.restype = ctypes.c_void_p
     found.cudatool_heap_destroy.argtypes = [ctypes.c_void_p]
-    _calls.set_guard(ctypes.cast(found.cudatool_guarded_call, ctypes.c_void_p).value or 0)
+    guards = found.cudatool_guarded_call, found.cudatool_guarded_calls
+    _calls.set_guards(*(ctypes.cast(guard, ctypes.c_void_p).value or 0 for guard in guards))
     return found

@@ -295,12 +295,12 @@ class Launch:
             return
         context = operation.stream.context
         try:
-            is_done = self.kernel.launch_alone(
+            is_done = self.kernel.launch_plain(
                 self.grid,
                 self.block,
                 self.shared,
                 ctypes.addressof(self.params),
-                _threads() > 1,
+                _threads(),
                 _heap_of(context),
                 limit_of(context, STACK_SIZE),
             )

@@ -34,12 +34,13 @@ __all__ = [
     "KernelTimeout",
     "KernelTrap",
     "NativeLaunch",
+    "Run",
     "Stopped",
     "Wait",
-    "is_worth_sharing",
+    "Worker",
     "run",
-    "run_alone",
     "take_message",
+    "workers_for",
 ]
 
 _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that no such access leaves it
@@ -265,7 +266,7 @@ class _Memory:
         return [Wait(t, *values) for t, values in enumerate(columns) if values[0] != EXIT]
 
 
-class _Worker:
+class Worker:
     """One host thread's context, and the memory of the block that it runs."""
 
     def __init__(self) -> None:
@@ -273,8 +274,6 @@ class _Worker:
         self.memory = _Memory()
         self.fault = ctypes.c_uint64()
         self.thread = 0  # the host thread, while it works
-        self.plan: NativeLaunch | None = None  # what the context is filled for, if nothing else has used it since
-        self.next_block = ctypes.c_uint64()
 
     def use(self, memory: _Memory) -> None:
         self.memory = memory
@@ -288,15 +287,15 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="cudatool-sim")
 
 
-_workers: list[_Worker] = []
+_workers: list[Worker] = []
 _memories: list[_Memory] = []
 _workers_lock = threading.Lock()
 
 
-def _take_workers(count: int) -> list[_Worker]:
+def _take_workers(count: int) -> list[Worker]:
     with _workers_lock:
         taken = [_workers.pop() for _ in range(min(count, len(_workers)))]
-    return taken + [_Worker() for _ in range(count - len(taken))]
+    return taken + [Worker() for _ in range(count - len(taken))]
 
 
 def _take_memory() -> _Memory:
@@ -315,10 +314,10 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
     return multiplier, generator.randrange(blocks)
 
 
-class _Run:
+class Run:
     """A launch while it runs: what its workers share."""
 
-    def __init__(self, launch: NativeLaunch, workers: list[_Worker], seed: int | None) -> None:
+    def __init__(self, launch: NativeLaunch, workers: list[Worker], seed: int | None) -> None:
         self.launch = launch
         self.blocks = math.prod(launch.grid)
         self.order = _order(self.blocks, seed)
@@ -328,15 +327,14 @@ class _Run:
         self.counter = ctypes.c_uint64(0)
         self.workers = workers
         self.spare: list[_Memory] = []
-        self.asleep: dict[_Worker, deque[_Memory]] = {worker: deque() for worker in self.workers}
+        self.asleep: dict[Worker, deque[_Memory]] = {worker: deque() for worker in self.workers}
         self._ended = False
         self.reason = Stop.NONE
         self.started = time.monotonic()
         self.seen = (0, self.started, 0)  # progress, when it was made, and how many rounds ago
 
-    def prepare(self, worker: _Worker, footprint: Footprint | None) -> None:
+    def prepare(self, worker: Worker, footprint: Footprint | None) -> None:
         launch, context = self.launch, worker.context
-        worker.plan = None
         worker.memory.prepare(launch)
         worker.use(worker.memory)
         context.grid_x, context.grid_y, context.grid_z = launch.grid
@@ -368,7 +366,7 @@ class _Run:
         self._ended = True
         self.counter.value = self.blocks
 
-    def work(self, worker: _Worker) -> int:
+    def work(self, worker: Worker) -> int:
         """Run blocks until there are none; return the signal that ended native code, 0 if none did."""
         worker.thread = threading.get_ident()
         asleep = self.asleep[worker]
@@ -392,7 +390,7 @@ class _Run:
             self._watch(len(asleep))
         return 0
 
-    def _resume_all(self, worker: _Worker, asleep: deque[_Memory]) -> int:
+    def _resume_all(self, worker: Worker, asleep: deque[_Memory]) -> int:
         """Let each parked block go on once. One that ends is followed by new ones."""
         for _ in range(len(asleep)):
             if self.ended():
@@ -401,7 +399,7 @@ class _Run:
                 return number
         return 0
 
-    def _call(self, worker: _Worker, parked: _Memory | None) -> int:
+    def _call(self, worker: Worker, parked: _Memory | None) -> int:
         """Enter native code, to continue a parked block or to begin new ones."""
         context = worker.context
         if parked is not None:
@@ -464,45 +462,10 @@ class _Run:
             del _memories[_KEPT_MEMORIES:]
 
 
-def is_worth_sharing(grid: tuple[int, int, int], block: tuple[int, int, int]) -> bool:
-    """Whether several host threads are to run the blocks of a grid."""
-    return grid != (1, 1, 1) and math.prod(grid) * math.prod(block) >= _WORTH_SHARING
-
-
-def run_alone(plan: NativeLaunch, params: int) -> Stopped | None:
-    """Do as :func:`run` on one thread, for a launch that does not park and has the packed arguments at `params`.
-
-    Launches of one plan, one after the other, find all but their arguments in place: what is small costs little.
-
-    Raises
-    ------
-    KernelFault
-        The code touched memory that does not exist.
-    """
-    try:
-        worker = _workers.pop()
-    except IndexError:
-        worker = _Worker()
-    context = worker.context
-    try:
-        if worker.plan is not plan:
-            _Run(plan, [worker], None).prepare(worker, None)
-            context.next_block = ctypes.addressof(worker.next_block)
-            context.resume = context.parked = 0
-            worker.plan = plan
-        context.params = params
-        worker.next_block.value = 0
-        number = guarded_call(plan.entry, ctypes.addressof(context), ctypes.addressof(worker.fault))
-        if not number and not context.status:
-            return None
-        worker.plan = None
-        signals.check()
-        if number and number != STOP_SIGNAL:
-            raise KernelFault(number, worker.fault.value)
-        worker.memory.current = context.current
-        return _Run(plan, [worker], None).stopped()
-    finally:
-        _workers.append(worker)
+def workers_for(grid: tuple[int, int, int], block: tuple[int, int, int], threads: int) -> int:
+    """Return how many host threads, of so many that there are, run the blocks of a grid."""
+    blocks = math.prod(grid)
+    return max(1, min(threads, blocks)) if blocks * math.prod(block) >= _WORTH_SHARING else 1
 
 
 def run(
@@ -521,9 +484,7 @@ def run(
     KernelFault
         The code touched memory that does not exist.
     """
-    blocks = math.prod(launch.grid)
-    shared = is_worth_sharing(launch.grid, launch.block)
-    going = _Run(launch, _take_workers(max(1, min(threads, blocks)) if shared else 1), seed)
+    going = Run(launch, _take_workers(workers_for(launch.grid, launch.block, threads)), seed)
     for worker in going.workers:
         going.prepare(worker, footprint)
     if watch is not None:
@@ -546,14 +507,14 @@ def run(
         going.release()
 
 
-def _start(going: _Run, worker: _Worker) -> Future[int] | None:
+def _start(going: Run, worker: Worker) -> Future[int] | None:
     try:
         return _pool().submit(going.work, worker)
     except RuntimeError:  # the interpreter is ending and starts nothing: the calling thread runs all blocks
         return None
 
 
-def _finish(going: _Run, worker: _Worker, job: Future[int] | None) -> int:
+def _finish(going: Run, worker: Worker, job: Future[int] | None) -> int:
     """Wait for a worker; if all are to stop, or Ctrl-C comes, end what it does after a moment."""
     if job is None:
         return 0

@@ -51,10 +51,9 @@ from cudatool.sim.jit.launch import (
     NativeLaunch,
     Stopped,
     Wait,
-    is_worth_sharing,
     run,
-    run_alone,
     take_message,
+    workers_for,
 )
 from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
@@ -63,6 +62,7 @@ from cudatool.sim.jit.runs import join_products
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.steps import insert_steps
 from cudatool.sim.jit.system import SYSTEM
+from cudatool.sim.jit.team import run_plain
 from cudatool.source_text import SourceLine
 
 _MEMORY = Instrument.MEMCHECK | Instrument.INITCHECK
@@ -229,7 +229,7 @@ class JitKernel:
         self._layout: Layout | None = None
         self._accesses: KernelAccesses | None = None
         self._variants: dict[tuple[Instrument, bool, Needless], _Translated] = {}
-        self._plans: dict[tuple[object, ...], NativeLaunch | None] = {}
+        self._plans: dict[tuple[object, ...], tuple[NativeLaunch, int] | None] = {}
         self._checked: dict[tuple[object, ...], _Checked] = {}
         self.name = function.name
         layout = Layout.of_params(function)
@@ -491,7 +491,7 @@ class JitKernel:
             and seed is None
             and not timeout_s
             and not cooperative
-            and self.launch_alone(grid, block, shared_bytes, params, threads > 1, heap, stack_bytes)
+            and self.launch_plain(grid, block, shared_bytes, params, threads, heap, stack_bytes)
         ):
             return []
         large = _is_large(grid, block)
@@ -565,29 +565,28 @@ class JitKernel:
         found = self._checked[key] = _Checked(*code, of_launch.written, sound, fills=fills)
         return found
 
-    def launch_alone(
+    def launch_plain(
         self,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_bytes: int,
         params: int,
-        shared: bool,
+        threads: int,
         heap: int,
         stack_bytes: int,
     ) -> bool:
-        """Do as :meth:`launch` in the plainest case, on this thread; return False if the launch is not so plain.
+        """Do as :meth:`launch` in the plainest case; return False if the launch is not so plain.
 
-        `shared` is whether several host threads may run blocks. What such launches need is found out once for each
-        shape, so that small ones cost little.
+        What such launches need is found out once for each shape, so that small ones cost little.
         """
-        key = grid, block, shared_bytes, shared, heap, stack_bytes
+        key = grid, block, shared_bytes, threads, heap, stack_bytes
         try:
             plan = self._plans[key]
         except KeyError:
             plan = self._plans[key] = self._plan(*key)
         if plan is None:
             return False
-        if (stopped := run_alone(plan, params)) is not None:
+        if (stopped := run_plain(*plan, params)) is not None:
             raise self._explain(stopped, self._stepping)
         return True
 
@@ -628,20 +627,23 @@ class JitKernel:
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_bytes: int,
-        shared: bool,
+        threads: int,
         heap: int,
         stack_bytes: int,
-    ) -> NativeLaunch | None:
-        """Return what launches of this shape need, but for their arguments; None if :func:`run_alone` is not for them.
+    ) -> tuple[NativeLaunch, int] | None:
+        """Return what launches of this shape need, but for their arguments, and how many host threads run them.
 
-        `shared` is whether several host threads may run blocks.
+        None if :func:`run_plain` is not for them.
         """
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
-        if _is_large(grid, block) or (shared and is_worth_sharing(grid, block)):
+        if _is_large(grid, block):
             return None
         translated = self._translate(Instrument.NONE, large_grid=False)
-        return None if translated.parks else self._described(translated, grid, block, shared_bytes, heap, stack_bytes)
+        if translated.parks:
+            return None
+        plan = self._described(translated, grid, block, shared_bytes, heap, stack_bytes)
+        return plan, workers_for(grid, block, threads)
 
     @cached_property
     def _acquires(self) -> bool:

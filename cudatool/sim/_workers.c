@@ -1,0 +1,161 @@
+/* Host threads that run the blocks of a launch beside the thread that launches.
+ *
+ * They start with the first launch that several threads are to run, and sleep between launches. Each takes a ticket, the
+ * number of the call that it makes; the launching thread makes call 0 itself. When that returns there are no blocks
+ * left, so tickets that were not taken by then are void: what is small need not wait for a thread to wake up.
+ *
+ *     launching thread                        helper
+ *     fill in the calls, begin with ticket 1
+ *     wake as many as there are tickets       take a ticket: make that call, count it as finished
+ *     make call 0                             none: sleep until there are new ones
+ *     void the tickets that are left
+ *     wait for those who took one
+ */
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address, int interruptible, int64_t limit_ns);
+int cudatool_stop_signal(void);
+
+enum { MOST_HELPERS = 255, VOID = 1 << 30, PATIENCE_NS = 200000000 };
+
+/* The calls of one launch: Calls of cudatool/sim/jit/launch.py. */
+struct cudatool_calls {
+    void (*function)(void *);
+    char **arguments;     /* a context for each call */
+    uintptr_t *addresses; /* of each call's fault */
+    int *numbers;         /* the signal that ended each call, 0 for none */
+    _Atomic uint64_t *next_block;
+    uint64_t blocks;
+    uint32_t count;
+    uint32_t status; /* where a context says that its kernel was stopped */
+};
+
+static struct {
+    pthread_mutex_t in_use;
+    struct cudatool_calls *calls;
+    atomic_uint go;       /* changes when there are new tickets: helpers sleep on it */
+    atomic_uint ticket;   /* the next one, VOID or more if there are none */
+    atomic_uint finished; /* calls of helpers: the launching thread sleeps on it */
+    unsigned helpers;
+    pthread_t threads[MOST_HELPERS];
+    atomic_uint at_work[MOST_HELPERS];
+} team = {.in_use = PTHREAD_MUTEX_INITIALIZER, .ticket = VOID};
+
+static void sleep_on(atomic_uint *word, unsigned value, const struct timespec *limit) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, limit, NULL, 0);
+}
+
+static void wake(atomic_uint *word, unsigned count) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0); }
+
+/* Let no thread begin another block. */
+static void end_launch(struct cudatool_calls *calls) { atomic_store(calls->next_block, calls->blocks); }
+
+static void make_call(struct cudatool_calls *calls, unsigned n) {
+    calls->numbers[n] = cudatool_guarded_call(calls->function, calls->arguments[n], &calls->addresses[n], 0, 0);
+    if (calls->numbers[n]) end_launch(calls);
+}
+
+static void *help(void *own) {
+    atomic_uint *at_work = own;
+    pthread_setname_np(pthread_self(), "cudatool-sim");
+    for (;;) {
+        unsigned seen = atomic_load(&team.go);
+        unsigned ticket = atomic_fetch_add(&team.ticket, 1);
+        if (ticket < VOID && ticket < team.calls->count) {
+            atomic_store(at_work, 1);
+            make_call(team.calls, ticket);
+            atomic_store(at_work, 0);
+            atomic_fetch_add(&team.finished, 1);
+            wake(&team.finished, 1);
+        } else {
+            sleep_on(&team.go, seen, NULL);
+        }
+    }
+    return NULL;
+}
+
+static int start_helper(void) {
+    unsigned n = team.helpers;
+    sigset_t none, before; /* Python's signals are for its own threads */
+    sigfillset(&none);
+    const int wanted[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, cudatool_stop_signal()};
+    for (unsigned i = 0; i < sizeof wanted / sizeof *wanted; i++) sigdelset(&none, wanted[i]);
+    pthread_sigmask(SIG_SETMASK, &none, &before);
+    int failed = pthread_create(&team.threads[n], NULL, help, &team.at_work[n]);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) return 0;
+    pthread_detach(team.threads[n]);
+    team.helpers = n + 1;
+    return 1;
+}
+
+/* A child has no helpers: threads do not survive a fork. */
+static void forget_helpers(void) {
+    pthread_mutex_init(&team.in_use, NULL);
+    team.helpers = 0;
+    atomic_store(&team.ticket, VOID);
+}
+
+__attribute__((constructor)) static void prepare(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+
+static int was_stopped(const struct cudatool_calls *calls) {
+    for (unsigned n = 0; n < calls->count; n++)
+        if (calls->numbers[n] || *(volatile uint32_t *)(calls->arguments[n] + calls->status)) return 1;
+    return 0;
+}
+
+static void stop_helpers(void) {
+    for (unsigned n = 0; n < team.helpers; n++)
+        if (atomic_load(&team.at_work[n])) pthread_kill(team.threads[n], cudatool_stop_signal());
+}
+
+/* Wait until so many calls of helpers are finished. Where the launch has been stopped, blocks that run on are ended. */
+static void wait_for(void *wanted) {
+    const struct timespec patience = {0, PATIENCE_NS};
+    unsigned seen;
+    while ((seen = atomic_load(&team.finished)) < *(unsigned *)wanted) {
+        sleep_on(&team.finished, seen, &patience);
+        if (atomic_load(&team.finished) == seen && was_stopped(team.calls)) stop_helpers();
+    }
+}
+
+/* Make all calls, as cudatool_guarded_call does, on as many threads as there are. Returns whether any ended early. */
+int cudatool_guarded_calls(struct cudatool_calls *calls, int interruptible) {
+    unsigned others = calls->count - 1;
+    int is_ours = others && !pthread_mutex_trylock(&team.in_use); /* else this thread runs all blocks */
+    for (unsigned n = 0; n < calls->count; n++) calls->numbers[n] = 0;
+    if (is_ours) {
+        while (team.helpers < others && team.helpers < MOST_HELPERS && start_helper()) {}
+        team.calls = calls;
+        atomic_store(&team.finished, 0);
+        atomic_store(&team.ticket, 1);
+        atomic_fetch_add(&team.go, 1);
+        wake(&team.go, others);
+    }
+    calls->numbers[0] = cudatool_guarded_call(calls->function, calls->arguments[0], calls->addresses,
+                                              interruptible, 0);
+    if (calls->numbers[0]) end_launch(calls);
+    if (is_ours) {
+        unsigned taken = atomic_exchange(&team.ticket, VOID);
+        unsigned wanted = (taken < calls->count ? taken : calls->count) - 1;
+        if (wanted > atomic_load(&team.finished)) {
+            int number = cudatool_guarded_call(wait_for, &wanted, NULL, interruptible, 0);
+            if (number) { /* Ctrl-C */
+                end_launch(calls);
+                calls->numbers[0] = number;
+                stop_helpers();
+                wait_for(&wanted);
+            }
+        }
+        pthread_mutex_unlock(&team.in_use);
+    }
+    return was_stopped(calls);
+}
