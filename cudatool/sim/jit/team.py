@@ -79,14 +79,11 @@ _teams: list[_Team] = []
 
 def _take(plan: NativeLaunch, count: int) -> _Team:
     """Return a team for a plan that nothing else uses."""
-    for team in _teams:
-        if team.plan is plan:
-            found = team
-            break
-    else:
+    found = next((team for team in _teams if team.plan is plan), None)
+    if found is None and len(_teams) >= _KEPT:
         found = next((team for team in _teams if len(team.workers) == count), None)
-        if found is None or len(_teams) < _KEPT:
-            return _Team(plan, count)
+    if found is None:
+        return _Team(plan, count)
     try:
         _teams.remove(found)
     except ValueError:  # another thread was faster
