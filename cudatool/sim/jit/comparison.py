@@ -101,12 +101,11 @@ def _mov(e: Emitter, i: Instruction) -> None:
         values = [e.get(element, f"b{part[1:]}") for element in source.elements]
         e.set(target, e.pack(values, part), f"b{8 * type_bytes(t)}")
     elif isinstance(target, VectorOperand):  # unpack
-        count = len(target.elements)
-        part = f"i{8 * type_bytes(t) // count}"
-        vector = e.op(f"bitcast i{8 * type_bytes(t)} {e.get(source, f'b{8 * type_bytes(t)}')} to <{count} x {part}>")
-        for index, element in enumerate(target.elements):
-            value = e.op(f"extractelement <{count} x {part}> {vector}, i32 {index}")
-            e.set(element, value, f"b{part[1:]}")
+        whole, count = 8 * type_bytes(t), len(target.elements)
+        part = whole // count
+        parts = e.unpack(e.get(source, f"b{whole}"), f"i{part}", count)
+        for element, value in zip(target.elements, parts, strict=True):
+            e.set(element, value, f"b{part}")
     else:
         _copy(e, target, source, t)
 

@@ -433,12 +433,24 @@ class Emitter:
         return self.convert(value, llvm_type(type_name), f"i{8 * type_bytes(type_name)}")
 
     def pack(self, values: list[str], kind: str) -> str:
-        """Return the integer whose parts, least significant first, are `values`."""
-        vector = "poison"
-        shape = f"<{len(values)} x {kind}>"
-        for index, value in enumerate(values):
-            vector = self.op(f"insertelement {shape} {vector}, {kind} {value}, i32 {index}")
-        return self.op(f"bitcast {shape} {vector} to i{len(values) * int(kind[1:])}")
+        """Return the integer whose parts, least significant first, are `values`.
+
+        Without vectors in between, of which LLVM could make no vectors of threads.
+        """
+        bits = int(kind[1:])
+        whole = f"i{len(values) * bits}"
+        found = self.op(f"zext {kind} {values[0]} to {whole}")
+        for index, value in enumerate(values[1:], 1):
+            part = self.op(f"shl nuw {whole} {self.op(f'zext {kind} {value} to {whole}')}, {index * bits}")
+            found = self.op(f"or disjoint {whole} {found}, {part}")
+        return found
+
+    def unpack(self, whole: str, kind: str, count: int) -> list[str]:
+        """Return the parts of an integer, least significant first."""
+        bits = int(kind[1:])
+        wide = f"i{count * bits}"
+        shifted = [whole, *(self.op(f"lshr {wide} {whole}, {index * bits}") for index in range(1, count))]
+        return [self.op(f"trunc {wide} {value} to {kind}") for value in shifted]
 
     # ---- addresses ----
 

@@ -41,6 +41,9 @@ def _load(e: Emitter, i: Instruction) -> None:
             value = e.op(f"load {kind}, ptr {at}, align 1, !invariant.load !0")
         else:
             value = e.op(f"load {strong}{kind}, ptr {at}, align {min(size, 8)}{'' if strong else e.group(space)}")
+            if size < 4 and not strong:
+                # LLVM makes one load of two narrow ones side by side, of which it forgets that threads may take turns.
+                value = e.op(f"freeze {kind} {value}")
         e.set(target, value, t)
     if "acquire" in i.modifiers:
         e.emit("fence acquire")  # volatile alone orders volatile accesses only
