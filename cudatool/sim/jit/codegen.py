@@ -75,10 +75,12 @@ from cudatool.sim.jit.emit import (
 from cudatool.sim.jit.even import WIDTH, Even, find_even
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.neighbors import distances
+from cudatool.sim.jit.rows import ByRow
+from cudatool.sim.jit.steps import stride_loops
 from cudatool.sim.jit.table import TABLE, Lowering
 from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
 
-__all__ = ["MARK", "REPEATABLE", "Native", "generate"]
+__all__ = ["MARK", "REPEATABLE", "Native", "generate", "goes_by_rows"]
 
 del (
     arithmetic,
@@ -165,6 +167,15 @@ def generate(
         raise UntranslatedInstruction(what, function.name, None, line, reason) from error
 
 
+def goes_by_rows(function: Function, layout: Layout) -> bool:
+    """Whether there are loops that go on by the size of the grid, and rows of threads go around all together."""
+    try:
+        kernel = _Kernel(function, layout, Instrument.NONE, False, frozenset(), marked=False, at=[])
+        return bool(kernel.strides) and kernel.strides <= kernel.gone_around_by_rows()
+    except PtxError:  # which is said when it is translated
+        return False
+
+
 class _Kernel:
     def __init__(
         self,
@@ -207,6 +218,7 @@ class _Kernel:
         self.counts_arrivals = any(row.kind == Kind.ARRIVE for row in self.rows.values())
         split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
         self.flow = Flow(self.function, split)
+        self.strides = set() if instrument else stride_loops(self.function, self.flow).keys()
         self.repeatable = self._repeatable()
         steps = instrument is Instrument.NONE and bool(self.rows)
         self.distances = distances(self.function) if steps else {}
@@ -366,8 +378,17 @@ class _Kernel:
 
     # ---- the module ----
 
+    def _parts(self) -> dict[int, int | None]:
+        """Return the suspension after which each region begins, None for the first, by the region's number."""
+        return {0: None, **{number: index for index, number in self.region_of.items()}}
+
+    def gone_around_by_rows(self) -> set[int]:
+        """Return where loops begin around which rows of threads go together."""
+        found = (self._even(index, self._region(self._first(index))) for index in self._parts().values())
+        return {head for even in found if even is not None and even.by_row for head in even.parts}
+
     def generate(self) -> Native:
-        parts: dict[int, int | None] = {0: None, **{number: index for index, number in self.region_of.items()}}
+        parts = self._parts()
         # All of them before the first is emitted: a kernel that is too large is refused without that work.
         regions = {number: self._region(self._first(index)) for number, index in parts.items()}
         even = {number: self._even(index, regions[number]) for number, index in parts.items()}
@@ -427,6 +448,7 @@ class _Kernel:
                 apart=apart,
                 regular=list(regular.values()),
                 together=WIDTH if even else 0,
+                by_row=even is not None and even.by_row,
             )
         )
 
@@ -465,7 +487,7 @@ class _Kernel:
                 kind = storage_type(self.function.registers[name])
                 own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
             own |= dict.fromkeys(writes(self.code[index]))
-        return find_even(self.flow, first, ends, self._repeated(index, region), own)
+        return find_even(self.flow, first, ends, self._repeated(index, region), own, self.strides)
 
     def _repeated(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
         """Return what a `region` computes once more when it begins."""
@@ -478,7 +500,8 @@ class _Kernel:
     ) -> None:
         region = self._with_suspension(index, region)
         own = [] if index is None else self.kept(index, _touched(region))
-        Together(self, number, index, even, self._repeated(index, region), own, region, only).generate()
+        form = ByRow if even.by_row else Together
+        form(self, number, index, even, self._repeated(index, region), own, region, only).generate()
 
     def _thread(
         self,

@@ -102,10 +102,10 @@ def _mov(e: Emitter, i: Instruction) -> None:
         e.set(target, e.pack(values, part), f"b{8 * type_bytes(t)}")
     elif isinstance(target, VectorOperand):  # unpack
         whole, count = 8 * type_bytes(t), len(target.elements)
-        part = whole // count
-        parts = e.unpack(e.get(source, f"b{whole}"), f"i{part}", count)
+        bits = whole // count
+        parts = e.unpack(e.get(source, f"b{whole}"), f"i{bits}", count)
         for element, value in zip(target.elements, parts, strict=True):
-            e.set(element, value, f"b{part}")
+            e.set(element, value, f"b{bits}")
     else:
         _copy(e, target, source, t)
 

@@ -26,14 +26,18 @@ from cudatool.ptx.isa import Control, opcode_of
 from cudatool.sim.jit.emit import SPECIAL
 from cudatool.sim.jit.table import types_of
 
-__all__ = ["WIDTH", "Check", "Even", "Part", "check_of", "find_even"]
+__all__ = ["MOST", "WIDTH", "Check", "Even", "Part", "check_of", "find_even"]
 
 WIDTH = 16
 """How many threads do a round together: LLVM makes vectors of a loop with that many rounds, and no rest."""
 
+MOST = 1024
+"""Threads that a row has at most."""
+
 _MOST_BLOCKS = 96
 _MOST_WRITTEN = 800  # instructions of all parts
 _MOST_KEPT = 40  # registers that differ between threads, from one part to the next
+_MOST_KEPT_OF_ROWS = 12
 
 _SHARED = ("%ctaid.", "%ntid.", "%nctaid.", "%tid.y", "%tid.z")
 _INTEGERS = {f"{kind}{bits}" for kind in "usb" for bits in (32, 64)}
@@ -103,14 +107,22 @@ class Even:
         By the block at which each begins; the region begins with the first.
     distances
         Of the scalar registers.
+    by_row
+        Whether all threads of a row do a round together, rather than :data:`WIDTH` of them.
     """
 
     parts: Mapping[int, Part]
     distances: Mapping[str, int]
+    by_row: bool = False
 
 
 def find_even(
-    flow: Flow, first: int, ends: frozenset[int], before: Sequence[Instruction], own: Mapping[str, int | None]
+    flow: Flow,
+    first: int,
+    ends: frozenset[int],
+    before: Sequence[Instruction],
+    own: Mapping[str, int | None],
+    strides: Iterable[int] = (),
 ) -> Even | None:
     """Return how threads run a region together, None if that is no gain.
 
@@ -123,17 +135,24 @@ def find_even(
     own
         The registers that each thread has from what came before, and the distances that they seem to be at there, which
         is looked at when the code runs; None for none.
+    strides
+        Where loops begin whose rounds a row of threads does together: neighbors' accesses are far from those of the
+        next round (:mod:`.steps`).
     """
     region = _Region(flow, first, ends)
     if len(region.blocks) > _MOST_BLOCKS or not region.has_loop:
         return None
+    loops = region.loops.keys() & set(region.blocks)
+    by_row = bool(loops) and loops <= set(strides)
+    if by_row:
+        own = dict.fromkeys(own)
     distances, uneven = _distances(region, before, own)
     if first in uneven:
         return None
     parts = _parts(region, uneven, distances)
-    if parts is None or not _is_worth_it(region, parts, distances):
+    if parts is None or not _is_worth_it(region, parts, distances, by_row=by_row):
         return None
-    return Even(parts, {name: d for name, d in distances.items() if d is not None})
+    return Even(parts, {name: d for name, d in distances.items() if d is not None}, by_row)
 
 
 class _Region:
@@ -382,7 +401,7 @@ def _check(i: Instruction, by: list[int]) -> Check | None:
     bits = source[1:]
     if not isinstance(operand, Register) or operand.negated or operand.name in SPECIAL:
         return None
-    if (WIDTH - 1) * abs(distance) >= 1 << int(bits) - 1:
+    if (MOST - 1) * abs(distance) >= 1 << int(bits) - 1:
         return None
     if i.opcode == "setp" and len(by) == 2 and _COMPARISONS.intersection(i.modifiers):
         signed = source[0] == "s" and not {"lo", "ls", "hi", "hs"} & {*i.modifiers}
@@ -493,19 +512,22 @@ def _own_loops(region: _Region, some: set[int], end: int) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _is_worth_it(region: _Region, parts: Mapping[int, Part], found: Mapping[str, int | None]) -> bool:
-    """Whether threads that run a region together go around loops, and LLVM can do the rounds of several at once."""
+def _is_worth_it(region: _Region, parts: Mapping[int, Part], found: Mapping[str, int | None], *, by_row: bool) -> bool:
+    """Whether threads that run a region together go around loops, and LLVM can do the rounds of several at once.
+
+    Rows do so for the sake of their accesses, too, even with atomic updates, of which LLVM makes no vectors.
+    """
     loops = [loop for part in parts.values() for loop in part.loops]
     rounds = [part for part in parts.values() if _comes_back(parts, part)] + loops
     written = sum(len(region.instructions(number)) for part in [*parts.values(), *loops] for number in part.blocks)
     if not rounds or written > _MOST_WRITTEN:
         return False
     kept = {name for part in rounds for name in region.flow.blocks[part.head].live_in if found.get(name) is None}
-    if len(kept) > _MOST_KEPT:
+    if len(kept) > (_MOST_KEPT_OF_ROWS if by_row else _MOST_KEPT) or (by_row and loops):
         return False
     for part in rounds:
         for number in part.blocks:
-            if not all(_is_side_by_side(one) for one in region.instructions(number)):
+            if not all(_is_side_by_side(one, by_row=by_row) for one in region.instructions(number)):
                 return False
             if number in _reached_inside(region, part, region.after(number)) and number not in part.chain:
                 return False  # a loop of each thread's own
@@ -534,5 +556,7 @@ def _reached_inside(region: _Region, part: Part, start: Iterable[int]) -> set[in
     return found
 
 
-def _is_side_by_side(i: Instruction) -> bool:
+def _is_side_by_side(i: Instruction, *, by_row: bool) -> bool:
+    if by_row and i.opcode in ("atom", "red"):
+        return _ORDERED.isdisjoint({*i.modifiers} - {"relaxed"})
     return i.opcode in _SIDE_BY_SIDE and _ORDERED.isdisjoint(i.modifiers)

@@ -33,7 +33,7 @@ from cudatool.ptx.kernel_names import kernel_name
 from cudatool.ptx.model import PROGRAMS
 from cudatool.sim.jit import native
 from cudatool.sim.jit.argument_ranges import ArgumentRanges
-from cudatool.sim.jit.codegen import MARK, REPEATABLE, Native, generate
+from cudatool.sim.jit.codegen import MARK, REPEATABLE, Native, generate, goes_by_rows
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.copies import separate_copies
@@ -264,6 +264,12 @@ class JitKernel:
         """What is translated: its threads step together in some loops, and make rows of matrix operations at once."""
         return join_products(insert_steps(separate_copies(self._function, REPEATABLE)))
 
+    @cached_property
+    def _plain(self) -> Function:
+        """What is translated if nothing is checked or measured: without steps where rows go around loops together."""
+        function = join_products(separate_copies(self._function, REPEATABLE))
+        return function if goes_by_rows(function, self.layout) else self._stepping
+
     @property
     def layout(self) -> Layout:
         """Where the kernel's variables lie."""
@@ -416,7 +422,7 @@ class JitKernel:
     ) -> Native:
         try:
             return generate(
-                self._stepping,
+                self._stepping if instrument else self._plain,
                 self.layout,
                 instrument=instrument,
                 large_grid=large_grid,
@@ -524,7 +530,7 @@ class JitKernel:
         try:
             stopped = run(launch, threads, seed, footprint, watch)
             if stopped is not None:
-                raise self._explain(stopped, self._stepping)
+                raise self._explain(stopped, self._stepping if how.kinds else self._plain)
         except KernelError as error:
             error.found = [found for launching in checked for found in launching.found()]
             raise
@@ -587,7 +593,7 @@ class JitKernel:
         if plan is None:
             return False
         if (stopped := run_plain(*plan, params)) is not None:
-            raise self._explain(stopped, self._stepping)
+            raise self._explain(stopped, self._plain)
         return True
 
     def _shared_bytes(self, dynamic: int) -> int:

@@ -5,6 +5,9 @@ each to its end, would jump through memory; a GPU's threads do one round of the 
 suspension that waits for nothing (``Kind.PRESENT``), is put where a round follows another. The further rounds become a
 region of their own and a loop over the threads, which LLVM vectorizes; what threads keep between them is in the slots.
 
+Where it is known that all threads of a row go around the loop equally often, they do so without that
+(:mod:`cudatool.sim.jit.rows`).
+
 Other loops stay in one region: their registers are worth more than neighbors' accesses. So do those that go on by the
 size of a block, whose rounds are near enough to each other for the host's caches.
 """
@@ -17,7 +20,7 @@ from cudatool.ptx import Flow, Function, Instruction, Register, Symbol, opcode_o
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.collective import suspension_of
 
-__all__ = ["insert_steps"]
+__all__ = ["insert_steps", "stride_loops"]
 
 _SHARED = ("%ntid", "%nctaid")  # what all threads of a block read the same
 _STRIDE = "%nctaid"
@@ -25,19 +28,27 @@ _STRIDE = "%nctaid"
 
 def insert_steps(function: Function) -> Function:
     """Return `function` with ``step`` between the rounds of its innermost loops that go on by the size of the grid."""
+    flow = Flow(function)
+    code, labels = list(function.instructions), dict(function.labels)
+    for start, blocks in stride_loops(function, flow).items():
+        _step(code, labels, flow, start, blocks)
+    return replace(function, instructions=code, labels=labels) if len(code) > len(function.instructions) else function
+
+
+def stride_loops(function: Function, flow: Flow) -> dict[int, frozenset[int]]:
+    """Return the innermost loops that go on by the size of the grid and suspend no thread, as natural loops."""
     code = function.instructions
     if not any(o.name.startswith(_STRIDE) for i in code for o in i.operands if isinstance(o, Register)):
-        return function
-    flow = Flow(function)
+        return {}
     loops = flow.natural_loops()
     strides = _strides(code)
-    code, labels = list(code), dict(function.labels)
+    found = {}
     for start, blocks in loops.items():
         inside = [code[index] for n in blocks for index in range(flow.blocks[n].start, flow.blocks[n].stop)]
         innermost = all(other == start or other not in blocks for other in loops)
         if innermost and _goes_on_by(inside, strides) and not any(suspension_of(one) for one in inside):
-            _step(code, labels, flow, start, blocks)
-    return replace(function, instructions=code, labels=labels) if len(code) > len(function.instructions) else function
+            found[start] = blocks
+    return found
 
 
 def _step(code: list[Instruction], labels: dict[str, int], flow: Flow, start: int, blocks: frozenset[int]) -> None:

@@ -25,7 +25,7 @@ from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
-from cudatool.sim.jit.even import WIDTH, Check, Even, Part, check_of
+from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of
 from cudatool.sim.jit.scheduler import VALUES
 
 __all__ = ["THREAD", "Together", "enter_at_heads", "from_the_beginning"]
@@ -104,6 +104,10 @@ class Together:
         The suspension that all threads reach, if there is just one.
     """
 
+    room = WIDTH  # threads that arrays have room for
+    count = str(WIDTH)  # how many threads there are
+    more = ""  # what the function is given beside that
+
     def __init__(
         self,
         kernel: _Kernel,
@@ -135,12 +139,15 @@ class Together:
         self.kernel.finish(e)
         registers = self.kernel.function.registers
         lines = [
-            f"define internal void @together_{self.number}({ENVIRONMENT}, {THREAD}) #0 {{",
+            f"define internal void @together_{self.number}({ENVIRONMENT}, {THREAD}{self.more}) #0 {{",
             "entry:",
             "  %t.x = zext i32 %t to i64",
             *(f"  {cell} = alloca {storage_type(registers[name])}" for name, cell in e.used.items()),
-            *(f"  {array} = alloca [{WIDTH} x {self._stored(name)}], align 64" for name, array in self.arrays.items()),
-            f"  {self.at} = alloca [{WIDTH} x i32], align 64",
+            *(
+                f"  {array} = alloca [{self.room} x {self._stored(name)}], align 64"
+                for name, array in self.arrays.items()
+            ),
+            f"  {self.at} = alloca [{self.room} x i32], align 64",
             *(f"  store {storage_type(registers[name])} zeroinitializer, ptr {cell}" for name, cell in e.used.items()),
             *e.lines,
             "}",
@@ -188,13 +195,12 @@ class Together:
         base, kind = e.read(check.register)
         bits = check.type_name[1:]
         narrow = e.convert(base, kind, f"i{bits}")
-        reach = (WIDTH - 1) * check.distance
         signed = check.type_name[0] == "s"
-        which = "sadd" if signed else "uadd" if reach > 0 else "usub"
+        which = "sadd" if signed else "uadd" if check.distance > 0 else "usub"
         pair = f"{{ i{bits}, i1 }}"
         operation = f"llvm.{which}.with.overflow.i{bits}"
         e.define(f"declare {pair} @{operation}(i{bits}, i{bits})")
-        amount = reach if signed else abs(reach)
+        amount = self._reach(e, check.distance if signed else abs(check.distance), f"i{bits}")
         end = e.op(f"call {pair} @{operation}(i{bits} {narrow}, i{bits} {amount})")
         conditions.append(e.op(f"xor i1 {e.op(f'extractvalue {pair} {end}, 1')}, true"))
         if check.same:
@@ -207,6 +213,10 @@ class Together:
             conditions.append(e.op(f"icmp eq {result} {first}, {last}"))
         else:
             self.kernel.instruction(e, one)
+
+    def _reach(self, e: Emitter, distance: int, kind: str) -> str:
+        """Return how far the last thread is from the first, at a distance from one to the next."""
+        return str((WIDTH - 1) * distance)
 
     def _look(self, e: Emitter, name: str) -> str:
         """Emit what reads a scalar register from the slot of the first thread; return whether all others fit to it."""
@@ -335,7 +345,7 @@ class Together:
         if stays is not None:
             e.emit(f"{more} = or i1 {some}, {e.op(f'icmp eq i32 {result}, {stays + 1}')}")
         e.emit(f"{after} = add nuw nsw i32 {place}, 1")
-        done = e.op(f"icmp eq i32 {after}, {WIDTH}")
+        done = e.op(f"icmp eq i32 {after}, {self.count}")
         e.emit(f"br i1 {done}, label %after{name}, label %each{name}, !llvm.loop !{self.loops[-1]}")
         e.label(f"after{name}")
         return more
@@ -364,6 +374,25 @@ class Together:
     def _back(self, e: Emitter, head: int, live: list[str], before: Mapping[str, str]) -> None:
         """Emit what lets the threads go on by themselves, one after the other, from the head of a part."""
         e.label(f"back{head}")
+        self._keep(e, live, before)
+        e.emit(f"br label %one{head}")
+        e.label(f"one{head}")
+        place, after = e.name(), e.name()
+        e.emit(f"{place} = phi i32 [ 0, %back{head} ], [ {after}, %one{head} ]")
+        tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
+        self._keep_one(e, place, live, before)
+        result = e.op(f"call i32 @from_{self.number}({VALUES}, i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {head + 1}) #2")
+        self._note(e, t, result)
+        e.emit(f"{after} = add nuw nsw i32 {place}, 1")
+        e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {self.count}')}, label %gone{head}, label %one{head}")
+        e.label(f"gone{head}")
+        e.emit("ret void")
+
+    def _keep_one(self, e: Emitter, place: str, live: list[str], before: Mapping[str, str]) -> None:
+        """Emit what puts registers into the slots of one thread, if :meth:`_keep` has not done it for all."""
+
+    def _keep(self, e: Emitter, live: list[str], before: Mapping[str, str]) -> None:
+        """Emit what puts registers into the slots of all threads."""
         for name in live:
             stored = self._stored(name)
             row = self._slots(e, name)
@@ -378,17 +407,6 @@ class Together:
             vector = f"<{WIDTH} x {stored}>"
             every = self._all(e, name, value)
             e.emit(f"store {vector} {every}, ptr {row}, align {size}")
-        e.emit(f"br label %one{head}")
-        e.label(f"one{head}")
-        place, after = e.name(), e.name()
-        e.emit(f"{place} = phi i32 [ 0, %back{head} ], [ {after}, %one{head} ]")
-        tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
-        result = e.op(f"call i32 @from_{self.number}({VALUES}, i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {head + 1}) #2")
-        self._note(e, t, result)
-        e.emit(f"{after} = add nuw nsw i32 {place}, 1")
-        e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {WIDTH}')}, label %gone{head}, label %one{head}")
-        e.label(f"gone{head}")
-        e.emit("ret void")
 
     def _metadata(self, loop: int) -> str:
         return f"!{loop} = distinct !{{!{loop}, !6, !7, !8}}"
@@ -427,7 +445,7 @@ class _Body:
         mine = f"%given.{len(self.given)}"
         self.given.append((kind, value))
         if distance := self.region.even.distances[name]:
-            nsw = "nsw " if abs(distance) * WIDTH < 1 << int(kind[1:]) - 1 else ""
+            nsw = "nsw " if abs(distance) * MOST < 1 << int(kind[1:]) - 1 else ""
             by = e.op(f"mul {nsw}{kind} {e.convert('%place', 'i32', kind)}, {distance}")
             mine = e.op(f"add {kind} {mine}, {by}")
         e.write(name, mine, kind)

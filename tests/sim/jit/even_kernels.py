@@ -16,8 +16,9 @@ _SMALL = (1, 2, 3, 4, 16, 0xFFFFFFFF, 0xFFFFFFFC)
 
 
 class _EvenWriter(Writer):
-    def __init__(self, seed: int, threads: int) -> None:
+    def __init__(self, seed: int, threads: int, *, by_grid: bool) -> None:
         super().__init__(seed, threads)
+        self.by_grid = by_grid
         self.scalars: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
         self.labels = 0
@@ -129,6 +130,12 @@ class _EvenWriter(Writer):
         self.emit(f"shfl.sync.up.b32 {result}, {source}, {self.rng.randrange(32)}, 0, 0xffffffff;")
         self.emit(f"add.u32 {target}, {target}, {result};")
 
+    def stride(self) -> str:
+        """Return a register that holds the size of the grid."""
+        size, blocks, result = self.new(4), self.new(4), self.new(4)
+        self.emit(f"mov.u32 {size}, %ntid.x;\nmov.u32 {blocks}, %nctaid.x;\nmul.lo.u32 {result}, {size}, {blocks};")
+        return result
+
     # ---- control ----
 
     def block(self, length: int, depth: int) -> None:
@@ -156,13 +163,16 @@ class _EvenWriter(Writer):
         self.emit(f"{end}:")
 
     def loop(self, depth: int) -> None:
+        if self.by_grid and depth:
+            return self.branch(depth)
         top, out, counter, more = self.label(), self.label(), self.new(4), self.new(0)
-        what = self.rng.randrange(5)
+        what = 3 if self.by_grid else self.rng.randrange(5)
         if what < 3:  # as often for all threads
             self.emit(f"mov.u32 {counter}, {self.rng.randrange(1, 5)};\n{top}:")
             end = f"sub.u32 {counter}, {counter}, 1;\nsetp.ne.s32 {more}, {counter}, 0;\n@{more} bra {top};"
         elif what == 3:  # from its own index on, as far as for all
-            step, bound = self.rng.choice((16, 20, 32)), self.rng.randrange(3 * self.threads)
+            step = self.stride() if self.by_grid else self.rng.choice((16, 20, 32))
+            bound = self.rng.randrange(3 * self.threads)
             self.emit(f"add.u32 {counter}, %me, {self.rng.randrange(3)};\n{top}:")
             self.emit(f"setp.ge.{self.rng.choice('us')}32 {more}, {counter}, {bound};\n@{more} bra {out};")
             end = f"add.s32 {counter}, {counter}, {step};\nbra {top};"
@@ -172,6 +182,8 @@ class _EvenWriter(Writer):
                 return self.computing(top, out, counter, more)
             end = f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};"
         self.counters.append(counter)
+        if self.by_grid:
+            self.memory()
         self.block(self.rng.randrange(1, 5), depth + 1)
         self.counters.remove(counter)
         if depth == 0 and what < 3 and self.rng.random() < 0.3:
@@ -192,9 +204,12 @@ class _EvenWriter(Writer):
         self.emit(f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};\n{out}:")
 
 
-def even_kernel(seed: int, threads: int) -> str:
-    """Return a kernel ``k(in, out, counters)`` for one block of so many threads."""
-    writer = _EvenWriter(seed, threads)
+def even_kernel(seed: int, threads: int, *, by_grid: bool = False) -> str:
+    """Return a kernel ``k(in, out, counters)`` for one block of so many threads.
+
+    With `by_grid` its loops are those that go on by the size of the grid.
+    """
+    writer = _EvenWriter(seed, threads, by_grid=by_grid)
     writer.begin()
     for _ in range(writer.rng.randrange(1, 3)):
         writer.loop(0)

@@ -244,7 +244,7 @@ def run(text: str, parameters: dict[str, int], memory: bytearray, threads: int) 
     """Run a block of a kernel; `parameters` are offsets in `memory`, which is what ``global`` addresses mean."""
     steps, labels, bits = _parse(text)
     spaces = {"global": memory, "shared": bytearray(1 << 16)}
-    running = [_thread(steps, labels, bits, parameters, spaces, t) for t in range(threads)]
+    running = [_thread(steps, labels, bits, parameters, spaces, t, threads) for t in range(threads)]
     waiting = {t: request for t, thread in enumerate(running) if (request := next(thread, None))}
     while waiting:
         answers: dict[int, int] = {}
@@ -301,8 +301,9 @@ def _thread(
     parameters: dict[str, int],
     spaces: dict[str, bytearray],
     number: int,
+    threads: int,
 ) -> Generator[_REQUEST, int, None]:
-    registers = {"%tid.x": number}
+    registers = {"%tid.x": number, "%ntid.x": threads, "%nctaid.x": 1}
     spaces = {**spaces, "local": bytearray(256)}
 
     def read(operand: str, kind: str = "u", width: int = 64) -> int:

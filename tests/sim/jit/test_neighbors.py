@@ -17,6 +17,12 @@ SOURCE = """
 extern "C" __global__ void scale(float *y, int n) {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = 2 * y[i] + i;
 }
+extern "C" __global__ void until(float *y, int n) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        if (y[i] < 0) break;
+        y[i] = 2 * y[i] + i;
+    }
+}
 extern "C" __global__ void every_third(int *y, int n) {
     for (int i = 3 * (blockIdx.x * blockDim.x + threadIdx.x); i < n; i += 3 * gridDim.x * blockDim.x) y[i] += i;
 }
@@ -97,18 +103,20 @@ def test_distances_follow_sums_and_products(kernels):
 
 
 @pytest.mark.parametrize(
-    ("name", "has_form"), [("scale", True), ("every_third", True), ("tiles", True), ("centered", False)]
+    ("name", "has_form"),
+    [("until", True), ("tiles", True), ("centered", False), ("scale", False)],
 )
 def test_regions_in_loops_have_a_form_for_regular_registers(kernels, name, has_form):
     assert has_form == (forms(kernels[name]) > 0)
 
 
+@pytest.mark.parametrize("name", ["scale", "until"])
 @pytest.mark.parametrize("block", [1, 7, 64, 100])
 @pytest.mark.parametrize("count", [0, 1, 99, 1000])
-def test_neighbors_in_a_stride(launch, kernels, block, count):
+def test_neighbors_in_a_stride(launch, kernels, name, block, count):
     y = np.arange(count + 1, dtype=np.float32)
     expected = np.append(3 * y[:count], y[count])
-    launch(kernels["scale"], 3, block, y, np.int32(count))
+    launch(kernels[name], 3, block, y, np.int32(count))
     np.testing.assert_array_equal(expected, y)
 
 

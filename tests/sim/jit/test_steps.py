@@ -64,6 +64,15 @@ def test_threads_step_together_only_where_a_loop_goes_on_by_the_grids_size(kerne
     assert {"saxpy": True, "wide": True, "total": True, "waits": True, "rows": False, "dot": False} == found
 
 
+def goes_by_rows(kernel: jit.JitKernel) -> bool:
+    return "%first, i32 %nx)" in kernel.llvm_ir()
+
+
+def test_rows_go_around_together_without_steps_where_they_leave_the_loop_together(kernels):
+    found = {name: goes_by_rows(kernel) for name, kernel in kernels.items()}
+    assert {"saxpy": True, "wide": False, "total": True, "waits": True, "rows": False, "dot": False} == found
+
+
 @pytest.mark.parametrize("count", [0, 1, 95, 96, 97, 1000, 4097])
 def test_a_stride_that_covers_all_of_a_vector(launch, kernels, count):
     random = np.random.default_rng(1)

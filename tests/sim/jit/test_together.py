@@ -19,9 +19,9 @@ def runs_together(kernel: jit.JitKernel) -> bool:
     return "call void @together_" in kernel.llvm_ir()
 
 
-def check(launch, seed: int) -> bool:
+def check(launch, seed: int, *, by_grid: bool = False) -> bool:
     threads = (16, 40, 64, 97)[seed % 4]
-    text = even_kernel(seed, threads)
+    text = even_kernel(seed, threads, by_grid=by_grid)
     given = inputs(seed, threads)
     out, counters = np.zeros((threads, WORDS), "u4"), np.zeros(WORDS, "u4")
     memory = bytearray(given.tobytes() + out.tobytes() + counters.tobytes())
@@ -36,6 +36,11 @@ def check(launch, seed: int) -> bool:
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 24))
 def test_random_loops_write_what_the_reference_does(launch, seed):
     check(launch, seed)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 16))
+def test_random_loops_by_the_size_of_the_grid_write_what_the_reference_does(launch, seed):
+    check(launch, seed, by_grid=True)
 
 
 SOURCE = """
@@ -246,6 +251,15 @@ def test_the_bits_of_an_index_are_no_number_to_count_with(launch, kernels):
     for _ in range(4):
         expected += (index + 0x3F800000).view(np.float32)
     np.testing.assert_array_equal(expected + index.view(np.float32), y)
+
+
+def goes_by_rows(kernel: jit.JitKernel) -> bool:
+    return "%first, i32 %nx)" in kernel.llvm_ir()
+
+
+def test_the_random_kernels_have_loops_that_rows_run_together():
+    texts = (module_of([even_kernel(seed, 64, by_grid=True)]).encode() for seed in range(FIRST, FIRST + 12))
+    assert sum(goes_by_rows(jit.load(text).kernels["k"]) for text in texts) >= 4
 
 
 def test_the_random_kernels_have_loops_that_threads_run_together():
