@@ -73,6 +73,7 @@ from cudatool.sim.jit.emit import (
     storage_type,
 )
 from cudatool.sim.jit.even import WIDTH, Even, find_even
+from cudatool.sim.jit.grid import grid, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.neighbors import distances
 from cudatool.sim.jit.rows import ByRow
@@ -102,6 +103,7 @@ _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%glob
 REPEATABLE = frozenset(SPECIAL) - _VOLATILE
 """Special registers that have the same value whenever a thread reads them."""
 
+_PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
 _MANY = 32  # regions from which on each is a function of its own: LLVM takes too long for all of them as one
 _SUSPENSION = 12  # instructions that leaving a region comes to
@@ -419,10 +421,41 @@ class _Kernel:
             self.parts.append(scheduler.ONE_BARRIER)
         if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
-        self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks, constants=self.constants))
+        beside = self._runs_side_by_side()
+        if beside:
+            self.parts.append(side_by_side(is_flat=self._is_flat()))
+        self.parts.append(grid(self.layout.param_bytes, parks=parks, constants=self.constants, is_side_by_side=beside))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks)
+
+    def _runs_side_by_side(self) -> bool:
+        """Whether blocks beside each other run row by row: straight code that shares nothing between threads.
+
+        A loop reads what it has read in the row before; that would no longer be in the cache.
+        """
+        if self.instrument or self.rows or self.may_end or self.layout.shared or self.flow.natural_loops():
+            return False
+        return not any("shared" in one.modifiers for one in self.code)
+
+    def _is_flat(self) -> bool:
+        """Whether threads use their place in x, and their block's, for nothing but their place in the grid."""
+        if self.layout.local_bytes:
+            return False
+        own = {"%tid.x", "%ctaid.x"}
+        copies = {name: special for name, special in self.indices.items() if special in (*own, "%ntid.x")}
+        for one in self.code:
+            used = {copies.get(name, name) for name in reads(one)}
+            if used.isdisjoint(own | SPECIAL.keys()) or copies.keys() & set(writes(one)):
+                continue
+            if any(name in SPECIAL and not name.startswith(_PLACES) for name in used):
+                return False
+            if not used.isdisjoint(own):
+                factors = {copies.get(o.name, o.name) for o in one.operands[1:3] if isinstance(o, Register)}
+                is_place = one.opcode == "mad" and "lo" in one.modifiers and one.guard is None
+                if not is_place or factors != {"%ctaid.x", "%ntid.x"} or used != {*own, "%ntid.x"}:
+                    return False
+        return True
 
     def _all_threads(
         self,

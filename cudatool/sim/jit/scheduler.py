@@ -6,11 +6,10 @@ all threads. When they do not, :mod:`.divergence` takes over.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cudatool.sim.jit.collective import ROW, Kind, array_offset
+from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 
@@ -27,7 +26,6 @@ __all__ = [
     "block",
     "field",
     "first_values",
-    "grid",
     "stop",
     "whole_block",
 ]
@@ -606,99 +604,4 @@ end:
   %parked = icmp eq i32 %s, {PARKED}
   ret i1 %parked
 }}
-"""
-
-
-def _filled(constants: Mapping[str, int]) -> str:
-    """Return code that fills argument arrays, each with a byte."""
-    return "".join(
-        f"  %{name}.filled = getelementptr i8, ptr %slots, i64 {array_offset(name)}\n"
-        f"  call void @llvm.memset.p0.i64(ptr %{name}.filled, i8 {byte}, i64 {4 * ROW}, i1 false)\n"
-        for name, byte in sorted(constants.items())
-    )
-
-
-def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int]) -> str:
-    """Return ``grid``, the entry point: takes blocks until there are none.
-
-    If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
-    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
-    the bytes that some argument arrays are filled with.
-    """
-    resume, resumed, begins, parked = "  br label %take", "", "", ""
-    if parks:
-        resume = f"""{field("resume", "resume", volatile=True)}
-{field("current", "current", volatile=True)}
-  %resuming = icmp ne i32 %resume, 0
-  %after = add i64 %current, 1
-  br i1 %resuming, label %one, label %take"""
-        resumed, begins = ", [ %current, %entry ]", f", [ {DIVERGED}, %entry ]"
-        parked = """  br i1 %waits, label %park, label %on
-park:
-  store volatile i32 1, ptr %parked.p
-  br label %end
-on:
-"""
-    return f"""
-define void @grid(ptr align 8 dereferenceable({ctypes.sizeof(Context)}) %context) #0 {{
-entry:
-{field("zero", "zero", volatile=True, kind="ptr")}
-{field("shared", "shared", kind="ptr")}
-{field("params", "params", kind="ptr")}, !noundef !0, !dereferenceable !3
-{field("slots", "slots", kind="ptr")}
-{field("local", "locals", kind="ptr")}
-{field("grid_x", "gx")}
-{field("grid_y", "gy")}
-{field("blocks", "blocks")}
-{field("chunk", "chunk")}
-{field("order_multiplier", "multiplier")}
-{field("order_offset", "offset")}
-{field("next_block", "counter", kind="ptr")}
-{field("parked", "parked", volatile=True)}
-  %current.at = getelementptr i8, ptr %context, i64 {Context.current.offset}
-{_filled(constants)}{resume}
-take:
-  %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
-  %none = icmp uge i64 %first, %blocks
-  br i1 %none, label %end, label %some
-some:
-  %last.a = add i64 %first, %chunk
-  %short = icmp ult i64 %blocks, %last.a
-  %last = select i1 %short, i64 %blocks, i64 %last.a
-  br label %one
-one:
-  %i = phi i64 [ %first, %some ], [ %i.next, %more ]{resumed}
-  %begin = phi i32 [ 0, %some ], [ 0, %more ]{begins}
-  %until = phi i64 [ %last, %some ], [ %until, %more ]{", [ %after, %entry ]" if parks else ""}
-  %scaled = mul i64 %i, %multiplier
-  %moved = add i64 %scaled, %offset
-  %b = urem i64 %moved, %blocks
-  %gx.l = zext i32 %gx to i64
-  %gy.l = zext i32 %gy to i64
-  %bx.l = urem i64 %b, %gx.l
-  %rows = udiv i64 %b, %gx.l
-  %by.l = urem i64 %rows, %gy.l
-  %bz.l = udiv i64 %rows, %gy.l
-  %bx = trunc i64 %bx.l to i32
-  %by = trunc i64 %by.l to i32
-  %bz = trunc i64 %bz.l to i32
-  store volatile i64 %i, ptr %current.at
-  %fresh = icmp eq i32 %begin, 0
-  call void @enter_block(ptr %context, i64 %i, i1 %fresh)
-  %waits = call i1 @block({VALUES}, i32 %begin)
-{parked}  call void @leave_block(ptr %context)
-{field("status", "status", volatile=True)}
-  %stopped = icmp ne i32 %status, 0
-  br i1 %stopped, label %stop, label %more
-more:
-  %i.next = add i64 %i, 1
-  %done = icmp eq i64 %i.next, %until
-  br i1 %done, label %take, label %one
-stop:
-  store atomic i64 %blocks, ptr %counter seq_cst, align 8
-  br label %end
-end:
-  ret void
-}}
-!3 = !{{i64 {max(param_bytes, 1)}}}
 """

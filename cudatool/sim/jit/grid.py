@@ -1,0 +1,188 @@
+"""The blocks of a grid, as LLVM IR: the entry point, and blocks side by side that run row by row."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+from cudatool.sim.jit.collective import ROW, array_offset
+from cudatool.sim.jit.context import Context
+from cudatool.sim.jit.emit import ENVIRONMENT
+from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
+
+__all__ = ["grid", "side_by_side"]
+
+_LOOP = 1 << 22  # number of the metadata of the loop over a row of threads
+_SIDE_BY_SIDE = 1024
+"""Threads of a row of blocks that run before the next row: what they access fits into a cache."""
+
+
+def side_by_side(*, is_flat: bool) -> str:
+    """Return ``side_by_side``: region 0 for the threads of ``%run`` blocks beside each other in x.
+
+    It is for kernels that suspend no thread. The first rows of all blocks come before their second ones, so that
+    threads access memory in the order in which it lies there, and not one narrow row far from the last. If the kernel
+    `is_flat`, its threads know only their place in the grid: then the rows of all blocks are one, of the first block.
+    """
+    values = VALUES if is_flat else VALUES.replace("%bx", "%bx.now")
+    width, blocks = ("%nx", "%run") if not is_flat else ("%all", "1")
+    return f"""
+define internal void @side_by_side({ENVIRONMENT}, i32 %run) #0 {{
+entry:
+{field("block_x", "nx")}
+{field("block_y", "ny")}
+{field("block_z", "nz")}
+  %all = mul nuw nsw i32 %nx, %run
+  %bx.end = add i32 %bx, {blocks}
+  br label %z
+z:
+  %tz = phi i32 [ 0, %entry ], [ %tz.next, %z.end ]
+  br label %y
+y:
+  %ty = phi i32 [ 0, %z ], [ %ty.next, %y.end ]
+  %row = mul nuw nsw i32 %tz, %ny
+  %column = add nuw nsw i32 %row, %ty
+  %first = mul nuw nsw i32 %column, %nx
+  br label %block
+block:
+  %bx.now = phi i32 [ %bx, %y ], [ %bx.next, %block.end ]
+  br label %x
+x:
+  %tx = phi i32 [ 0, %block ], [ %tx.next, %x ]
+  %t = add nuw nsw i32 %first, %tx
+  %next = call i32 @thread_0({values}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #1
+  %tx.next = add nuw nsw i32 %tx, 1
+  %x.done = icmp eq i32 %tx.next, {width}
+  br i1 %x.done, label %block.end, label %x, !llvm.loop !{_LOOP}
+block.end:
+  %bx.next = add i32 %bx.now, 1
+  %block.done = icmp eq i32 %bx.next, %bx.end
+  br i1 %block.done, label %y.end, label %block, !llvm.loop !9
+y.end:
+  %ty.next = add nuw nsw i32 %ty, 1
+  %y.done = icmp eq i32 %ty.next, %ny
+  br i1 %y.done, label %z.end, label %y, !llvm.loop !9
+z.end:
+  %tz.next = add nuw nsw i32 %tz, 1
+  %z.done = icmp eq i32 %tz.next, %nz
+  br i1 %z.done, label %end, label %z, !llvm.loop !9
+end:
+  ret void
+}}
+!{_LOOP} = distinct !{{!{_LOOP}, !6, !5}}
+"""
+
+
+# How many blocks run side by side: no more than a row of the grid has, if blocks come in their order.
+_RUN = f"""{field("block_x", "nx")}
+  %in.order.a = icmp eq i64 %multiplier, 1
+  %in.order.b = icmp eq i64 %offset, 0
+  %in.order = and i1 %in.order.a, %in.order.b
+  %wide = udiv i32 {_SIDE_BY_SIDE}, %nx
+  %beside = call i32 @llvm.umax.i32(i32 %wide, i32 1)
+  %room = sub i32 %gx, %bx
+  %left.l = sub i64 %until, %i
+  %left = trunc i64 %left.l to i32
+  %run.a = call i32 @llvm.umin.i32(i32 %room, i32 %left)
+  %run.b = call i32 @llvm.umin.i32(i32 %run.a, i32 %beside)
+  %run = select i1 %in.order, i32 %run.b, i32 1
+  call void @side_by_side({VALUES}, i32 %run)
+  %run.l = zext i32 %run to i64"""
+
+
+def _filled(constants: Mapping[str, int]) -> str:
+    """Return code that fills argument arrays, each with a byte."""
+    return "".join(
+        f"  %{name}.filled = getelementptr i8, ptr %slots, i64 {array_offset(name)}\n"
+        f"  call void @llvm.memset.p0.i64(ptr %{name}.filled, i8 {byte}, i64 {4 * ROW}, i1 false)\n"
+        for name, byte in sorted(constants.items())
+    )
+
+
+def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], is_side_by_side: bool) -> str:
+    """Return ``grid``, the entry point: takes blocks until there are none.
+
+    If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
+    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
+    the bytes that some argument arrays are filled with. With `is_side_by_side` it runs several blocks at once.
+    """
+    resume, resumed, begins, parked = "  br label %take", "", "", ""
+    run, step = f"  %waits = call i1 @block({VALUES}, i32 %begin)", "1"
+    if is_side_by_side:
+        run, step = _RUN, "%run.l"
+    if parks:
+        resume = f"""{field("resume", "resume", volatile=True)}
+{field("current", "current", volatile=True)}
+  %resuming = icmp ne i32 %resume, 0
+  %after = add i64 %current, 1
+  br i1 %resuming, label %one, label %take"""
+        resumed, begins = ", [ %current, %entry ]", f", [ {DIVERGED}, %entry ]"
+        parked = """  br i1 %waits, label %park, label %on
+park:
+  store volatile i32 1, ptr %parked.p
+  br label %end
+on:
+"""
+    return f"""
+define void @grid(ptr align 8 dereferenceable({ctypes.sizeof(Context)}) %context) #0 {{
+entry:
+{field("zero", "zero", volatile=True, kind="ptr")}
+{field("shared", "shared", kind="ptr")}
+{field("params", "params", kind="ptr")}, !noundef !0, !dereferenceable !3
+{field("slots", "slots", kind="ptr")}
+{field("local", "locals", kind="ptr")}
+{field("grid_x", "gx")}
+{field("grid_y", "gy")}
+{field("blocks", "blocks")}
+{field("chunk", "chunk")}
+{field("order_multiplier", "multiplier")}
+{field("order_offset", "offset")}
+{field("next_block", "counter", kind="ptr")}
+{field("parked", "parked", volatile=True)}
+  %current.at = getelementptr i8, ptr %context, i64 {Context.current.offset}
+{_filled(constants)}{resume}
+take:
+  %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
+  %none = icmp uge i64 %first, %blocks
+  br i1 %none, label %end, label %some
+some:
+  %last.a = add i64 %first, %chunk
+  %short = icmp ult i64 %blocks, %last.a
+  %last = select i1 %short, i64 %blocks, i64 %last.a
+  br label %one
+one:
+  %i = phi i64 [ %first, %some ], [ %i.next, %more ]{resumed}
+  %begin = phi i32 [ 0, %some ], [ 0, %more ]{begins}
+  %until = phi i64 [ %last, %some ], [ %until, %more ]{", [ %after, %entry ]" if parks else ""}
+  %scaled = mul i64 %i, %multiplier
+  %moved = add i64 %scaled, %offset
+  %b = urem i64 %moved, %blocks
+  %gx.l = zext i32 %gx to i64
+  %gy.l = zext i32 %gy to i64
+  %bx.l = urem i64 %b, %gx.l
+  %rows = udiv i64 %b, %gx.l
+  %by.l = urem i64 %rows, %gy.l
+  %bz.l = udiv i64 %rows, %gy.l
+  %bx = trunc i64 %bx.l to i32
+  %by = trunc i64 %by.l to i32
+  %bz = trunc i64 %bz.l to i32
+  store volatile i64 %i, ptr %current.at
+  %fresh = icmp eq i32 %begin, 0
+  call void @enter_block(ptr %context, i64 %i, i1 %fresh)
+{run}
+{parked}  call void @leave_block(ptr %context)
+{field("status", "status", volatile=True)}
+  %stopped = icmp ne i32 %status, 0
+  br i1 %stopped, label %stop, label %more
+more:
+  %i.next = add i64 %i, {step}
+  %done = icmp eq i64 %i.next, %until
+  br i1 %done, label %take, label %one
+stop:
+  store atomic i64 %blocks, ptr %counter seq_cst, align 8
+  br label %end
+end:
+  ret void
+}}
+!3 = !{{i64 {max(param_bytes, 1)}}}
+"""

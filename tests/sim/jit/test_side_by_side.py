@@ -1,0 +1,63 @@
+"""Blocks beside each other that run row by row: each thread runs once, and knows its own place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cudatool.sim import jit
+
+SOURCE = """
+#define X (blockIdx.x * blockDim.x + threadIdx.x)
+#define Y (blockIdx.y * blockDim.y + threadIdx.y)
+#define Z (blockIdx.z * blockDim.z + threadIdx.z)
+#define I ((Z * gridDim.y * blockDim.y + Y) * gridDim.x * blockDim.x + X)
+extern "C" __global__ void flat(int *y) { y[I] += 1000000 * Z + 1000 * Y + X; }
+extern "C" __global__ void some(int *y, int n) { int i = I; if (X > 2 && X < n) y[i] += i; }
+extern "C" __global__ void own(int *y) { y[I] += 100 * blockIdx.x + threadIdx.x; }
+extern "C" __global__ void lanes(int *y) { unsigned n; asm("mov.u32 %0, %%laneid;" : "=r"(n)); y[I] += n; }
+extern "C" __global__ void width(int *y) { y[I] += X + blockDim.x * (threadIdx.x + 1); }
+extern "C" __global__ void loops(int *y, int n) { int s = 0; for (int k = 0; k < n; k++) s += y[k] % 3; y[I] += s; }
+extern "C" __global__ void shares(int *y) { __shared__ int s[512]; s[threadIdx.x] = y[I]; y[I] = s[threadIdx.x ^ 1]; }
+extern "C" __global__ void meets(int *y) { __syncthreads(); y[I] += 1; }
+extern "C" __global__ void stops(int *y) { if (blockIdx.x == 3) __trap(); y[I] += 1; }
+"""
+GRIDS = [((1, 1, 1), (1, 1, 1)), ((5, 4, 3), (7, 3, 2)), ((300, 2, 1), (16, 4, 1)), ((37, 1, 1), (96, 1, 1))]
+
+
+@pytest.fixture(scope="module")
+def kernels(ptx_of):
+    return jit.load(ptx_of(SOURCE)).kernels
+
+
+def test_straight_code_of_threads_that_share_nothing_runs_so(kernels):
+    texts = {name: kernel.llvm_ir() for name, kernel in kernels.items()}
+    beside = {name for name, text in texts.items() if "call void @side_by_side(" in text}
+    assert {"flat", "some", "own", "lanes", "width"} == beside
+    assert {"flat", "some"} == {name for name in beside if "icmp eq i32 %tx.next, %all" in texts[name]}
+
+
+def places(grid, block):
+    """Return the places of all threads in the order of memory: in the grid, of the block, and in it."""
+    z, y, x = np.meshgrid(*(np.arange(g * b) for g, b in zip(grid[::-1], block[::-1], strict=True)), indexing="ij")
+    return x.ravel(), y.ravel(), z.ravel()
+
+
+@pytest.mark.parametrize(("grid", "block"), GRIDS)
+@pytest.mark.parametrize("options", [{}, {"threads": 3}, {"seed": 5, "threads": 2}])
+def test_each_thread_runs_once_at_its_place(launch, kernels, grid, block, options):
+    x, y, z = places(grid, block)
+    thread = (z % block[2] * block[1] + y % block[1]) * block[0] + x % block[0]
+    expected = {
+        "flat": 1000000 * z + 1000 * y + x,
+        "own": 100 * (x // block[0]) + x % block[0],
+        "lanes": thread % 32,
+        "width": x + block[0] * (x % block[0] + 1),
+    }
+    for name, values in expected.items():
+        found = np.zeros(len(x), np.int32)
+        launch(kernels[name], grid, block, found, **options)
+        np.testing.assert_array_equal(values, found, name)
+    found = np.zeros(len(x), np.int32)
+    launch(kernels["some"], grid, block, found, np.int32(9), **options)
+    np.testing.assert_array_equal(np.where((x > 2) & (x < 9), np.arange(len(x)), 0), found)
