@@ -73,7 +73,7 @@ from cudatool.sim.jit.emit import (
     storage_type,
 )
 from cudatool.sim.jit.even import WIDTH, Even, find_even
-from cudatool.sim.jit.grid import grid, side_by_side
+from cudatool.sim.jit.grid import block, grid, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.neighbors import distances
 from cudatool.sim.jit.rows import ByRow
@@ -406,7 +406,7 @@ class _Kernel:
             self._all_threads(number, parts[number], regions[number], only, even[number], apart=len(parts) > _MANY)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
-        self.parts.append(scheduler.block(kinds, diverges=diverges))
+        self.parts.append(block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
                 divergent(
@@ -421,20 +421,24 @@ class _Kernel:
             self.parts.append(scheduler.ONE_BARRIER)
         if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
-        beside = self._runs_side_by_side()
+        by_row = (one := even[0]) is not None and one.by_row
+        beside = self._runs_side_by_side(by_row=by_row)
         if beside:
-            self.parts.append(side_by_side(is_flat=self._is_flat()))
+            self.parts.append(side_by_side(is_flat=self._is_flat(), by_row=by_row))
         self.parts.append(grid(self.layout.param_bytes, parks=parks, constants=self.constants, is_side_by_side=beside))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks)
 
-    def _runs_side_by_side(self) -> bool:
-        """Whether blocks beside each other run row by row: straight code that shares nothing between threads.
+    def _runs_side_by_side(self, *, by_row: bool) -> bool:
+        """Whether blocks beside each other run row by row: code that shares nothing between threads and has no loops.
 
-        A loop reads what it has read in the row before; that would no longer be in the cache.
+        A loop reads what it has read in the row before; that would no longer be in the cache. One whose rounds rows do
+        together reads on.
         """
-        if self.instrument or self.rows or self.may_end or self.layout.shared or self.flow.natural_loops():
+        if self.instrument or self.rows or self.may_end or self.layout.shared:
+            return False
+        if self.flow.natural_loops() and not (by_row and self._is_flat()):
             return False
         return not any("shared" in one.modifiers for one in self.code)
 

@@ -1,31 +1,42 @@
-"""The blocks of a grid, as LLVM IR: the entry point, and blocks side by side that run row by row."""
+"""The blocks of a grid, as LLVM IR: the entry point, one block, and blocks side by side that run row by row."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
 
-from cudatool.sim.jit.collective import ROW, array_offset
+from cudatool.sim.jit.collective import ROW, Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
-from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
+from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
-__all__ = ["grid", "side_by_side"]
+__all__ = ["block", "grid", "side_by_side"]
 
 _LOOP = 1 << 22  # number of the metadata of the loop over a row of threads
 _SIDE_BY_SIDE = 1024
 """Threads of a row of blocks that run before the next row: what they access fits into a cache."""
 
 
-def side_by_side(*, is_flat: bool) -> str:
+def side_by_side(*, is_flat: bool, by_row: bool) -> str:
     """Return ``side_by_side``: region 0 for the threads of ``%run`` blocks beside each other in x.
 
     It is for kernels that suspend no thread. The first rows of all blocks come before their second ones, so that
     threads access memory in the order in which it lies there, and not one narrow row far from the last. If the kernel
-    `is_flat`, its threads know only their place in the grid: then the rows of all blocks are one, of the first block.
+    `is_flat`, its threads know only their place in the grid: then the rows of all blocks are one, of the first block,
+    and may run `by_row` (:mod:`.rows`).
     """
     values = VALUES if is_flat else VALUES.replace("%bx", "%bx.now")
     width, blocks = ("%nx", "%run") if not is_flat else ("%all", "1")
+    together = f"""  call void @together_0({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 {width})
+  br label %block.end"""
+    each = f"""  br label %x
+x:
+  %tx = phi i32 [ 0, %block ], [ %tx.next, %x ]
+  %t = add nuw nsw i32 %first, %tx
+  %next = call i32 @thread_0({values}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #1
+  %tx.next = add nuw nsw i32 %tx, 1
+  %x.done = icmp eq i32 %tx.next, {width}
+  br i1 %x.done, label %block.end, label %x, !llvm.loop !{_LOOP}"""
     return f"""
 define internal void @side_by_side({ENVIRONMENT}, i32 %run) #0 {{
 entry:
@@ -46,14 +57,7 @@ y:
   br label %block
 block:
   %bx.now = phi i32 [ %bx, %y ], [ %bx.next, %block.end ]
-  br label %x
-x:
-  %tx = phi i32 [ 0, %block ], [ %tx.next, %x ]
-  %t = add nuw nsw i32 %first, %tx
-  %next = call i32 @thread_0({values}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #1
-  %tx.next = add nuw nsw i32 %tx, 1
-  %x.done = icmp eq i32 %tx.next, {width}
-  br i1 %x.done, label %block.end, label %x, !llvm.loop !{_LOOP}
+{together if by_row else each}
 block.end:
   %bx.next = add i32 %bx.now, 1
   %block.done = icmp eq i32 %bx.next, %bx.end
@@ -73,11 +77,13 @@ end:
 """
 
 
-# How many blocks run side by side: no more than a row of the grid has, if blocks come in their order.
+# How many blocks run side by side: no more than a row of the grid has, if each comes after the one beside it. That is
+# asked of each, though it is so for all or none: LLVM would make two copies of the kernel of what it knows beforehand.
 _RUN = f"""{field("block_x", "nx")}
-  %in.order.a = icmp eq i64 %multiplier, 1
-  %in.order.b = icmp eq i64 %offset, 0
-  %in.order = and i1 %in.order.a, %in.order.b
+  %following.a = add i64 %moved, %multiplier
+  %following = urem i64 %following.a, %blocks
+  %beside.b = add i64 %b, 1
+  %in.order = icmp eq i64 %following, %beside.b
   %wide = udiv i32 {_SIDE_BY_SIDE}, %nx
   %beside = call i32 @llvm.umax.i32(i32 %wide, i32 1)
   %room = sub i32 %gx, %bx
@@ -88,6 +94,73 @@ _RUN = f"""{field("block_x", "nx")}
   %run = select i1 %in.order, i32 %run.b, i32 1
   call void @side_by_side({VALUES}, i32 %run)
   %run.l = zext i32 %run to i64"""
+
+
+# No thread has arrived at a barrier of a block that begins.
+_RESET_ARRIVED = f"""  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %fresh = icmp eq i32 %begin, 0
+  br i1 %fresh, label %reset, label %entered
+reset:
+  store [16 x i32] zeroinitializer, ptr %arrived, align 4
+  br label %entered
+entered:
+"""
+
+
+def block(kinds: dict[int, int], *, diverges: bool) -> str:
+    """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension.
+
+    It begins with region `begin`, and returns whether the block is parked: waits for others, to be continued.
+    """
+    if not kinds:
+        return f"""
+define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
+  %end = call i32 @all_0({VALUES}) #1
+  ret i1 false
+}}
+"""
+    cases, joins, code = ["i32 0, label %run0"], ["[ %begin, %entry ]", "[ %n0, %run0 ]"], []
+    if diverges:
+        cases.append(f"i32 {DIVERGED}, label %diverged")
+        joins.append("[ %nd, %diverged ]")
+        code.append(f"diverged:\n  %nd = call i32 @divergent({VALUES})\n  br label %next")
+    for number, kind in kinds.items():
+        barrier = "\n  call void @after_barrier(ptr %context)" if kind in (Kind.BARRIER, Kind.BARRIER_REDUCE) else ""
+        cases.append(f"i32 {number}, label %do{number}")
+        joins += [f"[ {DIVERGED}, %do{number} ]", f"[ %n{number}, %run{number} ]"]
+        code.append(
+            f"""do{number}:
+  %ok{number} = call i1 @warps_{number}({VALUES})
+  br i1 %ok{number}, label %run{number}, label %next
+run{number}:{barrier}
+  %n{number} = call i32 @all_{number}({VALUES})
+  br label %next"""
+        )
+    lines = "\n".join(code)
+    reset = ""
+    if Kind.ARRIVE in kinds.values():
+        reset = _RESET_ARRIVED
+        joins[0] = "[ %begin, %entered ]"
+    return f"""
+define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
+entry:
+{reset}  br label %next
+next:
+  %s = phi i32 {", ".join(joins)}
+{field("status", "status", volatile=True)}
+  %stopped = icmp ne i32 %status, 0
+  br i1 %stopped, label %end, label %go
+go:
+  switch i32 %s, label %end [ {" ".join(cases)} ]
+run0:
+  %n0 = call i32 @all_0({VALUES})
+  br label %next
+{lines}
+end:
+  %parked = icmp eq i32 %s, {PARKED}
+  ret i1 %parked
+}}
+"""
 
 
 def _filled(constants: Mapping[str, int]) -> str:

@@ -1,7 +1,7 @@
-"""The scheduler, as LLVM IR: how the threads of a block take turns, and the blocks of a grid.
+"""The scheduler, as LLVM IR: how the threads of a block take turns.
 
-As long as all threads wait at the same suspension, ``block`` does it for the whole block and runs the next region for
-all threads. When they do not, :mod:`.divergence` takes over.
+As long as all threads wait at the same suspension, ``block`` (:mod:`.grid`) does it for the whole block and runs the
+next region for all threads. When they do not, :mod:`.divergence` takes over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ __all__ = [
     "PRELUDE",
     "VALUES",
     "all_threads",
-    "block",
     "field",
     "first_values",
     "stop",
@@ -214,6 +213,32 @@ together:
   br label %y.end"""
 
 
+# Of each row, the threads of this part. A loop over them without a condition inside can be vectorized.
+_FIRST_PART = f"""
+{field("first_thread", "rotation")}
+  %rotation.t = trunc i64 %rotation to i32
+  br label %part
+part:
+  %second = phi i1 [ false, %entry ], [ true, %part.end ]
+  %low = select i1 %second, i32 0, i32 %rotation.t
+  %high = select i1 %second, i32 %rotation.t, i32 -1"""
+_OF_PART = """
+  %after.row = add nuw nsw i32 %first, %nx
+  %from = call i32 @llvm.umax.i32(i32 %first, i32 %low)
+  %to = call i32 @llvm.umin.i32(i32 %after.row, i32 %high)
+  %x.first = sub i32 %from, %first
+  %x.last = sub i32 %to, %first
+  %some = icmp ult i32 %from, %to"""
+_NEXT_PART = """
+  br label %part.end
+part.end:
+  %more = icmp ne i32 %rotation.t, 0
+  %first.only = xor i1 %second, true
+  %again = and i1 %more, %first.only
+  br i1 %again, label %part, label %whole
+whole:"""
+
+
 def all_threads(
     number: int,
     only: int | None,
@@ -238,33 +263,9 @@ def all_threads(
         keep = _KEEP.format(of="")
         after = "  %agreed = call i32 @agreed(ptr %context, ptr %slots)\n"
     if rotated:
-        begin = "part"
-        first_part = f"""
-{field("first_thread", "rotation")}
-  %rotation.t = trunc i64 %rotation to i32
-  br label %part
-part:
-  %second = phi i1 [ false, %entry ], [ true, %part.end ]
-  %low = select i1 %second, i32 0, i32 %rotation.t
-  %high = select i1 %second, i32 %rotation.t, i32 -1"""
-        # Of each row, the threads of this part. A loop over them without a condition inside can be vectorized.
-        bounds = """
-  %after.row = add nuw nsw i32 %first, %nx
-  %from = call i32 @llvm.umax.i32(i32 %first, i32 %low)
-  %to = call i32 @llvm.umin.i32(i32 %after.row, i32 %high)
-  %x.first = sub i32 %from, %first
-  %x.last = sub i32 %to, %first
-  %some = icmp ult i32 %from, %to"""
-        x_begin, x_end = "%x.first", "%x.last"
+        begin, x_begin, x_end = "part", "%x.first", "%x.last"
         enter = "  br i1 %some, label %x, label %y.end"
-        next_part = """
-  br label %part.end
-part.end:
-  %more = icmp ne i32 %rotation.t, 0
-  %first.only = xor i1 %second, true
-  %again = and i1 %more, %first.only
-  br i1 %again, label %part, label %whole
-whole:"""
+        first_part, bounds, next_part = _FIRST_PART, _OF_PART, _NEXT_PART
     loop = 10 + 2 * number
     x_from, row, row_loop = "y", "", ""
     if regular:
@@ -536,72 +537,5 @@ look:
   br i1 %done, label %end, label %look
 end:
   ret i1 %every.next
-}}
-"""
-
-
-# No thread has arrived at a barrier of a block that begins.
-_RESET_ARRIVED = f"""  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
-  %fresh = icmp eq i32 %begin, 0
-  br i1 %fresh, label %reset, label %entered
-reset:
-  store [16 x i32] zeroinitializer, ptr %arrived, align 4
-  br label %entered
-entered:
-"""
-
-
-def block(kinds: dict[int, int], *, diverges: bool) -> str:
-    """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension.
-
-    It begins with region `begin`, and returns whether the block is parked: waits for others, to be continued.
-    """
-    if not kinds:
-        return f"""
-define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
-  %end = call i32 @all_0({VALUES}) #1
-  ret i1 false
-}}
-"""
-    cases, joins, code = ["i32 0, label %run0"], ["[ %begin, %entry ]", "[ %n0, %run0 ]"], []
-    if diverges:
-        cases.append(f"i32 {DIVERGED}, label %diverged")
-        joins.append("[ %nd, %diverged ]")
-        code.append(f"diverged:\n  %nd = call i32 @divergent({VALUES})\n  br label %next")
-    for number, kind in kinds.items():
-        barrier = "\n  call void @after_barrier(ptr %context)" if kind in (Kind.BARRIER, Kind.BARRIER_REDUCE) else ""
-        cases.append(f"i32 {number}, label %do{number}")
-        joins += [f"[ {DIVERGED}, %do{number} ]", f"[ %n{number}, %run{number} ]"]
-        code.append(
-            f"""do{number}:
-  %ok{number} = call i1 @warps_{number}({VALUES})
-  br i1 %ok{number}, label %run{number}, label %next
-run{number}:{barrier}
-  %n{number} = call i32 @all_{number}({VALUES})
-  br label %next"""
-        )
-    lines = "\n".join(code)
-    reset = ""
-    if Kind.ARRIVE in kinds.values():
-        reset = _RESET_ARRIVED
-        joins[0] = "[ %begin, %entered ]"
-    return f"""
-define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
-entry:
-{reset}  br label %next
-next:
-  %s = phi i32 {", ".join(joins)}
-{field("status", "status", volatile=True)}
-  %stopped = icmp ne i32 %status, 0
-  br i1 %stopped, label %end, label %go
-go:
-  switch i32 %s, label %end [ {" ".join(cases)} ]
-run0:
-  %n0 = call i32 @all_0({VALUES})
-  br label %next
-{lines}
-end:
-  %parked = icmp eq i32 %s, {PARKED}
-  ret i1 %parked
 }}
 """
