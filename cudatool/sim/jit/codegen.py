@@ -51,6 +51,7 @@ from cudatool.sim.jit import (
     video,
 )
 from cudatool.sim.jit.argument_ranges import ArgumentRanges, near_accesses
+from cudatool.sim.jit.bounds import first_threads
 from cudatool.sim.jit.checking import functions
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
@@ -486,8 +487,24 @@ class _Kernel:
                 regular=list(regular.values()),
                 together=WIDTH if even else 0,
                 by_row=even is not None and even.by_row,
+                most=None if even or regular or only is None else self._first_threads(index, region),
             )
         )
+
+    def _first_threads(self, index: int | None, region: list[Instruction]) -> int | None:
+        """Return how many threads of a row do anything in a `region` that all threads leave at one place."""
+        if self.instrument or self.may_end:
+            return None
+        written = {name for one in self._with_suspension(index, region) for name in writes(one)}
+
+        def leaves_nothing(at: int) -> bool:
+            one = self.code[at]
+            if at in self.rows:
+                left = {name for name, _, _ in self.rows[at].leave(one)}
+                return not (self._conditional(at) or left - self.constants.keys() or self.kept(at, written))
+            return opcode_of(one.opcode).control is Control.END and one.guard is None
+
+        return first_threads(self.flow, self._first(index), self.definitions, self.indices, leaves_nothing)
 
     def _first(self, index: int | None) -> int:
         """Return the block that follows the suspension at `index`, of None the kernel's first."""

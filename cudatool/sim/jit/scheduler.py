@@ -248,6 +248,7 @@ def all_threads(
     regular: Sequence[Regular] = (),
     together: int = 0,
     by_row: bool = False,
+    most: int | None = None,
 ) -> str:
     """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
 
@@ -255,6 +256,7 @@ def all_threads(
     ``first_thread`` on come before the others: what a kernel does may depend on which warp is first. Rows of threads
     whose slots are `regular` run it in that form (:mod:`cudatool.sim.jit.neighbors`). As many threads as `together`
     says have a form of their own (:mod:`cudatool.sim.jit.together`), or, `by_row`, all of a row.
+    Of each row only so many threads as `most` says do anything.
     """
     keep = after = ""
     begin, bounds, x_begin, x_end, first_part, next_part = "entry", "", "0", "%nx", "", ""
@@ -266,6 +268,8 @@ def all_threads(
         begin, x_begin, x_end = "part", "%x.first", "%x.last"
         enter = "  br i1 %some, label %x, label %y.end"
         first_part, bounds, next_part = _FIRST_PART, _OF_PART, _NEXT_PART
+    if most is not None:
+        bounds, x_end = f"\n  %x.most = call i32 @llvm.umin.i32(i32 %nx, i32 {most})", "%x.most"
     loop = 10 + 2 * number
     x_from, row, row_loop = "y", "", ""
     if regular:
