@@ -11,7 +11,8 @@ from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import device_option, force_option
 from cudatool.cli._text import path_from, say
 from cudatool.collect.levels import Level
-from cudatool.recording.inject import METHODS, Target, ask
+from cudatool.recording.inject import METHODS, ask
+from cudatool.recording.target import Target
 from cudatool.text import printable
 from cudatool.trace.reader import facts
 from cudatool.units import format_bytes
@@ -24,8 +25,8 @@ method_option = option(
     default="auto",
     show_default=True,
     group="Process",
-    help="How to ask the process: remote-exec is Python's own way, from 3.14 on and between equal versions; gdb asks "
-    "any.",
+    help="How to ask the process: remote-exec is Python's own way, from 3.14 on and between equal versions; "
+    "debuggers ask any. gdb stands for cuda-gdb too.",
 )
 wait_option = option(
     "--wait",

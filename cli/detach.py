@@ -11,7 +11,8 @@ import click
 from cudatool.cli._command import command
 from cudatool.cli._text import path_from, say
 from cudatool.cli.attach import method_option, wait_option
-from cudatool.recording.inject import Target, ask
+from cudatool.recording.inject import ask
+from cudatool.recording.target import Target
 from cudatool.units import format_bytes
 
 __all__ = ["detach"]

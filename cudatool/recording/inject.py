@@ -5,16 +5,12 @@
     this process                                  the other one
     ------------                                  -------------
     writes the request into a directory
-    sys.remote_exec (PEP 768), or gdb: --------->  its main thread runs the request between two bytecodes:
+    sys.remote_exec (PEP 768), or a debugger: -->  its main thread runs the request between two bytecodes:
                                                    it takes the request, and starts a thread that
     waits for the reply  <-----------------------  does the work and writes the reply
 
 The main thread may hold any lock, so it only starts a thread. The request is taken by renaming a file: it is carried
 out once, or withdrawn and never carried out.
-
-gdb calls two functions there: ``mmap``, for the text of the request, and ``Py_AddPendingCall``, which lets Python
-itself run that text when it can (Python/C API, Py_AddPendingCall). Neither allocates: the process may have stopped
-anywhere.
 """
 
 from __future__ import annotations
@@ -22,30 +18,25 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.recording.attached import Answer
+from cudatool.recording.debuggers import DEBUGGERS, installed
+from cudatool.recording.target import Target, how_to_allow
 
-__all__ = ["METHODS", "Target", "ask"]
+__all__ = ["METHODS", "ask"]
 
 _NOTHING: Final = Path(__file__).with_name("nothing.py")
 _PAUSE_S: Final = 0.02
 _WORK_S: Final = 60.0  # for the process to do what it has begun: it may import the runtime
-_GDB_S: Final = 60.0
 _ASKED, _TAKEN, _WITHDRAWN, _REPLY = "request.py", "taken.py", "withdrawn.py", "reply.json"
-_PRIVATE_ANONYMOUS_FIXED: Final = 0x100022  # MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE
-_FAILED: Final = 64  # statuses of gdb below are ours
-_NOT_STOPPED, _NO_PYTHON, _NO_PAGE, _NOT_QUEUED = range(_FAILED, _FAILED + 4)
 
 _REQUEST: Final = """\
 import os, threading
@@ -86,89 +77,6 @@ class _WithdrawnError(CudatoolError):
     """The request was not taken in time, and never will be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A running Python process.
-
-    Attributes
-    ----------
-    pid, user
-        Its number, and the user who owns it.
-    version
-        Of its Python, such as ``(3, 12)``; None if its files do not say.
-    name
-        A short name for files: that of its program.
-    """
-
-    pid: int
-    user: int
-    version: tuple[int, int] | None
-    name: str
-
-    @staticmethod
-    def of(pid: int) -> Target:
-        """Return the process with a number.
-
-        Raises
-        ------
-        UsageError
-            There is none, it is not Python's, or the system does not let us look into it; the message says what to do.
-        """
-        place = f"/proc/{pid}"
-        try:
-            user = os.stat(place).st_uid
-            words = Path(place, "cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            raise UsageError(f"there is no process {pid}") from None
-        if pid == os.getpid():
-            raise UsageError("this is the process of the command itself")
-        if os.geteuid() not in (0, user):
-            raise UsageError(f"process {pid} is another user's; run this as that user, or as root")
-        try:
-            maps = Path(place, "maps").read_text("utf-8", "replace")
-            same = os.readlink(f"{place}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
-        except PermissionError:
-            raise UsageError(f"the system does not let this process look into process {pid}; {_allow()}") from None
-        found = re.search(r"/(?:lib)?python(\d)\.(\d+)[^/]*$", maps, re.MULTILINE)
-        if found is None and not re.search(r"/(?:lib)?python[^/]*$", maps, re.MULTILINE):
-            raise UsageError(f"process {pid} is not a Python program")
-        if not same:
-            raise UsageError(f"process {pid} runs in a container with other files; run this inside of it")
-        version = (int(found[1]), int(found[2])) if found else None
-        return Target(pid, user, version, _name([os.fsdecode(word) for word in words if word]))
-
-    @property
-    def tracer(self) -> int:
-        """The process that debugs this one, 0 for none."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        found = re.search(r"^TracerPid:\s*(\d+)", status, re.MULTILINE)
-        return int(found[1]) if found else 0
-
-
-def _name(words: list[str]) -> str:
-    """Return the name of the program in ``python [OPTIONS] PROGRAM``."""
-    for number, word in enumerate(words[1:], 1):
-        if word == "-c":
-            return "code"
-        if word == "-m":
-            return words[number + 1].rpartition(".")[2] if number + 1 < len(words) else "python"
-        if not word.startswith("-"):
-            return os.path.splitext(os.path.basename(word))[0] or "python"
-    return "python"
-
-
-def _allow() -> str:
-    try:
-        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
-    except (OSError, ValueError):
-        scope = 0
-    if scope and os.geteuid():
-        return (
-            f"kernel.yama.ptrace_scope is {scope}: run this as root, or set it to 0 (sysctl kernel.yama.ptrace_scope=0)"
-        )
-    return "run this as root, or give it the capability SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
-
-
 def ask(target: Target, request: Mapping[str, Any], *, wait_s: float, method: str = "auto") -> dict[str, Any]:
     """Return the reply of a process to a request (:func:`cudatool.recording.attached.answer`).
 
@@ -187,15 +95,14 @@ def ask(target: Target, request: Mapping[str, Any], *, wait_s: float, method: st
     chosen = _chosen(target, method)
     folder = tempfile.mkdtemp(prefix="cudatool-attach-")
     try:
-        size = mmap.PAGESIZE
-        page = (_free_page(target.pid, size), size) if chosen == "gdb" else None
+        page = (target.free_page(), mmap.PAGESIZE) if chosen in DEBUGGERS else None
         text = _REQUEST.format(
             folder=folder, request=dict(request), page=page, reply=_REPLY, asked=_ASKED, taken=_TAKEN
         )
         asked = Path(folder, _ASKED)
         asked.write_text(text)
         run = Path(folder, "run.py")
-        run.write_bytes(_RUN.format(path=str(asked)).encode() + b"\0" * (chosen == "gdb"))
+        run.write_bytes(_RUN.format(path=str(asked)).encode() + b"\0" * (chosen in DEBUGGERS))
         if not os.geteuid():
             for path in (folder, asked, run):
                 os.chown(path, target.user, -1)
@@ -219,16 +126,18 @@ def _chosen(target: Target, method: str) -> str:
             f"remote-exec needs Python 3.14 or newer, and the same one on both sides; process {target.pid} has Python "
             f"{version}, and this command {own[0]}.{own[1]}"
         )
-    chosen = method if method != "auto" else "remote-exec" if by_python else "gdb"
-    if chosen == "gdb":
-        if shutil.which("gdb") is None:
-            raise UsageError(
-                "gdb is not installed, and without it only a Python 3.14 or newer can be asked, by the same version; "
-                "install gdb (apt-get install gdb)"
-            )
-        if target.tracer:
-            raise UsageError(f"process {target.pid} is being debugged by process {target.tracer}; end that first")
-    return chosen
+    if method == "remote-exec" or (method == "auto" and by_python):
+        return "remote-exec"
+    found = [name for name in DEBUGGERS if method in ("auto", name) and installed(name)]
+    if not found:
+        missing, install = ("neither gdb nor lldb is", "gdb") if method == "auto" else (f"{method} is not", method)
+        raise UsageError(
+            f"{missing} installed, and without a debugger only a Python 3.14 or newer can be asked, by the same "
+            f"version; install one (apt-get install {install})"
+        )
+    if target.tracer:
+        raise UsageError(f"process {target.pid} is being debugged by process {target.tracer}; end that first")
+    return found[0]
 
 
 def _reply(target: Target, folder: Path, wait_s: float) -> dict[str, Any]:
@@ -260,61 +169,16 @@ def _reply(target: Target, folder: Path, wait_s: float) -> dict[str, Any]:
     return answer
 
 
-def _free_page(pid: int, size: int) -> int:
-    """Return an address where a process has nothing mapped."""
-    used = []
-    for line in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace").splitlines():
-        first, _, last = line.split(maxsplit=1)[0].partition("-")
-        used.append((int(first, 16), int(last, 16)))
-    address = 0x2000_0000_0000
-    while any(first < address + size and address < last for first, last in used):
-        address += 1 << 30
-    return address
-
-
 def _by_remote_exec(target: Target, run: Path, page: int) -> None:
     try:
         sys.remote_exec(target.pid, str(run))  # type: ignore[attr-defined]  # since Python 3.14
     except PermissionError:
-        raise UsageError(f"the system does not let this process look into process {target.pid}; {_allow()}") from None
+        raise UsageError(
+            f"the system does not let this process look into process {target.pid}; {how_to_allow()}"
+        ) from None
     except (OSError, RuntimeError) as error:
         raise CudatoolError(f"process {target.pid} cannot be asked: {error}") from error
 
 
-def _by_gdb(target: Target, run: Path, page: int) -> None:
-    size = mmap.PAGESIZE
-    flags, protection = _PRIVATE_ANONYMOUS_FIXED, mmap.PROT_READ | mmap.PROT_WRITE
-    commands = [
-        # An error ends its own command alone: what comes after looks at what was set.
-        *("set confirm off", "set $thread = 0", "set $python = 0", "set $page = 0", "set $queued = -1"),
-        *("set $thread = $_thread", "set unwindonsignal on"),
-        *(f"sharedlibrary {library}" for library in ("libc", "musl", "libpython")),
-        "set $python = (long) &Py_AddPendingCall && (long) &PyRun_SimpleString",
-        f"set $page = ((long (*)(long, long, int, int, int, long)) mmap)({page}, {size}, {protection}, {flags}, -1, 0)",
-        f"restore {run} binary $page",
-        "set $queued = ((int (*)(long, long)) Py_AddPendingCall)((long) &PyRun_SimpleString, $page)",
-        "detach",
-        f"quit !$thread ? {_NOT_STOPPED} : !$python ? {_NO_PYTHON} : $page != {page} ? {_NO_PAGE} : "
-        f"$queued ? {_NOT_QUEUED} : 0",
-    ]
-    words = ["gdb", "-batch", "-nx", "-iex", "set auto-solib-add off", "-p", str(target.pid)]
-    done = subprocess.run(
-        [*words, *(word for line in commands for word in ("-ex", line))],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        timeout=_GDB_S,
-        check=False,
-    )
-    if done.returncode == _NOT_STOPPED:
-        raise UsageError(f"gdb cannot stop process {target.pid}; {_allow()}")
-    if done.returncode == _NO_PYTHON:
-        raise UsageError(f"process {target.pid} has no Python that gdb can find")
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-        raise CudatoolError(f"gdb could not ask process {target.pid} (status {done.returncode}): {' '.join(last)}")
-
-
-METHODS: Final[dict[str, Callable[[Target, Path, int], None]]] = {"remote-exec": _by_remote_exec, "gdb": _by_gdb}
-"""The ways to let a process run a file: name -> what does it. The last argument is the free page, for gdb."""
+METHODS: Final[dict[str, Callable[[Target, Path, int], None]]] = {"remote-exec": _by_remote_exec, **DEBUGGERS}
+"""The ways to let a process run a file: name -> what does it. The last argument is the free page, for debuggers."""

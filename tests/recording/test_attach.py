@@ -1,4 +1,4 @@
-"""Recording a program that is running: asked through a stand-in for the debugger, and through gdb where there is one."""
+"""Recording a program that is running: asked through a stand-in for the debugger, and through those that there are."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from cudatool.analyze.live import LiveState
 from cudatool.cli.attach import attach
 from cudatool.cli.detach import detach
 from cudatool.errors import CudatoolError, UsageError
-from cudatool.recording import inject
-from cudatool.recording.inject import Target, ask
+from cudatool.recording import debuggers, inject, target
+from cudatool.recording.inject import ask
+from cudatool.recording.target import Target
 from cudatool.trace import read
 from cudatool.trace.follow import Follower
 from cudatool.trace.model import Ending
@@ -92,19 +93,26 @@ def program(text: str, **environment: str) -> Iterator[_Program]:
             process.kill()
 
 
+def _stand_in(monkeypatch, found: _Program) -> None:
+    """Ask a program through its standard input instead of gdb."""
+    monkeypatch.setitem(inject.METHODS, "gdb", lambda target, run, page: found.say(f"run {run}"))
+    monkeypatch.setattr(Target, "free_page", lambda self: 0)
+    monkeypatch.setattr(debuggers.shutil, "which", lambda name: name)
+
+
 @pytest.fixture
 def asked(monkeypatch) -> Iterator[_Program]:
     """A program that is asked through its standard input."""
     with program(_SETUP + _SERVES) as found:
-        monkeypatch.setitem(inject.METHODS, "gdb", lambda target, run, page: found.say(f"run {run}"))
-        monkeypatch.setattr(inject, "_free_page", lambda pid, size: 0)
-        monkeypatch.setattr(inject.shutil, "which", lambda name: name)
+        _stand_in(monkeypatch, found)
         yield found
 
 
-def request(pid: int, what: str, path: Path | None = None, *, wait_s: float = 20.0, **options: Any) -> dict[str, Any]:
+def request(
+    pid: int, what: str, path: Path | None = None, *, wait_s: float = 20.0, method: str = "gdb", **options: Any
+) -> dict[str, Any]:
     words = {"what": what, "path": str(path), "options": options}
-    return ask(Target.of(pid), words, wait_s=wait_s, method="gdb")
+    return ask(Target.of(pid), words, wait_s=wait_s, method=method)
 
 
 def test_a_recording_begins_with_what_is_held_and_ends_without_the_program(asked, tmp_path):
@@ -206,9 +214,7 @@ def test_a_withdrawn_request_leaves_python_a_file_that_does_nothing(asked, monke
 def test_a_program_without_cudatool_is_refused(tmp_path, monkeypatch):
     text = "import sys\nsys.modules['cudatool.recording'] = None\n" + _SERVES
     with program(text) as found:
-        monkeypatch.setitem(inject.METHODS, "gdb", lambda target, run, page: found.say(f"run {run}"))
-        monkeypatch.setattr(inject, "_free_page", lambda pid, size: 0)
-        monkeypatch.setattr(inject.shutil, "which", lambda name: name)
+        _stand_in(monkeypatch, found)
         with pytest.raises(CudatoolError, match=r"cannot import cudatool .*; install it for .*python"):
             request(found.pid, "begin", tmp_path / "t.ctrace")
 
@@ -233,9 +239,14 @@ def test_what_is_missing_is_said(asked, monkeypatch):
     target = Target.of(asked.pid)
     assert sys.version_info[:2] == target.version
     assert "code" == target.name
-    monkeypatch.setattr(inject.shutil, "which", lambda name: None)
+    monkeypatch.setattr(debuggers.shutil, "which", lambda name: None)
     with pytest.raises(UsageError, match="gdb is not installed"):
         ask(target, {"what": "end"}, wait_s=1, method="gdb")
+    with pytest.raises(UsageError, match=r"lldb is not installed.*apt-get install lldb"):
+        ask(target, {"what": "end"}, wait_s=1, method="lldb")
+    if sys.version_info < (3, 14):
+        with pytest.raises(UsageError, match="neither gdb nor lldb is installed"):
+            ask(target, {"what": "end"}, wait_s=1)
     if sys.version_info < (3, 14):
         with pytest.raises(UsageError, match=r"remote-exec needs Python 3\.14"):
             ask(target, {"what": "end"}, wait_s=1, method="remote-exec")
@@ -251,7 +262,7 @@ def test_what_is_missing_is_said(asked, monkeypatch):
     ],
 )
 def test_a_program_is_called_by_its_name(words, name):
-    assert name == inject._name(words)
+    assert name == target._name(words)
 
 
 # --- the commands ---
@@ -324,50 +335,126 @@ except errors.OutputError:
         pass
 
 
-# --- with gdb itself ---
+# --- with debuggers ---
+
+
+def test_the_functions_that_a_debugger_calls_are_found_without_it():
+    with subprocess.Popen([sys.executable, "-c", _TELLS], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            expected = [int(word) for word in other.stdout.readline().split()]
+            found = Target.of(other.pid).functions()
+        finally:
+            other.kill()
+    assert expected == [found.mmap, found.add_pending_call, found.run_string]
+
+
+_TELLS = """
+import ctypes, time
+here = ctypes.CDLL(None)
+names = "mmap", "Py_AddPendingCall", "PyRun_SimpleString"
+print(*(ctypes.cast(getattr(here, name), ctypes.c_void_p).value for name in names), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_file_that_was_replaced_is_named_as_a_cause(monkeypatch):
+    monkeypatch.setattr(target, "_exported", lambda path, start, names: {})
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        try:
+            with pytest.raises(CudatoolError, match=r"no function mmap .* was replaced since the program started"):
+                Target(other.pid, os.getuid(), None, "code").functions()
+        finally:
+            other.kill()
+
+
+_TRIED = {
+    "gdb": ["gdb", "-batch", "-nx", "-p", "{pid}", "-ex", "quit !$_thread"],
+    "lldb": ["lldb", "--no-lldbinit", "--batch", "-o", "process attach -p {pid}", "-o", "detach"],
+}
 
 
 @functools.cache
-def _gdb_works() -> bool:
-    if shutil.which("gdb") is None:
+def _works(debugger: str) -> bool:
+    if shutil.which(debugger) is None:
         return False
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
         try:
-            done = subprocess.run(
-                ["gdb", "-batch", "-nx", "-p", str(other.pid), "-ex", "quit !$_thread"],
-                capture_output=True,
-                check=False,
-            )
+            words = [word.format(pid=other.pid) for word in _TRIED[debugger]]
+            done = subprocess.run(words, capture_output=True, check=False)
         finally:
             other.kill()
     return done.returncode == 0
 
 
-needs_gdb = pytest.mark.skipif("not __import__('test_attach')._gdb_works()", reason="no gdb that may stop a process")
+@pytest.fixture(params=list(_TRIED))
+def debugger(request: pytest.FixtureRequest) -> str:
+    if not _works(request.param):
+        pytest.skip(f"no {request.param} that may stop a process")
+    return str(request.param)
 
 
-@needs_gdb
-def test_gdb_asks_a_program_that_computes(tmp_path):
+def test_a_debugger_asks_a_program_that_computes(debugger, tmp_path):
     path = tmp_path / "t.ctrace"
     with program(_SETUP + _LOOPS) as found:
         for _ in range(3):
-            request(found.pid, "begin", path, force=True)
+            request(found.pid, "begin", path, method=debugger, force=True)
             with Follower(path) as follower:
                 while follower.events < 300:
                     follower.read()
                     time.sleep(0.01)
-            assert {"code": "ended", "trace": str(path)} == request(found.pid, "end")
+            assert {"code": "ended", "trace": str(path)} == request(found.pid, "end", method=debugger)
             assert Ending.CLOSED is read(path).ending
         assert found.process.poll() is None
 
 
-@needs_gdb
-def test_gdb_finds_a_program_that_waits_and_leaves_it_alone(tmp_path):
+def test_a_debugger_finds_a_program_that_waits_and_leaves_it_alone(debugger, tmp_path):
     # It is in the wait when it says that it is ready.
     with program(_SETUP + "os.system('echo ready; read line'); print(step(), flush=True)\n") as found:
         with pytest.raises(CudatoolError, match="Nothing was changed"):
-            request(found.pid, "begin", tmp_path / "t.ctrace", wait_s=0.5)
+            request(found.pid, "begin", tmp_path / "t.ctrace", wait_s=0.5, method=debugger)
         found.say("")
         assert "2000.0" == found.hear()
     assert not (tmp_path / "t.ctrace").exists()
     assert not recording.is_observing()
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["time.sleep(0.02)", "os.read(r, 1)", "lock.acquire(timeout=0.02)", "select.select([r], [], [], 0.02)"],
+)
+def test_a_debugger_does_not_disturb_a_call_of_the_system(debugger, where):
+    """Stopped in a call of the system, the program carries it out again: it gets neither an error nor a wrong value."""
+    text = f"""
+import os, select, signal, sys, threading, time
+r, w = os.pipe()
+threading.Thread(target=lambda: [(os.write(w, b"x"), time.sleep(0.03)) for _ in range(2000)], daemon=True).start()
+lock = threading.Lock(); lock.acquire()
+print("ready", flush=True)
+threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(7)), daemon=True).start()
+while True:
+    found = {where}
+    assert found in (None, False, b"x") or isinstance(found, tuple), found
+"""
+    with program(text) as found:
+        with pytest.raises(CudatoolError, match="it is not being recorded"):
+            request(found.pid, "end", method=debugger)
+        assert found.process.poll() is None
+        found.say("")
+        assert 7 == found.process.wait(20)
+
+
+def test_cuda_gdb_serves_where_gdb_is_missing_and_finds_no_library(tmp_path, monkeypatch):
+    """cuda-gdb takes the GPU as soon as it finds the driver's symbols, and reads them whatever `auto-solib-add` says."""
+    if not _works("gdb"):
+        pytest.skip("no gdb that may stop a process")
+    log, stand_in = tmp_path / "log", tmp_path / "cuda-gdb"
+    reads_it = '-ex "sharedlibrary libc" -ex "info sharedlibrary"'
+    stand_in.write_text(f'#!/bin/sh\nexec {shutil.which("gdb")} {reads_it} "$@" > {log}\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert str(stand_in) == debuggers.installed("gdb")
+    with program(_SETUP + _LOOPS) as found, pytest.raises(CudatoolError, match="it is not being recorded"):
+        request(found.pid, "end")
+    rows = [line.split() for line in log.read_text().splitlines() if "/libc.so" in line or "/ld-musl" in line]
+    assert ["No"] == [row[0] for row in rows]
