@@ -21,6 +21,7 @@ libraries = [
     Extension("cudatool.runtime._native", ["cudatool/runtime/_native.c"]),
     Extension("cudatool.collect._unpickle", ["cudatool/collect/_unpickle.c"]),
     Extension("cudatool.collect._cupti", ["cudatool/collect/_cupti.c"], extra_link_args=["-ldl"]),
+    Extension("cudatool.collect._nvtx", ["cudatool/collect/_nvtx.c"]),
     Extension("cudatool.trace._append", ["cudatool/trace/_append.c"]),
     Extension("cudatool.trace._emit", ["cudatool/trace/_emit.c"]),
     Extension("cudatool.trace._rows", ["cudatool/trace/_rows.c"]),

@@ -202,6 +202,8 @@ def _show(path: str, here: str, page: str | None, opens: bool, status: int) -> N
     _say_reports([trace, *children], here)
     if reason := trace.header.get("cupti_error"):
         say(f"Not all of what the program's libraries do on the GPU is recorded: {printable(reason)}")
+    if tool := trace.header.get("nvtx_tool"):
+        say(f"NVTX_INJECTION64_PATH names {printable(tool)}, so ranges that libraries give to NVTX are not recorded")
     libraries = why_unrecorded(unrecorded_libraries(trace))
     if not (len(trace.records) or children) and (libraries or not status):  # what failed may have its reason here
         for line in (*_NOTHING, *libraries):

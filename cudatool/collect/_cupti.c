@@ -119,7 +119,7 @@ static struct {
 enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_LOOKED_AT = 8, MOST_NATIVE = 32, MOST_SPARE = 1 << 17 };
 // Kinds of rows that are not driver calls.
 enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
-enum { OPERATION = 0xFF07, LAUNCH = 0xFF08, BLOCK = 0xFF10, POOL_ALLOC = 0xFF11, POOL_FREE = 0xFF12 };
+enum { OPERATION = 0xFF07, LAUNCH = 0xFF08, BLOCK = 0xFF10, POOL_ALLOC = 0xFF11, POOL_FREE = 0xFF12 };  // 0xFF13: _nvtx.c
 // What may take device memory implicitly (cudatool.trace.events.UseFlag).
 enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32, USE_POOL = 64 };
 enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but noted by the same calls
@@ -1013,10 +1013,27 @@ static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t*
   pthread_mutex_unlock(&lock);
 }
 
+// A row of this thread that points to a text: its offset and its length are words 1 and 2.
+static void note_text(uint16_t what, const char* text, const uint64_t* words) {
+  if (!recording) return;
+  pthread_mutex_lock(&lock);
+  Row* row = new_row();
+  if (row) {
+    row->time = now();
+    row->what = what;
+    row->thread = this_thread();
+    memcpy(row->words, words, sizeof row->words);
+    row->words[2] = strlen(text);
+    row->words[1] = put_blob(text, row->words[2]);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 static struct {
   uint32_t (*stack_here)(void);
   void (*note)(uint16_t, uint32_t, uint32_t, const uint64_t*);
-} for_others = {stack_here, note};
+  void (*note_text)(uint16_t, const char*, const uint64_t*);
+} for_others = {stack_here, note, note_text};
 
 static int is_of_allocator(uint16_t what) { return what == BLOCK || what == POOL_ALLOC || what == POOL_FREE; }
 
@@ -1083,6 +1100,34 @@ static PyObject* py_open(PyObject* self, PyObject* arguments) {
   return PyLong_FromUnsignedLong(version);
 }
 
+static void begin_log(unsigned long long most) {
+  owner = getpid();
+  pthread_mutex_lock(&lock);
+  most_rows = (size_t)most;
+  row_count = lost = waiting = 0;  // what the previous recording did not read
+  blob_used = blob_base = 0;
+  notes_launches = NO_LAUNCHES;
+  captures = 0;
+  names.sent = frames.sent = stacks.sent = 0;
+  context_count = 0;
+  sees_work = sees_launches = 0;
+  recordings++;
+  pthread_mutex_unlock(&lock);
+}
+
+static PyObject* py_start_alone(PyObject* self, PyObject* most) {
+  (void)self;
+  unsigned long long value = PyLong_AsUnsignedLongLong(most);
+  if (value == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  if (recording) {
+    PyErr_SetString(PyExc_RuntimeError, "it records already");
+    return NULL;
+  }
+  begin_log(value);
+  recording = 1;
+  Py_RETURN_NONE;
+}
+
 static PyObject* py_start(PyObject* self, PyObject* arguments) {
   (void)self;
   PyObject* chosen;
@@ -1100,18 +1145,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   }
   void* frame[2];
   backtrace(frame, 2);  // the first call loads a library, which must not happen in a callback
-  owner = getpid();
-  pthread_mutex_lock(&lock);
-  most_rows = (size_t)most;
-  row_count = lost = waiting = 0;  // what the previous recording did not read
-  blob_used = blob_base = 0;
-  notes_launches = NO_LAUNCHES;
-  captures = 0;
-  names.sent = frames.sent = stacks.sent = 0;
-  context_count = 0;
-  sees_work = sees_launches = 0;
-  recordings++;
-  pthread_mutex_unlock(&lock);
+  begin_log(most);
   memset(calls, 0, sizeof calls);
   PyObject* numbers = PyDict_New();
   for (uint32_t number = 1; numbers && number < MOST_CALLS; number++) {
@@ -1640,21 +1674,14 @@ static PyObject* py_stop(PyObject* self, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
-// In a forked child: another thread of the parent may have held the lock, and the log is the parent's.
-static PyObject* py_forget(PyObject* self, PyObject* unused) {
-  (void)self, (void)unused;
-  recording = 0;
-  pthread_mutex_init(&lock, NULL);
-  row_count = 0;
-  Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
     {"open", py_open, METH_VARARGS, "open(path): load libcupti; its version"},
     {"start", py_start, METH_VARARGS,
      "start({call: (arguments, at its beginning, with the library, with the stream's id, UseFlag, whether only that, "
      "whether it enqueues work, whether it matters for that only)}, "
      "most rows): number -> call"},
+    {"start_alone", py_start_alone, METH_O,
+     "start_alone(most rows): open the log without CUPTI, for what others write to it, until stop()"},
     {"watch_activity", py_watch_activity, METH_VARARGS,
      "watch_activity(inside_graphs): kernels, copies, fills and graphs, too; or instead of graphs what they consist of"},
     {"mark", py_mark, METH_O, "mark(correlation): what this thread enqueues from now on is of this operation; 0 for none"},
@@ -1682,14 +1709,17 @@ static PyMethodDef methods[] = {
     {"pool_free", (PyCFunction)(void (*)(void))py_pool_free, METH_VARARGS | METH_KEYWORDS,
      "pool_free(*, mem_ptr, mem_size, device_id): CuPy's free_preprocess"},
     {"stop", py_stop, METH_NOARGS, "stop()"},
-    {"forget", py_forget, METH_NOARGS, "forget(): in a forked child"},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cupti", "The driver's calls and the device's work.", -1,
                                     methods, NULL, NULL, NULL, NULL};
 
-static void in_child(void) { recording = 0; }
+static void in_child(void) {  // another thread may have held the lock, and the log is the parent's
+  recording = 0;
+  pthread_mutex_init(&lock, NULL);
+  row_count = waiting = 0;
+}
 
 PyMODINIT_FUNC PyInit__cupti(void) {
   if (pthread_atfork(NULL, NULL, in_child)) return PyErr_NoMemory();

@@ -236,8 +236,7 @@ class CuptiCollector:
         hooks.unsubscribe(self._before_event)
 
     def _forget(self) -> None:
-        """Reset in a forked child, where CUDA does not work: another thread of the parent may have held the locks."""
-        self._native.forget()
+        """Reset in a forked child, where CUDA does not work: another thread of the parent may have held the lock."""
         self._stopping.set()
         self._lock = threading.RLock()
         hooks.mark = None

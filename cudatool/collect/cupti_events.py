@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from time import monotonic_ns
 from typing import Any
 
@@ -36,6 +37,7 @@ __all__ = ["CallEvents"]
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
 _MOST_JUDGED = 1 << 12
 _ROOM = 1 << 12  # records of launches that are made at once
+_FEW_TEXTS = 4096
 _UNKNOWN = 1 << 56
 """What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
 _streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, never removed
@@ -103,6 +105,7 @@ class CallEvents:
         self._called = tables.stacks[0]
         self._calls_read = calls
         self._choose_readers(numbers)
+        self._lasting_texts = len(self._texts)  # that C refers to
 
     def _choose_readers(self, numbers: dict[int, str]) -> None:
         """Choose by the name of each call who makes its record: C, by a row of :data:`HOW`, or a method."""
@@ -112,7 +115,8 @@ class CallEvents:
             if read is not None:
                 self._readers[number] = self._report_order if isinstance(read, Order) else getattr(self, read)
             self._how[number] = self._translation(name)
-        for number, reader in ((What.USE, self._use), (What.BLOCK, self._block), (What.LAUNCH, self._launch)):
+        others = {What.USE: self._use, What.BLOCK: self._block, What.LAUNCH: self._launch, What.RANGE: self._range}
+        for number, reader in others.items():
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
         for number, kind in ((What.POOL_ALLOC, Kind.POOL_ALLOC), (What.POOL_FREE, Kind.POOL_FREE)):
@@ -123,6 +127,7 @@ class CallEvents:
         self._is_work = (self._how["is_copy"] | self._how["item"] | self._how["is_graph"]) != 0
         self.asks = np.ascontiguousarray(self._how["asks"])
         self.always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
+        self.always_reported[What.RANGE] = 1
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
         if self.launches is None:
             self.always_reported[[*of_memory, What.USE, What.BLOCK, What.POOL_ALLOC, What.POOL_FREE]] = 1
@@ -241,6 +246,9 @@ class CallEvents:
             out, self._out = self._out, []
             rows = out[0] if len(out) == 1 else np.concatenate(out)
             hooks.forward_rows(rows, list(self._texts), source=self._source)
+            if len(self._texts) > _FEW_TEXTS:  # numbered ranges
+                self._texts = dict(islice(self._texts.items(), self._lasting_texts))
+                self._judged_before.clear()
 
     def _report(
         self,
@@ -267,6 +275,13 @@ class CallEvents:
         if self._reported:
             self._out.append(np.array(self._reported, RECORD))
             self._reported = []
+
+    def _range(self, row: Row, name: str) -> None:
+        """A range or mark that a library gives to NVTX."""
+        kind, offset, length, number, *_ = row.words
+        text = (self.pointed.find(offset, length) or b"").decode("utf-8", "replace")
+        self._row = row._replace(device=-1)
+        self._report(Kind(kind), name=text, aux0=number)
 
     # ---- what orders work ----
 

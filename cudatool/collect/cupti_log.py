@@ -65,6 +65,7 @@ class What(IntEnum):
     BLOCK = 0xFF10
     POOL_ALLOC = 0xFF11
     POOL_FREE = 0xFF12
+    RANGE = 0xFF13
 
 
 WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}

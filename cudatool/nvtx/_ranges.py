@@ -1,4 +1,7 @@
-"""The public functions: each tells NVTX and, while hooks have subscribers, the trace."""
+"""The public functions: each tells NVTX and, while hooks have subscribers, the trace.
+
+A trace may have all that NVTX is told: then NVTX is not told, so that it has each range once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cudatool.errors import UsageError
-from cudatool.nvtx._library import nvtx
+from cudatool.nvtx._library import Nvtx, nvtx
 from cudatool.runtime.traced_calls import traced
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
@@ -19,12 +22,17 @@ __all__ = ["mark", "range", "range_end", "range_pop", "range_push", "range_start
 
 class _Open(threading.local):
     def __init__(self) -> None:
-        self.in_trace: list[bool] = []  # of each range of this thread: whether the trace has its beginning
+        self.ranges: list[tuple[bool, bool]] = []  # of this thread: whether NVTX, and the trace, have its beginning
 
 
 _open = _Open()
 _started: dict[int, tuple[Any, bool]] = {}  # NVTX's own handle, and whether the trace has the beginning
 _handles = itertools.count(1)
+
+
+def _library() -> Nvtx | None:
+    """Return NVTX, None where this machine has none, or where it would tell the trace what we do."""
+    return None if hooks.reports_ranges else nvtx()
 
 
 def _message(msg: str) -> str:
@@ -36,14 +44,14 @@ def _message(msg: str) -> str:
 @traced
 def range_push(msg: str) -> int:
     """Open a range on the calling thread, inside of those that are open, and return how many these are."""
-    library, msg = nvtx(), _message(msg)
+    library, msg = _library(), _message(msg)
     if library is not None:
         library.push(msg)
     in_trace = hooks.active  # which another thread may change at any time
     if in_trace:
         hooks.emit(Kind.RANGE_PUSH, name=msg)
-    _open.in_trace.append(in_trace)
-    return len(_open.in_trace) - 1
+    _open.ranges.append((library is not None, in_trace))
+    return len(_open.ranges) - 1
 
 
 @traced
@@ -52,20 +60,20 @@ def range_pop() -> int:
 
     As in NVTX, a negative number says that none was open.
     """
-    if not _open.in_trace:
+    if not _open.ranges:
         return -1
-    library = nvtx()
-    if library is not None:
+    is_nvtxs, in_trace = _open.ranges.pop()
+    if is_nvtxs and (library := nvtx()) is not None:
         library.pop()
-    if _open.in_trace.pop() and hooks.active:
+    if in_trace and hooks.active:
         hooks.emit(Kind.RANGE_POP)
-    return len(_open.in_trace)
+    return len(_open.ranges)
 
 
 @traced
 def range_start(msg: str) -> int:
     """Open a range that any thread may close, in any order, and return what :func:`range_end` takes."""
-    library, msg = nvtx(), _message(msg)
+    library, msg = _library(), _message(msg)
     handle, in_trace = next(_handles), hooks.active
     _started[handle] = (library.start(msg) if library is not None else None), in_trace
     if in_trace:
@@ -86,8 +94,7 @@ def range_end(range_id: int) -> None:
     if found is None:
         raise UsageError(f"{range_id!r} is no open range; pass what range_start returned, once")
     started, in_trace = found
-    library = nvtx()
-    if library is not None:
+    if started is not None and (library := nvtx()) is not None:
         library.end(started)
     if in_trace and hooks.active:
         hooks.emit(Kind.RANGE_END, aux0=range_id)
@@ -96,7 +103,7 @@ def range_end(range_id: int) -> None:
 @traced
 def mark(msg: str) -> None:
     """Mark this moment."""
-    library, msg = nvtx(), _message(msg)
+    library, msg = _library(), _message(msg)
     if library is not None:
         library.mark(msg)
     if hooks.active:

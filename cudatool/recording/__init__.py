@@ -16,6 +16,7 @@ from cudatool.collect import deferred_frees
 from cudatool.collect.children import child_processes
 from cudatool.collect.hand_overs import HandOvers
 from cudatool.collect.levels import Level
+from cudatool.collect.nvtx_ranges import RangeLog, nvtx_ranges
 from cudatool.errors import OutputError
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
@@ -56,6 +57,7 @@ _LIBRARIES = {  # by the module whose import shows that a program uses it
     "tensorflow": Library.TENSORFLOW,
     "numba.cuda": Library.NUMBA,
 }
+_ranges: RangeLog | None = None  # reads the ranges of NVTX, unless the collector of CUPTI does
 _observing: dict[str, Any] | None = None  # what the open block's header says
 _reports = 0  # open blocks that report when memory runs out
 
@@ -181,7 +183,7 @@ def sources(
     The parameters are those of :func:`record`; the value is what a trace's header says of the recording. A nested block
     changes nothing: the outermost one decides.
     """
-    global _observing
+    global _observing, _ranges
     if _observing is not None:
         yield dict(_observing)
         return
@@ -207,12 +209,14 @@ def sources(
                 undo.enter_context(_parts().driver(machine, measure_accesses, checks, tape, _held))
             else:
                 header |= undo.enter_context(_parts().driver(measure_accesses, level))
+            _ranges = _parts().range_log()
+            header |= undo.enter_context(nvtx_ranges(_ranges))
             watch = machine.scheduler.watch if machine is not None else None
             header["watches_host_reads"] = watch is not None and watch.sees_reads
             _observing = header
             yield header
     finally:
-        _observing = None
+        _observing = _ranges = None
         hooks.wants_accesses = hooks.measures_accesses = hooks.reports_graphs = False
 
 
@@ -373,9 +377,11 @@ def up_to_date(recorder_of: Callable[[], Recorder | None]) -> str | None:
 
 
 def flush() -> None:
-    """Pass on what was logged and not yet reported: on a GPU, PyTorch's and the driver's part."""
+    """Pass on what was logged and not yet reported: NVTX's ranges and, on a GPU, PyTorch's and the driver's part."""
     if _observing is not None:
         _parts().flush()
+    if _ranges is not None:
+        _ranges.flush()
 
 
 def drain() -> None:

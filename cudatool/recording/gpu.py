@@ -15,11 +15,12 @@ from cudatool.collect.gpu_launches import Launches
 from cudatool.collect.jax_memory import JaxMemory
 from cudatool.collect.kept_ptx import KeptPtx
 from cudatool.collect.levels import Level
+from cudatool.collect.nvtx_ranges import RangeLog
 from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.recording.before import Before
 from cudatool.trace.events import Event, Kind
 
-__all__ = ["drain", "driver", "facts_at_the_end", "flush", "living", "paused"]
+__all__ = ["drain", "driver", "facts_at_the_end", "flush", "living", "paused", "range_log"]
 
 _SEGMENTS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _cupti: CuptiCollector | None = None  # records other libraries' use of the driver
@@ -120,6 +121,11 @@ def flush() -> None:
     torch_program.flush()
     if _cupti is not None:
         _cupti.flush()
+
+
+def range_log() -> RangeLog | None:
+    """Return what reads the ranges of NVTX, None if the collector of CUPTI does."""
+    return RangeLog() if _cupti is None else None
 
 
 def drain() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver, sim
 from cudatool.collect import sim_living
+from cudatool.collect.nvtx_ranges import RangeLog
 from cudatool.collect.sim_driver import SimDriverCollector
 from cudatool.collect.sim_host import watched_host_memory
 from cudatool.errors import UsageError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
 
-__all__ = ["drain", "driver", "facts_at_the_end", "flush", "living", "paused"]
+__all__ = ["drain", "driver", "facts_at_the_end", "flush", "living", "paused", "range_log"]
 
 
 def paused() -> AbstractContextManager[bool]:
@@ -79,6 +80,11 @@ def driver(
         machine.measure_accesses = False
         machine.check(())
         sim.unsubscribe(collector)
+
+
+def range_log() -> RangeLog:
+    """Return what reads the ranges of NVTX."""
+    return RangeLog()
 
 
 def flush() -> None:

@@ -67,6 +67,7 @@ __all__ = [
     "new_correlation",
     "new_correlations",
     "reports_graphs",
+    "reports_ranges",
     "reset",
     "running_function",
     "stream_id",
@@ -92,6 +93,9 @@ measures_accesses: bool = False
 
 reports_graphs: bool = False
 """Whether a source of driver calls reports graphs and their nodes, also of those that our runtime makes."""
+
+reports_ranges: bool = False
+"""Whether a source reports the ranges that anybody gives to NVTX: ours are not to be given to it as well."""
 
 strict: bool = False
 """Raise a subscriber's exception instead of dropping the subscriber (tests)."""

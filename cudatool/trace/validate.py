@@ -105,6 +105,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "exit_status": ("a number", _count),
     "format": ("text", _text),
     "memory_fraction": ("a number from 0 to 1", _fraction),
+    "nvtx_tool": ("text", _text),
     "parent_pid": ("a number", _count),
     "parent_trace": ("text", _text),
     "pid": ("a number", _count),

@@ -1,0 +1,6 @@
+"""Types of :file:`_nvtx.c`."""
+
+from collections.abc import Callable
+
+def start(callback: Callable[[], object] | None, /) -> bool: ...
+def stop() -> None: ...

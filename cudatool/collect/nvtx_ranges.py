@@ -1,0 +1,113 @@
+"""Records the ranges and marks that any library gives to NVTX: the package ``nvtx``, PyTorch, CuPy, NCCL, C++ code.
+
+::
+
+    NVTX_INJECTION64_PATH = _nvtx.so     each library's NVTX loads that at its first call, and hands its functions over
+    a range                              becomes a row in the log of _cupti.c, without the interpreter's lock
+    before an event of another source    the log is read: by the collector of CUPTI, or where that is not at work, here
+
+A program that uses no NVTX pays for a variable in its environment. A library that called NVTX before the recording
+began found no tool, and stays without one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+
+from cudatool.collect import _cupti, _nvtx
+from cudatool.collect.cupti_log import ROW
+from cudatool.trace import hooks
+from cudatool.trace.events import RECORD, Event, Kind, WarningCode, WarningFlag
+
+__all__ = ["RangeLog", "nvtx_ranges"]
+
+_VARIABLE: Final = "NVTX_INJECTION64_PATH"
+_MOST_ROWS: Final = 1 << 20  # that wait to be read: 100 MiB
+_OURS: Final = "_nvtx."  # how the file's name begins, of another version of Python's too
+
+
+@contextmanager
+def nvtx_ranges(log: RangeLog | None) -> Iterator[dict[str, str]]:
+    """Have NVTX's ranges written to the log inside of the ``with`` block; yield what a trace's header says of it.
+
+    Parameters
+    ----------
+    log
+        What reads it; None if the collector of CUPTI does.
+    """
+    before = os.environ.get(_VARIABLE)
+    if before and not os.path.basename(before).startswith(_OURS):
+        yield {"nvtx_tool": before}  # the user's
+        return
+    os.environ[_VARIABLE] = _nvtx.__file__
+    hooks.reports_ranges = True
+    if log is not None:
+        log.open()
+    if _nvtx.start(None if log is None else log.watch) and log is not None:
+        log.watch()
+    try:
+        yield {}
+    finally:
+        _nvtx.stop()
+        if log is not None:
+            log.close()
+        hooks.reports_ranges = False
+        if os.environ.get(_VARIABLE) == _nvtx.__file__:
+            del os.environ[_VARIABLE]
+            if before:
+                os.environ[_VARIABLE] = before
+
+
+class RangeLog:
+    """Reads the log where the collector of CUPTI is not at work: on the software device, say."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._process = 0  # that the log is of
+
+    def open(self) -> None:
+        """Open the log."""
+        _cupti.start_alone(_MOST_ROWS)
+        self._process = os.getpid()
+
+    def watch(self) -> None:
+        """Pass on from now on what the log has before the event of any other source: NVTX is in use."""
+        if self._process == os.getpid():
+            hooks.subscribe(self._before_event, first=True)
+
+    def close(self) -> None:
+        """Pass on the rest, and close the log."""
+        self.flush()
+        self._process = 0
+        hooks.unsubscribe(self._before_event)
+        _cupti.stop()
+
+    def flush(self) -> None:
+        """Pass on what the log has."""
+        with self._lock:
+            drained = _cupti.drain() if self._process == os.getpid() else None
+            if drained is None:
+                return
+            data, _, _, _, lost, at, texts = drained
+            rows = np.frombuffer(data, ROW)
+            records, names = np.zeros(len(rows), RECORD), {"": 0}
+            records["device"], records["time"] = -1, rows["time"]
+            records["kind"], records["aux0"] = rows["words"][:, 0], rows["words"][:, 3]
+            records["thread"] = [hooks.native_thread(number) for number in rows["thread"].tolist()]
+            for record, (start, length) in zip(records, (rows["words"][:, 1:3]).tolist(), strict=True):
+                name = texts[start - at : start - at + length].decode("utf-8", "replace")
+                record["name"] = names.setdefault(name, len(names))
+            hooks.forward_rows(records, list(names), source=self._before_event)
+        if lost:
+            text = f"{lost:,} ranges of NVTX were lost: there was no memory for them"
+            hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
+
+    def _before_event(self, event: Event) -> None:
+        if _cupti.is_waiting():
+            self.flush()
