@@ -192,7 +192,8 @@ class _Writer:
             args += [b',"requested":', decimals(own.requested), b',"stream":', decimals(own.stream)]
             args += [b',"pool":', decimals(own.pool.view(np.uint64))]
             begin = texts(count, b'{"ph":"b",', *place, *_us(began), *args)
-            says = [said.encode("ascii") for said in self._torch_says(own.start)]
+            of_pools = zip(self._torch_says(own.start), own.library.tolist(), strict=True)
+            says = [f'{said},"library":{self.text[i]}'.encode() if i else said.encode() for said, i in of_pools]
             end = texts(count, b'{"ph":"e",', *place, *_us(ended))
             stacks = own.stack.tolist()
             for i, stack in enumerate(stacks):

@@ -11,10 +11,12 @@ signed.
                                                     every record; kinds.fields says what the fields of a kind mean
     kinds        id, name, fields
     allocations  id, device, pool, stream, address, size, requested, alloc_time, free_requested_time,
-                 free_completed_time, stack, alloc_event, free_requested_event, free_completed_event
-                                                    a row for each block that was handed out
+                 free_completed_time, stack, alloc_event, free_requested_event, free_completed_event, library
+                                                    a row for each block that was handed out; the library (in names)
+                                                    whose own pool it is in, NULL for a caching allocator's
     segments     id, device, pool, stream, address, size, small, expandable, alloc_time, free_time, stack,
-                 alloc_event, free_event            a row for each segment, or run of mapped pages
+                 alloc_event, free_event, library   a row for each segment, or run of mapped pages, or chunk of a
+                                                    library's pool
     streams      id, device, handle, flags, name
     threads      id, name
     names        id, name
@@ -80,12 +82,12 @@ CREATE TABLE allocations (
     id INTEGER PRIMARY KEY, device INTEGER, pool INTEGER, stream INTEGER, address INTEGER, size INTEGER,
     requested INTEGER, alloc_time INTEGER, free_requested_time INTEGER, free_completed_time INTEGER, stack INTEGER,
     alloc_event INTEGER REFERENCES events, free_requested_event INTEGER REFERENCES events,
-    free_completed_event INTEGER REFERENCES events
+    free_completed_event INTEGER REFERENCES events, library INTEGER REFERENCES names
 );
 CREATE TABLE segments (
     id INTEGER PRIMARY KEY, device INTEGER, pool INTEGER, stream INTEGER, address INTEGER, size INTEGER,
     small INTEGER, expandable INTEGER, alloc_time INTEGER, free_time INTEGER, stack INTEGER,
-    alloc_event INTEGER REFERENCES events, free_event INTEGER REFERENCES events
+    alloc_event INTEGER REFERENCES events, free_event INTEGER REFERENCES events, library INTEGER REFERENCES names
 );
 CREATE TABLE compile_contexts (event INTEGER PRIMARY KEY REFERENCES events, context TEXT);
 CREATE TABLE peaks (device INTEGER PRIMARY KEY, event INTEGER REFERENCES events, active INTEGER);
@@ -208,7 +210,7 @@ def _allocations(lived: Lifetimes, clock: _Clock, what: str) -> Iterator[list[_C
         where = (own.device, own.pool, own.stream, own.address, own.size, own.requested)
         times = (clock.at(own.start), clock.at_known(own.freed), clock.at_known(own.end))
         records = (own.stack, own.start, clock.known(own.freed), clock.known(own.end))
-        yield [np.arange(piece.start, piece.stop), *where, *times, *records]
+        yield [np.arange(piece.start, piece.stop), *where, *times, *records, _library(own)]
 
 
 def _contexts(trace: Trace, what: str) -> Iterator[tuple[int, str]]:
@@ -224,7 +226,12 @@ def _segments(reserved: Lifetimes, clock: _Clock, what: str) -> Iterator[list[_C
         own = reserved[piece]
         where = (own.device, own.pool, own.stream, own.address, own.size, signed(own.small), signed(own.expandable))
         times = (clock.at(own.start), clock.at_known(own.end))
-        yield [np.arange(piece.start, piece.stop), *where, *times, own.stack, own.start, clock.known(own.end)]
+        records = (own.stack, own.start, clock.known(own.end))
+        yield [np.arange(piece.start, piece.stop), *where, *times, *records, _library(own)]
+
+
+def _library(own: Lifetimes) -> _Nullable:
+    return _Nullable(own.library, own.library != 0)
 
 
 @dataclass(frozen=True, slots=True)

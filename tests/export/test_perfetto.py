@@ -293,6 +293,18 @@ def test_a_block_is_a_span_named_by_its_call_site(tmp_path: Path) -> None:
     assert [("b", 10.0), ("e", 30.0)] == [(e["ph"], e["ts"]) for e in events if e["id"] == 2]
 
 
+def test_a_block_of_a_librarys_pool_has_its_name(tmp_path: Path) -> None:
+    of = trace(
+        (Kind.BLOCK_ALLOC, {"address": 0x1000, "size": 512}),
+        (Kind.MEM_ALLOC, {"address": 0x8000, "size": 0x2000}),
+        (Kind.POOL_ALLOC, {"address": 0x8000, "size": 512, "aux0": 500, "name": 'a "pool"'}),
+    )
+    begins = of_phase(written(tmp_path, of), "b")
+    assert {"0x1000": None, "0x8000": 'a "pool"'} == {
+        event["args"]["address"]: event["args"].get("library") for event in begins
+    }
+
+
 def test_stacks_lose_their_outer_frames_where_they_would_fill_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,24 @@ def test_an_allocation_has_its_times_and_what_it_never_saw_is_null(tmp_path: Pat
     assert [(512,), (1024,)] == query(tmp_path / "x", "SELECT address FROM live_at_peak ORDER BY id")
 
 
+def test_blocks_and_chunks_of_a_librarys_pool_have_its_name(tmp_path: Path) -> None:
+    trace = small(
+        (Kind.SEGMENT_ALLOC, {"address": 0x1000, "size": 0x1000}),
+        (Kind.BLOCK_ALLOC, {"address": 0x1000, "size": 512}),
+        (Kind.MEM_ALLOC, {"address": 0x8000, "size": 0x2000}),
+        (Kind.POOL_ALLOC, {"address": 0x8000, "size": 512, "aux0": 500, "name": 1}),
+        (Kind.POOL_ALLOC, {"address": 0x9000, "size": 1024, "aux0": 1000, "name": 1}),
+        (Kind.POOL_FREE, {"address": 0x8000, "size": 512, "name": 1}),
+        names=["", "CuPy"],
+    )
+    sqlite.write(tmp_path / "x", trace)
+    named = "LEFT JOIN names n ON n.id = library ORDER BY address"
+    assert [(0x1000, None), (0x8000, "CuPy"), (0x9000, "CuPy")] == query(
+        tmp_path / "x", f"SELECT address, n.name FROM allocations {named}"
+    )
+    assert [(0x1000, None), (0x8000, "CuPy")] == query(tmp_path / "x", f"SELECT address, n.name FROM segments {named}")
+
+
 def test_numbers_and_names_that_sqlite_has_no_room_for_are_written_nevertheless(tmp_path: Path) -> None:
     trace = small(
         (Kind.BLOCK_ALLOC, {"address": 2**64 - 1, "size": 512, "aux0": 2**64 - 2}),
