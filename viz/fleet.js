@@ -101,6 +101,7 @@ class FleetView {
     if (!ranks.length) return;
     this.row = this.marked.size ? Math.min(...this.marked) : highest(run.ranks.peak, 0, ranks.length);
     this.column = 0;
+    this.nameMiddle();
     this.showTiles();
     this.showFindings();
     byId("notes").hidden = !run.not_looked_at.length;
@@ -141,6 +142,19 @@ class FleetView {
     return best;
   }
 
+  /** What lies in the middle of the ranks: of two, that is halfway. */
+  get middle() {
+    return this.run.ranks.rank.length === 2 ? "mean" : "median";
+  }
+
+  nameMiddle() {
+    const { middle } = this;
+    byId("colour").options[0].textContent = `beside the step's ${middle}`;
+    byId("curves").ariaLabel = `Bytes of the chosen rank over its steps, with the ${middle} and the range of all ranks; arrow keys choose a step`;
+    byId("usual-step").textContent = middle[0].toUpperCase() + middle.slice(1);
+    byId("usual-peak").textContent = `Beside ${middle}`;
+  }
+
   showTiles() {
     const { run } = this;
     const { peak, rank } = run.ranks;
@@ -152,7 +166,7 @@ class FleetView {
       tile(formatCount(rank.length), "ranks", missing ? `no trace of ${counted(missing, "rank")}: ${Array.from(run.missing).slice(0, 5).join(", ")}${missing > 5 ? " ..." : ""}` : "none is known to be missing"),
       tile(formatCount(different), different === 1 ? "rank differs" : "ranks differ", run.compared ? `${counted(differencesOf(run).length, "difference")} in all` : "the ranks were not compared"),
       tile(formatBytes(peak[top]), "largest peak", `rank ${rank[top]}`),
-      tile(formatBytes(run.median_peak), "median peak", `least ${formatBytes(Math.min(...peak))}`),
+      tile(formatBytes(run.median_peak), `${this.middle} peak`, `least ${formatBytes(Math.min(...peak))}`),
       tile(formatCount(this.cells ? this.cells.steps : 0), "steps", this.cells ? "with memory" : "none were found"),
     );
   }
@@ -199,7 +213,7 @@ class FleetView {
     const { cells } = this;
     const chips = this.colourBy() === "bytes"
       ? [chip(formatBytes(cells.low), theme.unused), chip(formatBytes(cells.high), theme.accent)]
-      : [chip(more(-cells.range), theme.accent), chip("median of the step", theme.unused), chip(more(cells.range), theme.peak)];
+      : [chip(more(-cells.range), theme.accent), chip(`${this.middle} of the step`, theme.unused), chip(more(cells.range), theme.peak)];
     byId("scale").replaceChildren(...chips, element("span", { className: "chip" }, swatch(theme.card), "no such step"));
   }
 
@@ -210,7 +224,7 @@ class FleetView {
     const host = this.run.ranks.host[row];
     return [
       `rank ${this.rank(row)}${host ? ` on ${host}` : ""}, ${cells.named(column)}`,
-      value === NONE ? "no such step on this rank" : `${formatBytes(value)} active at most, ${more(Math.round(cells.beside(row, column)))} beside the median`,
+      value === NONE ? "no such step on this rank" : `${formatBytes(value)} active at most, ${more(Math.round(cells.beside(row, column)))} beside the ${this.middle}`,
       `all ranks: ${formatBytes(cells.least[column])} to ${formatBytes(cells.most[column])}`,
     ];
   }
@@ -255,17 +269,17 @@ class FleetView {
     byId("rank-findings").replaceChildren(...own.map((finding) => element("li", {}, `${finding.in}: ${finding.text}`)));
     byId("previous").hidden = byId("next").hidden = this.marked.size < 1;
     const facts = {
-      host: ranks.host[row] || "not recorded", peak: `${formatBytes(ranks.peak[row])} (${more(ranks.peak[row] - usual)} beside the median)`, reserved: orUnknown(ranks.reserved[row]),
+      host: ranks.host[row] || "not recorded", peak: `${formatBytes(ranks.peak[row])} (${more(ranks.peak[row] - usual)} beside the ${this.middle})`, reserved: orUnknown(ranks.reserved[row]),
       "at the end": formatBytes(ranks.end[row]), "out of memory": ranks.ooms[row] ? counted(ranks.ooms[row], "time") : "never", ending: ranks.ending[row],
     };
     byId("rank-facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
     const sites = this.run.sites.filter((site) => site.rank === rank);
-    const other = this.run.pair?.ranks.find((one) => one !== rank);
-    byId("usual").textContent = other === undefined ? "Median rank" : `Rank ${other}`;
+    const others = Array.from(ranks.rank).filter((one) => one !== rank);
+    byId("usual").textContent = others.length === 1 ? `Rank ${others[0]}` : "Median rank";
     fillTable("sites", sites.map((site) => [site.site, formatBytes(site.bytes), formatBytes(site.usual), more(site.bytes - site.usual)]));
     byId("sites").hidden = !sites.length;
     byId("no-sites").hidden = sites.length > 0;
-    byId("rank-legend").replaceChildren(...this.cells ? [chip(`rank ${rank}`, theme.accent), chip("median", PALETTE[1]), chip("all ranks", theme.unused)] : []);
+    byId("rank-legend").replaceChildren(...this.cells ? [chip(`rank ${rank}`, theme.accent), chip(this.middle, PALETTE[1]), chip("all ranks", theme.unused)] : []);
   }
 
   drawCurves() {

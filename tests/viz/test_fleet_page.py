@@ -244,6 +244,20 @@ def test_the_first_run_with_a_difference_is_shown_at_its_rank(page: Page) -> Non
 
 
 @in_browser
+def test_what_lies_between_two_ranks_is_called_their_mean(tmp_path: Path) -> None:
+    viz.write_fleet(
+        "fleet", [pictured(2, name="two", differs=1), pictured(4, name="four", differs=2)], None, tmp_path / "x.html"
+    )
+    words = "document.querySelector('#one-run').innerText + byId('curves').ariaLabel"
+    with Page(tmp_path / "x.html") as page:
+        for run, said, other in ((0, "mean", "median"), (1, "median", "mean"), (0, "mean", "median")):
+            page.evaluate(f"fleetView.show({run})")
+            page.evaluate(SETTLE)
+            text = page.evaluate(words).lower()
+            assert said in text and other not in text
+
+
+@in_browser
 def test_the_pictures_show_something_in_both_themes(page: Page) -> None:
     for _ in range(2):
         assert colours(page, "heat") > 8 and colours(page, "curves") > 3
