@@ -179,6 +179,8 @@ class Armed:
         self._is_closed = True
         if self._report is not None:
             self._report.stop()
+        if self.watch is not None:
+            self.watch.settle()
         if self.watch is not None and self.watch.is_inside:
             self._request(Reason.RANGE, f"{self.options.ranges}, of which the last did not end")
         self._requests.put(None)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from time import monotonic_ns
 from typing import Final
 
 from cudatool.errors import ConfigError, UsageError
 from cudatool.text import quoted
+from cudatool.trace import pools
 from cudatool.trace.events import Event, Kind
 from cudatool.units import parse_bytes
 
@@ -31,7 +34,8 @@ class Metric(StrEnum):
     """What a condition looks at, in bytes of one device."""
 
     ALLOCATED = "allocated"
-    """In blocks of the caching allocator that the program holds, and what others took from the driver."""
+    """In blocks that the program holds, of the caching allocator and of libraries' pools, and what others took from the
+    driver."""
     RESERVED = "reserved"
     """What the caching allocator, and others, took from the driver."""
 
@@ -41,7 +45,7 @@ _RANGE: Final = re.compile(r"(.+):(\d{1,18})(?:-(\d{1,18}))?", re.DOTALL | re.AS
 _NUMBERED: Final = re.compile(r"[\s#:_/=-]*(\d{1,18})", re.ASCII)  # what follows the name, as in "step 10", "Step#10"
 _MOST_NAMES: Final = 5
 _PAUSE_NS: Final = 60 * 10**9
-_BLOCKS: Final = {Kind.BLOCK_ALLOC: 1, Kind.BLOCK_FREE_COMPLETED: -1, Kind.MEM_ALLOC: 1, Kind.MEM_FREE: -1}
+_BLOCKS: Final = {Kind.BLOCK_ALLOC: 1, Kind.BLOCK_FREE_COMPLETED: -1}
 _SEGMENTS: Final = {
     **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
     **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
@@ -146,12 +150,36 @@ class RangeOf:
         return None if own is None else int(own[1])
 
 
+class _Driver:
+    """The bytes of the driver's memory: each allocation's own or, once a block of a library's pool is seen in it, theirs."""
+
+    def __init__(self) -> None:
+        self._pools = pools.LibraryPools()
+        self._whole: dict[tuple[int, int], int] = {}  # device and address -> bytes of allocations without such blocks
+
+    def growth(self, event: Event) -> int:
+        """Return by how many bytes an event of :data:`cudatool.trace.pools.KINDS` changes them."""
+        kind, device, address, size = event.kind, event.device, event.address, event.size
+        ended, opened = self._pools.change(kind, device, address, size, 0, 1)
+        growth = -sum(block.size for block in ended)
+        if kind in (Kind.MEM_ALLOC, Kind.MEM_FREE):
+            growth -= self._whole.pop((device, address), 0)
+        if kind in (Kind.MEM_ALLOC, Kind.POOL_ALLOC):
+            growth += size
+        if kind == Kind.MEM_ALLOC:
+            self._whole[device, address] = size
+        if opened is not None:
+            growth -= self._whole.pop((device, opened.address), 0)
+        return growth
+
+
 class Watch:
     """A subscriber that calls `met` when a condition becomes true, or the last range ends.
 
     A condition is met again only after it was not, and a minute after the last time, by the clock of events: a program
     that swings around its limit does not write without end. It sees events alone: memory from before counts if it is
-    told of it by the events of a recording's start.
+    told of it by the events of a recording's start. What a library takes from the driver is looked at with the thread's
+    next event: that may show that only a block of it is in use.
 
     Parameters
     ----------
@@ -173,8 +201,10 @@ class Watch:
         self._condition, self._ranges = condition, ranges
         self._signs = _SIGNS[condition.metric] if condition is not None else {}
         self._total_of, self._met, self._began = total_of, met, began
+        self._driver = _Driver() if condition is not None and condition.metric is Metric.ALLOCATED else None
+        self._unsure: dict[int, int] = {}  # thread -> device of memory that it took from the driver with its last event
         self._totals: dict[int, int | None] = {}
-        self._levels: dict[int, int] = {}
+        self._levels: defaultdict[int, int] = defaultdict(int)
         self._is_met: set[int] = set()  # devices
         self._last_ns: int | None = None  # when it was met last
         self._open: dict[int, list[bool]] = {}  # by thread, innermost last: whether it is one of the ranges
@@ -188,15 +218,29 @@ class Watch:
 
     def __call__(self, event: Event) -> None:
         """Look at one event."""
-        sign = self._signs.get(event.kind)
+        kind, device = event.kind, event.device
+        sign = self._signs.get(kind)
         if sign is not None:
-            self._count(event.device, sign * event.size, event.time)
-        elif self._ranges is not None and event.kind in (Kind.RANGE_PUSH, Kind.RANGE_POP):
+            self._levels[device] += sign * event.size
+            self._look(device, event.time)
+        elif self._driver is not None and kind in pools.KINDS:
+            self._levels[device] += self._driver.growth(event)
+            if kind == Kind.MEM_ALLOC:
+                self._unsure[event.thread] = device
+                return
+            self._look(device, event.time)
+        elif self._ranges is not None and kind in (Kind.RANGE_PUSH, Kind.RANGE_POP):
             self._range(self._ranges, event)
+        if self._unsure and kind != Kind.DEVICE_USE and event.thread in self._unsure:
+            self._look(self._unsure.pop(event.thread), event.time)
 
-    def _count(self, device: int, growth: int, time_ns: int) -> None:
-        level = self._levels[device] = self._levels.get(device, 0) + growth
-        condition = self._condition
+    def settle(self) -> None:
+        """Look at what would have waited for the next event, of which there is none."""
+        while self._unsure:
+            self._look(self._unsure.popitem()[1], monotonic_ns())
+
+    def _look(self, device: int, time_ns: int) -> None:
+        level, condition = self._levels[device], self._condition
         assert condition is not None
         if device not in self._totals:
             self._totals[device] = self._total_of(device)

@@ -307,6 +307,53 @@ def test_limit_is_exact_and_met_once_a_minute_until_it_was_not():
     assert len(met) == 2
 
 
+def _watched(limit: str) -> tuple[Watch, list[Reason]]:
+    met: list[Reason] = []
+    condition = Condition.parse(f"allocated > {limit}")
+    watch = Watch(
+        condition, None, total_of=lambda device: 0, met=lambda reason, _: met.append(reason), began=lambda: None
+    )
+    return watch, met
+
+
+def _event(kind: Kind, address: int = 0, size: int = 0, thread: int = 1) -> Event:
+    return Event(0, kind, 0, 0, thread, 0, 0, 0, "", address, size, 0, 0)
+
+
+def test_allocated_counts_the_blocks_of_a_librarys_chunk_and_not_the_chunk():
+    watch, met = _watched("1000B")
+    for event in (
+        _event(Kind.MEM_ALLOC, 0x10000, 4096),
+        _event(Kind.DEVICE_USE),
+        _event(Kind.MEM_ALLOC, 0x90000, 100, thread=2),  # another thread's, of no library
+        _event(Kind.POOL_ALLOC, 0x10000, 512),
+        _event(Kind.KERNEL_LAUNCH, thread=2),
+        _event(Kind.POOL_ALLOC, 0x10200, 512),
+        _event(Kind.POOL_FREE, 0x10000, 512),
+    ):
+        assert event.kind is not Kind.POOL_FREE or met == [Reason.CONDITION]  # 100 + 512 + 512
+        assert event.kind is Kind.POOL_FREE or met == []
+        watch(event)
+    assert 612 == watch._levels[0]
+    watch(_event(Kind.MEM_FREE, 0x10000, 4096))  # and its block with it
+    watch(_event(Kind.MEM_FREE, 0x90000, 100))
+    watch(_event(Kind.MEM_FREE, 0x70000, 100))  # from before the recording
+    assert 0 == watch._levels[0]
+
+
+@pytest.mark.parametrize("shown_by", ["its thread's next event", "the end"])
+def test_what_a_library_takes_from_the_driver_counts_whole_without_blocks(shown_by):
+    watch, met = _watched("1000B")
+    watch(_event(Kind.MEM_ALLOC, 0x10000, 4096))
+    watch(_event(Kind.KERNEL_LAUNCH, thread=2))
+    assert met == []
+    if shown_by == "the end":
+        watch.settle()
+    else:
+        watch(_event(Kind.KERNEL_LAUNCH))
+    assert met == [Reason.CONDITION]
+
+
 def test_example_of_the_page_prints_what_the_page_shows(tmp_path):
     page = (Path(__file__).resolve().parents[2] / "docs" / "triggers.md").read_text()
     line, first, second, third = page.partition("```console\n")[2].partition("```")[0].splitlines()
