@@ -151,7 +151,7 @@ class RangeOf:
 
 
 class _Driver:
-    """The bytes of the driver's memory: each allocation's own or, once a block of a library's pool is seen in it, theirs."""
+    """Bytes in use of the driver's memory: all of an allocation or, once a library's blocks are seen in it, these."""
 
     def __init__(self) -> None:
         self._pools = pools.LibraryPools()

@@ -93,6 +93,17 @@ def test_a_range_that_began_before_the_recording_has_no_end_in_it(nvtx, path):
     assert [] == told(read(path))
 
 
+def test_a_recording_inside_of_another_has_nothing_from_before_it_began(nvtx, path, tmp_path):
+    inner = tmp_path / "inner.ctrace"
+    with record(path):
+        nvtx.push(b"before")
+        nvtx.pop()
+        with record(inner):
+            nvtx.mark(b"during")
+    assert [("MARK", "during")] == told(read(inner))
+    assert [("RANGE_PUSH", "before"), ("RANGE_POP", ""), ("MARK", "during")] == told(read(path))
+
+
 def test_domains_nest_their_ranges_each_for_itself(nvtx, path):
     one, other = nvtx.create(b"one"), nvtx.create(b"other")
     kept = nvtx.register(one, b"kept")
