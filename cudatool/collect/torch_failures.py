@@ -63,7 +63,8 @@ class TorchFailures:
         if self._failed is None:
             return
         if self._with_history and not torch._C._cuda_isHistoryEnabled():
-            torch.cuda.memory._record_memory_history(max_entries=_HISTORY, stacks="python")
+            # Stacks of frees, which PyTorch would take as well, say nothing of who holds what, and cost as much again.
+            torch.cuda.memory._record_memory_history(max_entries=_HISTORY, stacks="python", context="alloc")
             self._began_history = True
         torch._C._cuda_attach_out_of_memory_observer(self._observe)
         self._torch = torch

@@ -66,6 +66,9 @@ class ArmOptions:
         Whether SIGUSR2 is a request. A program that handles it itself keeps its handler.
     on_oom
         Whether to write, and to explain, the first failed allocation.
+    history
+        Whether PyTorch keeps the history of its allocator, with the stack of each allocation, in a process that is not
+        recorded. Without it being armed costs a PyTorch program nothing, and its report names no call sites.
     most_files
         How many traces to leave on disk; the oldest go. Those of memory that ran out stay.
     """
@@ -78,6 +81,7 @@ class ArmOptions:
     ranges: str = ""
     on_signal: bool = True
     on_oom: bool = True
+    history: bool = True
     most_files: int = _MOST_FILES
 
 
@@ -128,7 +132,8 @@ class Armed:
         self._report = None
         if options.on_oom and not recording.is_reporting():
             has_torch = recording.is_observing()
-            self._report = OomReport(self._out_of_memory, snapshot=None if has_torch else self._snapshot_name)
+            snapshot = None if has_torch else self._snapshot_name
+            self._report = OomReport(self._out_of_memory, snapshot=snapshot, history=options.history)
         self._handler_before: Any = None
         self._thread = threading.Thread(target=self._serve, name="cudatool triggers", daemon=True)
         self._start()

@@ -50,11 +50,19 @@ class OomReport:
         on a thread of its own.
     snapshot
         Returns the name of a file for PyTorch's own snapshot, where `recording` does not have PyTorch's memory.
+    history
+        Let PyTorch keep the history of its allocator for that.
     """
 
-    def __init__(self, recording: Callable[[], str | None], *, snapshot: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        recording: Callable[[], str | None],
+        *,
+        snapshot: Callable[[], str] | None = None,
+        history: bool = True,
+    ) -> None:
         self._recording, self._snapshot = recording, snapshot
-        self._torch = TorchFailures(self._of_torch, with_history=snapshot is not None)
+        self._torch = TorchFailures(self._of_torch, with_history=history and snapshot is not None)
         self._others = LibraryFailures(self)
         self._process = os.getpid()
         self._once = threading.Lock()  # taken for good by the first failure

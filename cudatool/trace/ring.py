@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.trace._append import Tail, Writer
 from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
 from cudatool.trace.model import Trace
 from cudatool.trace.recorder import Recorder, cut_words
@@ -36,11 +37,25 @@ __all__ = ["Ring"]
 
 _RECORD: Final = struct.Struct(RECORD_STRUCT)
 _CHUNK: Final = 4096  # events
+_HEADER: Final = 64  # bytes before them
 _THREADS: Final = 1 << 16
 _FEW_NAMES: Final = 4096  # that are kept although nothing refers to them any more
 
 
-class Ring:
+class _Chunk(Tail):
+    """Events that are being kept, in memory of its own."""
+
+    def __init__(self) -> None:
+        self._bytes = np.zeros(_HEADER + _CHUNK * RECORD.itemsize, np.uint8)
+        super().__init__(self._bytes.data, _HEADER)
+
+    def records(self) -> npt.NDArray[np.void]:
+        """Return a copy of the events."""
+        found: npt.NDArray[np.void] = self._bytes[_HEADER : _HEADER + self.used].view(RECORD).copy()
+        return found
+
+
+class Ring(Writer):
     """A subscriber that keeps the last events. Any thread may emit, and any may write.
 
     Parameters
@@ -59,18 +74,16 @@ class Ring:
         self._age = most_age_ns
         self._lock = threading.RLock()
         self._chunks: deque[npt.NDArray[np.void]] = deque()
-        self._open = bytearray()
+        self._records: _Chunk = _Chunk()
         self._base = np.empty(0, RECORD)
         self._prior: dict[int, int] = {}
         self._folded = 0  # events that are no longer kept
-        self._names, self._index = [""], {"": 0}
-        self._event: Event | None = None  # the last one given, and how many bytes there were before it
-        self._before = 0
+        self._names, self._stacks, self._threads = {"": 0}, {0: 0}, {}
 
     def __len__(self) -> int:
         """Number of events kept, without the base."""
         with self._lock:
-            return sum(map(len, self._chunks)) + len(self._open) // RECORD.itemsize
+            return sum(map(len, self._chunks)) + self._records.used // RECORD.itemsize
 
     @property
     def events(self) -> int:
@@ -89,24 +102,27 @@ class Ring:
         """Number of names in the table."""
         return len(self._names)
 
-    def __call__(self, event: Event) -> None:
-        """Keep one event."""
+    def _write(self, event: Event) -> None:
+        """Keep one event that is not like others before it, for the call of a ring."""
         moment, kind, device, flags, thread, stream, correlation, stack, name, address, size, aux0, aux1 = event
         with self._lock:
+            kept = self._full_bytes + self._records.used
             if event is self._event:  # given again, because a signal handler's exception came in between
-                if len(self._open) > self._before:
+                if kept > self._before:
                     return
-            elif len(self._open) >= _CHUNK * RECORD.itemsize:
+            elif self._records.used == self._records.capacity:
                 self._close_chunk()
-            self._event, self._before = event, len(self._open)
+            self._event, self._before = event, kept
+            self._stacks[stack] = stack  # those of the process
+            of_thread = self._threads.setdefault(thread, thread % _THREADS)
             # fmt: off
-            words = (moment, kind, device, flags, thread % _THREADS, 0, stream, correlation, stack, self._name(name),
+            words = (moment, kind, device, flags, of_thread, 0, stream, correlation, stack, self._name(name),
                      address, size, aux0, aux1)
             # fmt: on
             try:
-                self._open += _RECORD.pack(*words)
+                self._records.append(_RECORD.pack(*words))
             except struct.error:  # a value too wide for its field
-                self._open += _RECORD.pack(*cut_words(words))
+                self._records.append(_RECORD.pack(*cut_words(words)))
 
     def write_rows(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> None:
         """Keep many events, as :func:`cudatool.trace.hooks.forward_rows` gives them."""
@@ -139,7 +155,7 @@ class Ring:
         """
         with self._lock:
             part = self._part(first)
-            names = self._names.copy()
+            names = list(self._names)
         start, stop, _ = part.header["window"]
         header = {**part.header, **(facts or {})}
         if start:
@@ -150,7 +166,7 @@ class Ring:
 
     def _part(self, first: int) -> Trace:
         """Return what is to be written as a part of a recording; its records refer to the ring's names."""
-        kept = np.concatenate([*self._chunks, np.frombuffer(bytes(self._open), RECORD)])
+        kept = np.concatenate([*self._chunks, self._records.records()])
         begin = max(first - self._folded, 0)
         if self._age is not None and len(kept):
             begin = max(begin, int(np.searchsorted(kept["time"], time.monotonic_ns() - self._age)))
@@ -166,9 +182,10 @@ class Ring:
         return part
 
     def _close_chunk(self) -> None:
-        if self._open:
-            self._chunks.append(np.frombuffer(bytes(self._open), RECORD))
-            self._open, self._before = bytearray(), 0
+        if self._records.used:
+            self._chunks.append(self._records.records())
+            # One step, which no signal handler can come into the middle of.
+            self._full_bytes, self._records = self._full_bytes + self._records.used, _Chunk()
         self._fold()
 
     def _fold(self) -> None:
@@ -200,12 +217,8 @@ class Ring:
         self._base = self._base.copy()
         for array in (self._base, *self._chunks):
             array["name"] = table[array["name"]]
-        self._names = [self._names[number] for number in used.tolist()]
-        self._index = {name: number for number, name in enumerate(self._names)}
+        names = list(self._names)
+        self._names = {names[number]: new for new, number in enumerate(used.tolist())}
 
     def _name(self, name: str) -> int:
-        found = self._index.get(name)
-        if found is None:
-            found = self._index[name] = len(self._names)
-            self._names.append(name)
-        return found
+        return self._names.setdefault(name, len(self._names))

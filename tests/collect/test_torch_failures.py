@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from cudatool.collect.torch_failures import TorchFailures
+from cudatool.recording.armed import arm
 
 
 class _Torch(ModuleType):
@@ -87,7 +88,16 @@ def test_history_is_kept_for_a_snapshot_unless_the_program_keeps_it(seen, monkey
     torch = _Torch(history=history)
     failures = _watching(torch, seen, monkeypatch, with_history=True)
     torch.initialize()
-    assert len(torch.history) == (not history)
+    assert ["alloc"] * (not history) == [given["context"] for given in torch.history]  # no stacks of frees
     failures.stop()
     failures.stop()
     assert [{"enabled": None}] * (not history) == torch.history[1:]  # what costs the program time ends, too
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_an_armed_program_may_do_without_the_history(monkeypatch, history):
+    torch = _Torch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with arm(history=history, on_signal=False):
+        torch.initialize()
+        assert (1, history) == (len(torch.observers), len(torch.history) == 1)
