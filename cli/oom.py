@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING
@@ -60,16 +59,14 @@ def oom(source: Path | None, as_json: bool, memory: str | None, budget: float | 
     if budget is not None and budget < 0:
         raise UsageError("--budget must not be negative")
     source = source or newest()
-    ends = None if budget is None else process_time() + budget
+    left = _Budget(budget)
     found: list[tuple[Trace, Failure]] = []
     with step("cudatool oom"):  # progress shows two seconds from here
         for trace in read_family(source, None, None):
             if not as_json:
                 say_notes(trace)
-            is_long = len(trace.records) > _LONGEST
-            explained = analyze.failure(
-                trace, total=size, enough=partial(_is_enough, None if ends is None else 0.0 if is_long else ends)
-            )
+            is_long = budget is not None and len(trace.records) > _LONGEST
+            explained = analyze.failure(trace, total=size, enough=(lambda: True) if is_long else left.is_spent)
             if explained is not None:
                 found.append((trace, explained))
     if as_json:
@@ -94,5 +91,20 @@ def oom(source: Path | None, as_json: bool, memory: str | None, budget: float | 
         sys.exit(1)
 
 
-def _is_enough(ends: float | None) -> bool:
-    return ends is not None and process_time() >= ends
+class _Budget:
+    """Processor time, which is spent once another setting would exceed it if it took as long as the longest so far."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._ends = None if seconds is None else process_time() + seconds
+        self._asked: float | None = None  # when it was asked for last
+        self._longest = 0.0
+
+    def is_spent(self) -> bool:
+        """Return whether not to try another setting; asked before each."""
+        if self._ends is None:
+            return False
+        now = process_time()
+        if self._asked is not None:
+            self._longest = max(self._longest, now - self._asked)
+        self._asked = now
+        return now + self._longest >= self._ends

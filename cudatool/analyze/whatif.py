@@ -260,6 +260,8 @@ def advise(
 
 def _is_put_off(model: _Experiment, conf: str, enough: Callable[[], bool], untried: list[str]) -> bool:
     """Return whether a setting is not to be tried any more; then it is noted."""
+    if conf in untried:
+        return True
     if conf not in model.done and enough():
         untried.append(conf)
         return True

@@ -36,7 +36,7 @@ __all__ = ["REPORT", "OomReport", "explained_by"]
 
 REPORT: Final = ".oom.txt"
 """Ending of a report's name, in the place of the trace's."""
-_BUDGET_S: Final = 1.0  # processor time for other settings: at 100,000 events, the whole report takes 2 s at most
+_BUDGET_S: Final = 0.7  # processor time for other settings: at 100,000 events, the whole report takes 1 s
 _LONGEST_S: Final = 60.0  # that the program waits, whatever the length of the recording
 
 

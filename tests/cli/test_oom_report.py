@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -423,3 +424,12 @@ def test_example_of_the_page_prints_what_the_page_shows(run_warm, tmp_path):
     assert len(shown) > 2
     for part in filter(None, (" ".join(part.split()) for part in shown)):
         assert part in report
+
+
+def test_a_setting_that_would_exceed_the_budget_is_not_tried(monkeypatch):
+    """If it took as long as the longest one so far, 0.3 s."""
+    oom = importlib.import_module("cudatool.cli.oom")
+    times = iter([0.0, 0.1, 0.4, 0.6, 0.8])
+    monkeypatch.setattr(oom, "process_time", lambda: next(times))
+    budget = oom._Budget(1.0)
+    assert [False, False, False, True] == [budget.is_spent() for _ in range(4)]
