@@ -45,25 +45,41 @@ def print_failure(console: Console, trace: Trace, failure: Failure) -> None:
 
 def _why(failure: Failure) -> str:
     """Return the reason in a sentence."""
-    size = format_bytes(failure.size)
+    size, total = format_bytes(failure.size), failure.total
     free = "" if failure.free is None else f", the driver had {format_bytes(failure.free)} free"
+    if failure.why is Shortage.LARGER and total is not None:
+        return f"The request is larger than the device, which has {format_bytes(total)}: request less at a time."
     if failure.why is Shortage.LIMITED:
         limit = f"The limit of {failure.library}'s pool" if failure.library else "A memory fraction"
-        return f"{limit} limits this program{free}, and {format_bytes(failure.needed)} were needed."
+        return (
+            f"{limit} limits this program{free}, and {format_bytes(failure.needed)} were needed.{_in_pieces(failure)}"
+        )
     if failure.library and failure.why is Shortage.FULL:
         return f"The memory is full{free}; {format_bytes(failure.missing)} more were needed for {size}."
-    if failure.why is Shortage.UNKNOWN or failure.split is None:
+    if failure.why is Shortage.UNKNOWN:
         return f"The recording does not show why: it lacks the allocator's segments or the driver's free memory{free}."
     split = failure.split
-    unused = split.reserved - split.active
-    both = f"{format_bytes(unused)} of the reserved memory were free{free}"
-    if failure.why is Shortage.FULL:
+    both = f"nothing was reserved{free}"
+    if split is not None:
+        both = f"{format_bytes(split.reserved - split.active)} of the reserved memory were free{free}"
+    if failure.why is Shortage.FULL or split is None:
         return f"The memory is full: {both}; {format_bytes(failure.missing)} more were needed for {size}."
     causes = [share for share in split.causes if share.cause in _FREE and share.size]
     most = max(causes, key=lambda share: share.size, default=None)
     where = "" if most is None else f", most of it {most.cause}"
     piece = f"the largest piece that this request could use had {format_bytes(split.largest_usable)}"
     return f"The free memory is fragmented: {both}{where}; {piece}."
+
+
+def _in_pieces(failure: Failure) -> str:
+    """Return in what pieces the reserved memory was free, if together they would have been enough."""
+    split = failure.split
+    if split is None or (unused := split.reserved - split.active) < failure.size:
+        return ""
+    most = format_bytes(split.largest_usable)
+    return (
+        f" {format_bytes(unused)} of the reserved memory were free, in pieces of which this request could use {most}."
+    )
 
 
 _FREE: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.LIBRARY, Cause.HOLE, Cause.WHOLE_SEGMENT)

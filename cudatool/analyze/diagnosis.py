@@ -36,6 +36,8 @@ class Topic(StrEnum):
     """Memory ran out although the device had some."""
     NEED = "need"
     """Memory ran out because the program needs what it has."""
+    OTHERS = "others"
+    """Memory ran out because others than this program hold much of the device's."""
     SETTING = "setting"
     """Another allocator setting saves memory, or why none is named."""
 
@@ -332,7 +334,8 @@ _REMEDIES: Final = {
     Cause.ROUNDING: "lost to rounding; pack small tensors into large ones",
     Cause.UNSPLIT: "in blocks larger than requested; sizes that are whole MiB waste less",
     Cause.PENDING: "freed, but another stream may still use them; synchronize sooner, or record_stream less",
-    Cause.OTHER_POOL: "cached in another pool; capture graphs with one pool, or call empty_cache after capture",
+    Cause.OTHER_POOL: "cached in another pool, which keeps it for its graph or MemPool; capture graphs with one "
+    "pool, and delete those that are no longer needed",
     Cause.OTHER_STREAM: "cached on other streams; allocate on one stream, or call empty_cache between phases",
     Cause.OTHER_SIZE: "free, but in the other size class (blocks up to 1 MiB and larger ones are kept apart); "
     "pack small tensors into large ones",

@@ -7,6 +7,7 @@ The reason is derived from three numbers at the failed request, after the alloca
     free        bytes that the driver had
     unused      reserved bytes in no live block
 
+    size > the device's       LARGER       it would not fit if nothing else lived
     free >= needed            LIMITED      the driver had enough: a memory fraction forbade it
     unused + free >= size     FRAGMENTED   together it would have been enough, in one piece it was not
     else                      FULL         not even all of it together was enough
@@ -14,15 +15,15 @@ The reason is derived from three numbers at the failed request, after the alloca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from cudatool.analyze.categories import Categories, categorize
-from cudatool.analyze.diagnosis import Remedy, advice
+from cudatool.analyze.diagnosis import Remedy, Topic, advice
 from cudatool.analyze.fragmentation import Fragmentation, fragmentation
 from cudatool.analyze.leaks import Leaks, leaks
 from cudatool.analyze.ledger import Ledger, ledger
@@ -38,6 +39,7 @@ from cudatool.trace import lifetimes
 from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, Kind
 from cudatool.trace.frames import call_site, user_frames
 from cudatool.trace.model import Frame, Trace, is_of_kind
+from cudatool.units import format_bytes
 
 __all__ = ["Failure", "Shortage", "failure"]
 
@@ -47,6 +49,8 @@ class Shortage(StrEnum):
 
     FULL = "full"
     """All free memory together was less than the request."""
+    LARGER = "larger"
+    """The request alone was more than the device's memory."""
     FRAGMENTED = "fragmented"
     """There was enough free memory, but not in one piece, or not where this request could use it."""
     LIMITED = "limited"
@@ -157,14 +161,21 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
     categories = categorize(part, blocks, curve, steps, device, index)
     grows = leaks(part, blocks, device, steps)
     held = by_call_site(part, blocks.at(index))
-    tried = None if settings is None else _tried(part, device, settings, beside, enough)
+    is_larger = beside.total is not None and size > beside.total
+    tried = None if settings is None or is_larger else _tried(part, device, settings, beside, enough)
     free = None if record["flags"] & FREE_UNKNOWN else int(record["aux0"])
     last = split[-1] if split and not is_librarys else None
     needed = size if is_librarys else _needed(size, settings or Settings())
     if is_librarys:
         why, missing = _reason_of_library(size, free, is_limited=bool(record["aux1"]))
     else:
-        why, missing = _reason(size, needed, free, last)
+        reserves_nothing = not len(segments) and not held
+        unused = last.reserved - last.active if last is not None else 0 if reserves_nothing else None
+        why, missing = _reason(size, needed, free, unused)
+    if is_larger:
+        why, missing = Shortage.LARGER, 0
+    of_device = ledger(part, blocks, segments, device)
+    remedies = [*advice(split, categories, grows, beside, held, tried), *_of_others(beside, of_device)]
     stack = part.stack(int(record["stack"]))
     return Failure(
         device=device,
@@ -184,9 +195,9 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
         held=held,
         categories=categories,
         leaks=grows,
-        ledger=ledger(part, blocks, segments, device),
+        ledger=of_device,
         settings=tried,
-        remedies=advice(split, categories, grows, beside, held, tried),
+        remedies=() if is_larger else tuple(sorted(remedies, key=lambda remedy: -remedy.size)),
         later=len(failed) - 1,
     )
 
@@ -223,15 +234,35 @@ def _reason_of_library(size: int, free: int | None, *, is_limited: bool) -> tupl
     return (Shortage.LIMITED if is_limited else Shortage.UNKNOWN), 0
 
 
-def _reason(size: int, needed: int, free: int | None, split: Fragmentation | None) -> tuple[Shortage, int]:
-    """Return why a request failed, and how much was missing in all; see the top of this module."""
+def _reason(size: int, needed: int, free: int | None, unused: int | None) -> tuple[Shortage, int]:
+    """Return why a request failed, and how much was missing in all; see the top of this module.
+
+    None stands for what is not known.
+    """
     if free is not None and free >= needed:
         return Shortage.LIMITED, 0
-    if split is None:
+    if unused is None:
         return Shortage.UNKNOWN, 0
-    unused = split.reserved - split.active
     if unused + (free or 0) >= size:
         return Shortage.FRAGMENTED, 0
     if free is None:
         return Shortage.UNKNOWN, 0
     return Shortage.FULL, size - unused - free
+
+
+def _of_others(beside: Outside, of_device: Ledger | None) -> Iterator[Remedy]:
+    """Yield what others than this program hold, if it is much."""
+    total = beside.total
+    reading = beside.readings[-1] if beside.readings else None
+    if of_device is not None and of_device.process is not None:
+        size, whose = of_device.beside, "by other processes"
+    elif reading is not None and reading.outside is not None:
+        size, whose = reading.outside, "outside of the recorded memory: by other processes, contexts or libraries"
+    else:
+        return
+    if total is not None and size >= _WORTH * total:
+        text = f"{format_bytes(size)} of {format_bytes(total)} are held {whose}; nvidia-smi lists the processes, end "
+        yield Remedy(Topic.OTHERS, size, f"{text}those that are not needed, or use another device")
+
+
+_WORTH: Final = 0.05  # share of the device's memory

@@ -68,10 +68,10 @@ def outside(
     index
         The record of the peak.
     total
-        Bytes of the device, where the caller knows; else what the trace's header says under ``total_memory``.
+        Bytes of the device, where the caller knows; else what the trace's header says under ``total_memory``, or NVML.
     """
     if total is None:
-        total = _stated_total(trace.header.get("total_memory"), device)
+        total = _stated_total(trace.header.get("total_memory"), device) or _total_by_nvml(trace, device)
     taken = segments[trace.records["kind"][segments.start] == Kind.MEM_ALLOC]
     readings = []
     failed = np.flatnonzero((trace.records["kind"] == Kind.OOM) & (trace.records["device"] == device))
@@ -93,6 +93,12 @@ def _stated_total(stated: object, device: int) -> int | None:
     if isinstance(stated, list) and 0 <= device < len(stated) and isinstance(stated[device], int):
         return int(stated[device])
     return None
+
+
+def _total_by_nvml(trace: Trace, device: int) -> int | None:
+    said = trace.of_kind(Kind.DEVICE_USE)
+    said = said[said["device"] == device]
+    return int(said["aux0"][-1]) or None if len(said) else None
 
 
 @dataclass(frozen=True, slots=True)

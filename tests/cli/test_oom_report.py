@@ -343,6 +343,70 @@ def test_reason_limited_is_a_memory_fraction(run_warm, run_here, tmp_path):
     assert failure["free"] >= failure["needed"]
 
 
+_REASONS = {
+    "larger": ("hog(300 << 20)", "larger", "The request is larger than the device, which has 256 MiB"),
+    "pieces under a memory fraction": (
+        """
+ct.set_per_process_memory_fraction(0.5)
+blocks = [ct.empty(6 << 20, "u1") for _ in range(18)][::3]
+hog(50 << 20)""",
+        "limited",
+        "84 MiB of the reserved memory were free, in pieces of which this request could use 14 MiB.",
+    ),
+    "a graph's pool": (
+        """
+x = ct.zeros(20 << 20, "f4")
+(x + x).sum()
+ct.empty_cache()
+graph = ct.CUDAGraph()
+with ct.graph(graph): out = (x + x).sum()
+while True: hog(40 << 20)""",
+        "fragmented",
+        "82 MiB: cached in another pool, which keeps it for its graph",
+    ),
+    "the driver's memory": (
+        """
+from cuda.bindings import driver
+ct.empty(1, "u1")
+def library(): return driver.cuMemAlloc(150 << 20)
+library()
+while True: hog(20 << 20)""",
+        "full",
+        "150 MiB of 250 MiB held by big.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _REASONS)
+def test_report_says_why_and_what_helps(name, run_warm, run_here, tmp_path):
+    program, why, said = _REASONS[name]
+    (tmp_path / "big.py").write_text(_HOG.replace("small =", "#") + program)
+    assert run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py").returncode == 1
+    assert said in " ".join((tmp_path / "run.oom.txt").read_text().split())
+    (failure,) = json.loads(run_here("oom", "--json", "--budget", "0", "run.ctrace").stdout)["failures"]
+    assert why == failure["why"]
+
+
+def test_each_child_that_a_program_forks_before_it_uses_cuda_leaves_a_report(run_command, tmp_path):
+    work = "    ".join(("", *_HOG.strip().splitlines(True)))
+    (tmp_path / "parent.py").write_text(f"""
+import os
+def work():
+{work}
+    while True: hog()
+children = []
+for _ in range(3):
+    children.append(os.fork())
+    if not children[-1]: work()
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+""")
+    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", "parent.py")
+    assert (done.returncode, done.stdout) == (0, "[1, 1, 1]\n"), done.stderr
+    reports = [path.read_text() for path in tmp_path.glob("run.*.oom.txt")]
+    assert 3 == len(reports)
+    assert all("(hog)" in _holder(text) for text in reports)
+
+
 def test_program_with_enough_memory_leaves_no_report_and_an_old_one_goes(run_warm, run_here, tmp_path):
     (tmp_path / "small.py").write_text(_HOG + "hog(1 << 20)")
     (tmp_path / "run.oom.txt").write_text("of an earlier run")
