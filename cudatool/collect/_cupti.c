@@ -1408,7 +1408,7 @@ done:
 // ---- from rows to records of a trace ----
 
 // How a kind of row becomes a record without Python; rows of `kind` 0 are left to Python. Fields that select a word
-// are -1 for none. The layout is that of HOW in cupti_log.py.
+// are -1 for none. The layout is that of HOW in cupti_rows.py.
 typedef struct __attribute__((packed)) {
   uint8_t kind;
   int8_t stream, event, flags;

@@ -61,7 +61,7 @@ typedef struct {
   void (*note_text)(uint16_t, const char*, const uint64_t*);
 } Log;
 
-enum { ROW = 0xFF13, WORDS = 8 };  // cupti_log.What.RANGE: the kind of its event, where its name is, its own number
+enum { ROW = 0xFF13, WORDS = 8 };  // cupti_rows.What.RANGE: the kind of its event, where its name is, its own number
 enum { RANGE_PUSH = 70, RANGE_POP = 71, MARK = 76, RANGE_START = 77, RANGE_END = 78 };  // cudatool.trace.events.Kind
 enum { MOST_TEXT = 1024, MOST_OPEN = 64 };
 #define FIRST_NUMBER ((uint64_t)1 << 32)  // cudatool.nvtx counts its own from 1

@@ -26,7 +26,8 @@ import numpy.typing as npt
 from cudatool.collect import _cupti
 from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, PER_THREAD, Call, layout
 from cudatool.collect.cupti_events import CallEvents
-from cudatool.collect.cupti_log import ROW, Tables, What
+from cudatool.collect.cupti_log import Tables
+from cudatool.collect.cupti_rows import ROW, What
 from cudatool.collect.cupti_work import Enqueued, WorkDone
 from cudatool.collect.gpu_launches import Launches
 from cudatool.collect.levels import Level

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from cudatool.collect import _cupti
 from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, plain_name, sides
-from cudatool.collect.cupti_log import HOW, Row, Tables, What
+from cudatool.collect.cupti_log import Tables
+from cudatool.collect.cupti_rows import HOW, Row, What
 from cudatool.collect.cupti_work import Enqueued
 from cudatool.collect.gpu_launches import Judged, Launches, Pointed
 from cudatool.collect.live_memory import LiveMemory

@@ -1,21 +1,21 @@
-"""The log that :file:`_cupti.c` writes of a GPU's driver: the layout of its rows, and the names and stacks of them."""
+"""What the rows of :file:`_cupti.c`'s log refer to by number: names, frames and stacks."""
 
 from __future__ import annotations
 
 import os
 import re
-from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.collect.cupti_rows import WORK
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import stacks
 from cudatool.trace.model import Frame
 
-__all__ = ["HOW", "ROW", "WORK", "Row", "Stack", "Tables", "What"]
+__all__ = ["Stack", "Tables"]
 
 _CALLED_THROUGH = ("/cuda/bindings/", "/_ctypes.", "/libffi", "/cudatool/", "/bin/python", "/libpython")
 """Libraries through which Python code calls the driver: whose call it is, Python's stack says."""
@@ -24,64 +24,6 @@ _EXTENSION = re.compile(r"\.(cpython-[^/]*|abi3)\.so$")
 """A module of Python."""
 
 _FOLDER_OF_MODULES = re.compile(r"^.*/(site|dist)-packages/|^.*/lib-dynload/")
-
-ROW = np.dtype(
-    [
-        ("time", "<u8"),
-        ("what", "<u2"),
-        ("result", "<u2"),
-        ("thread", "<u4"),
-        ("correlation", "<u4"),
-        ("stack", "<u4"),
-        ("device", "<u4"),
-        ("context", "<u4"),
-        ("words", "<u8", 8),
-    ]
-)
-
-
-HOW = np.dtype(
-    [
-        ("kind", "u1"),
-        *((name, "i1") for name in ("stream", "event", "flags")),
-        *((name, "u1") for name in ("asks", "per_thread", "is_copy", "item", "is_graph", "copy_flags")),
-        ("name", "<u4"),
-    ]
-)
-"""How a kind of row becomes a record by itself: see the structure of this name in :file:`_cupti.c`."""
-
-
-class What(IntEnum):
-    """Kinds of rows that are not driver calls. The words of each are named in :file:`_cupti.c`."""
-
-    KERNEL = 0xFF01
-    COPY = 0xFF02
-    FILL = 0xFF03
-    GRAPH = 0xFF04
-    CONTEXT = 0xFF05
-    USE = 0xFF06
-    OPERATION = 0xFF07
-    LAUNCH = 0xFF08
-    BLOCK = 0xFF10
-    POOL_ALLOC = 0xFF11
-    POOL_FREE = 0xFF12
-    RANGE = 0xFF13
-
-
-WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
-"""What ran that has no name of its own."""
-
-
-class Row(NamedTuple):
-    time: int
-    what: int
-    result: int
-    thread: int
-    correlation: int
-    stack: int
-    device: int
-    context: int
-    words: tuple[int, ...]
 
 
 class Stack(NamedTuple):
@@ -100,7 +42,7 @@ class Tables:
     native_names
         Names as the driver spells them.
     names
-        The same as events have them, after those of :data:`WORK`.
+        The same as events have them, after those of :data:`~cudatool.collect.cupti_rows.WORK`.
     stacks
         The stacks of calls; the first stands for none.
     """

@@ -8,7 +8,7 @@ from time import monotonic_ns
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect.cupti_log import ROW, WORK, What
+from cudatool.collect.cupti_rows import ROW, WORK, What
 from cudatool.trace import hooks
 from cudatool.trace.events import RECORD, Event, Kind
 

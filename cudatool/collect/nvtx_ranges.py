@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from cudatool.collect import _cupti, _nvtx
-from cudatool.collect.cupti_log import ROW
+from cudatool.collect.cupti_rows import ROW
 from cudatool.trace import hooks
 from cudatool.trace.events import RECORD, Event, Kind, WarningCode, WarningFlag
 

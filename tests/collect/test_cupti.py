@@ -14,7 +14,7 @@ import pytest
 
 from cudatool.collect import _cupti, cupti
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
-from cudatool.collect.cupti_log import HOW, ROW, What
+from cudatool.collect.cupti_rows import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag

@@ -58,7 +58,7 @@ OPERATIONS = """
 import ctypes, sys, threading
 import numpy as np
 from cudatool.collect import _cupti
-from cudatool.collect.cupti_log import ROW, What
+from cudatool.collect.cupti_rows import ROW, What
 _cupti.open(sys.argv[1])
 launch = (".", False, False, False, 0, True, True, True)
 record = ("q", False, False, False, 0, False, False, False)
@@ -146,7 +146,7 @@ LAUNCHES = """
 import ctypes, sys
 import numpy as np
 from cudatool.collect import _cupti
-from cudatool.collect.cupti_log import ROW, What
+from cudatool.collect.cupti_rows import ROW, What
 _cupti.open(sys.argv[1])
 launch = (".", False, False, False, 0, True, True, True)
 image = ("Pm", False, False, False, 0, False, False, False)

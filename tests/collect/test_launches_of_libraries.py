@@ -12,7 +12,8 @@ import pytest
 from cudatool.collect import _cupti
 from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE
 from cudatool.collect.cupti_events import CallEvents
-from cudatool.collect.cupti_log import ROW, Tables, What
+from cudatool.collect.cupti_log import Tables
+from cudatool.collect.cupti_rows import ROW, What
 from cudatool.collect.cupti_work import Enqueued
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag, Pointed
 from cudatool.collect.live_memory import LiveMemory
