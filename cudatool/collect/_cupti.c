@@ -929,6 +929,12 @@ static void buffer_requested(uint8_t** buffer, size_t* size, size_t* most) {
   *most = 0;
 }
 
+// When work ran. A forced flush hands back what still runs, too, and then one time or both are 0.
+static void set_times(Row* row, uint64_t start, uint64_t end) {
+  row->time = row->words[0] = start ? start : now();
+  row->words[1] = end > row->time ? end : row->time;
+}
+
 static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, size_t size, size_t valid) {
   (void)size;
   pthread_mutex_lock(&lock);
@@ -941,12 +947,10 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
     if (kind == KIND_KERNEL) {
       const KernelRecord* kernel = record;
       row->what = KERNEL;
-      row->time = kernel->start;
       row->device = kernel->device;
       row->context = kernel->context;
       row->correlation = kernel->correlation;
-      row->words[0] = kernel->start;
-      row->words[1] = kernel->end;
+      set_times(row, kernel->start, kernel->end);
       row->words[2] = kernel->stream;
       row->words[3] = intern(&names, kernel->name ? kernel->name : "", kernel->name ? strlen(kernel->name) : 0);
       row->words[4] = packed(kernel->grid);
@@ -960,22 +964,18 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
     } else if (kind == KIND_GRAPH) {
       const GraphRecord* graph = record;
       row->what = GRAPH;
-      row->time = graph->start;
       row->device = graph->device;
       row->context = graph->context;
       row->correlation = graph->correlation;
-      row->words[0] = graph->start;
-      row->words[1] = graph->end;
+      set_times(row, graph->start, graph->end);
       row->words[2] = graph->stream;
     } else {
       const CopyRecord* copy = record;  // a fill has the same fields at the same places
       row->what = kind == KIND_MEMCPY ? COPY : FILL;
-      row->time = copy->start;
       row->device = copy->device;
       row->context = copy->context;
       row->correlation = copy->correlation;
-      row->words[0] = copy->start;
-      row->words[1] = copy->end;
+      set_times(row, copy->start, copy->end);
       row->words[2] = copy->stream;
       row->words[3] = copy->bytes;
       row->words[4] = copy->copy_kind;

@@ -186,6 +186,7 @@ class CuptiCollector:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pass on nothing inside of the ``with`` block, but what :meth:`pass_on_snapshot` passes on."""
+        self._native.flush(False)  # not what still runs: CUPTI would write to buffers that it gave back
         with self._lock:
             self._read(None)
             self._paused_by = threading.get_ident()  # its own events would pass on what came before them

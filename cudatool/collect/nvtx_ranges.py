@@ -7,7 +7,8 @@
     before an event of another source    the log is read: by the collector of CUPTI, or where that is not at work, here
 
 A program that uses no NVTX pays for a variable in its environment. A library that called NVTX before the recording
-began found no tool, and stays without one.
+began found no tool, and stays without one. Where the GPU's driver runs already, the variable is not set: libraries have
+threads then that may read the environment, which the C library does not allow while another one changes it.
 """
 
 from __future__ import annotations
@@ -33,19 +34,22 @@ _OURS: Final = "_nvtx."  # how the file's name begins, of another version of Pyt
 
 
 @contextmanager
-def nvtx_ranges(log: RangeLog | None) -> Iterator[dict[str, str]]:
+def nvtx_ranges(log: RangeLog | None, *, may_set: bool = True) -> Iterator[dict[str, str]]:
     """Have NVTX's ranges written to the log inside of the ``with`` block; yield what a trace's header says of it.
 
     Parameters
     ----------
     log
         What reads it; None if the collector of CUPTI does.
+    may_set
+        Whether the environment may be changed. Without that, libraries are recorded that an earlier recording has met.
     """
     before = os.environ.get(_VARIABLE)
     if before and not os.path.basename(before).startswith(_OURS):
         yield {"nvtx_tool": before}  # the user's
         return
-    os.environ[_VARIABLE] = _nvtx.__file__
+    if may_set:
+        os.environ[_VARIABLE] = _nvtx.__file__
     hooks.reports_ranges = True
     if log is not None:
         log.open()
@@ -58,7 +62,7 @@ def nvtx_ranges(log: RangeLog | None) -> Iterator[dict[str, str]]:
         if log is not None:
             log.close()
         hooks.reports_ranges = False
-        if os.environ.get(_VARIABLE) == _nvtx.__file__:
+        if may_set and os.environ.get(_VARIABLE) == _nvtx.__file__:
             del os.environ[_VARIABLE]
             if before:
                 os.environ[_VARIABLE] = before

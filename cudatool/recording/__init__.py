@@ -192,6 +192,7 @@ def sources(
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
+    nvidia_runs = machine is None and _driver.nvidia_has_started()
     header = _header(choice, measure_accesses, checks) | {"stacks": with_stacks}
     try:
         with ExitStack() as undo:
@@ -210,7 +211,7 @@ def sources(
             else:
                 header |= undo.enter_context(_parts().driver(measure_accesses, level))
             _ranges = _parts().range_log()
-            header |= undo.enter_context(nvtx_ranges(_ranges))
+            header |= undo.enter_context(nvtx_ranges(_ranges, may_set=not nvidia_runs))
             watch = machine.scheduler.watch if machine is not None else None
             header["watches_host_reads"] = watch is not None and watch.sees_reads
             _observing = header
@@ -227,7 +228,8 @@ def paused() -> Iterator[None]:
     Of a GPU's driver, and of PyTorch's allocator, what they do meanwhile is passed on afterwards. What happened before
     is passed on at the beginning: who subscribes inside of the ``with`` block does not get it.
     """
-    flush()
+    if _ranges is not None:
+        _ranges.flush()
     allocator = _allocator()
     with ExitStack() as held:
         if allocator is not None:

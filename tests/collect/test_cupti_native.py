@@ -189,3 +189,28 @@ assert all(row["words"][4] >> 32 == 4 and row["words"][6] == 0 for row in rows)
 def test_launches_are_noted_with_their_arguments_and_code_with_its_image(libcupti):
     done = subprocess.run([sys.executable, "-c", LAUNCHES, libcupti], capture_output=True, text=True, timeout=60)
     assert 0 == done.returncode, done.stderr
+
+
+UNFINISHED = """
+import ctypes, struct, sys, time
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW
+_cupti.open(sys.argv[1])
+_cupti.start({}, 1 << 20)
+_cupti.watch_activity(False)
+for start, end in ((0, 0), (100, 0), (100, 250)):
+    record = ctypes.create_string_buffer(struct.pack("=II8xQQ", 10, 0, start, end).ljust(200, b"\\0"))
+    before = time.monotonic_ns()
+    ctypes.CDLL(sys.argv[1]).complete(record)
+    row = np.frombuffer(_cupti.drain()[0], ROW)[-1]
+    began, ended = map(int, row["words"][:2])
+    print(began == int(row["time"]), began if start else began >= before, ended - began)
+"""
+
+
+def test_a_kernel_that_still_runs_when_its_record_is_handed_back_has_no_times_before_all_others(libcupti):
+    done = subprocess.run(
+        [sys.executable, "-c", UNFINISHED, libcupti], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (["True True 0", "True 100 0", "True 100 150"], "")

@@ -14,6 +14,7 @@ import pytest
 import cudatool as ct
 from cudatool.analyze.ranges import ranges
 from cudatool.collect import _nvtx
+from cudatool.collect.nvtx_ranges import RangeLog, nvtx_ranges
 from cudatool.nvtx import _ranges
 from cudatool.recording import record
 from cudatool.trace import Trace, hooks, read
@@ -24,6 +25,7 @@ sys.path.insert(0, str(_HERE))
 
 from fake_nvtx import Nvtx, event  # noqa: E402
 
+_PATH = os.pathsep.join(filter(None, (str(_HERE), os.environ.get("PYTHONPATH"))))
 _OF_RANGES = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END, Kind.MARK)
 
 
@@ -102,6 +104,19 @@ def test_a_recording_inside_of_another_has_nothing_from_before_it_began(nvtx, pa
             nvtx.mark(b"during")
     assert [("MARK", "during")] == told(read(inner))
     assert [("RANGE_PUSH", "before"), ("RANGE_POP", ""), ("MARK", "during")] == told(read(path))
+
+
+def test_the_environment_stays_as_it_is_where_other_threads_may_read_it(nvtx, path):
+    """What has met the tool in an earlier recording is recorded nevertheless."""
+    log, before, events = RangeLog(), dict(os.environ), []
+    hooks.subscribe(events.append)
+    try:
+        with nvtx_ranges(log, may_set=False):
+            assert before == dict(os.environ)
+            nvtx.mark(b"here")
+    finally:
+        hooks.unsubscribe(events.append)
+    assert ["here"] == [event.name for event in events if event.kind is Kind.MARK]
 
 
 def test_domains_nest_their_ranges_each_for_itself(nvtx, path):
@@ -204,7 +219,7 @@ with record(sys.argv[1], on_oom=False):
 
 
 def test_a_program_that_uses_no_nvtx_has_no_subscriber_for_it(path):
-    environment = {**os.environ, "PYTHONPATH": str(_HERE), "CUDATOOL_DEVICE": "sim:memory=64MiB"}
+    environment = {**os.environ, "PYTHONPATH": _PATH, "CUDATOOL_DEVICE": "sim:memory=64MiB"}
     done = subprocess.run(
         [sys.executable, "-c", _UNUSED, path], env=environment, capture_output=True, text=True, check=True, timeout=120
     )
@@ -273,7 +288,7 @@ print(max(len(collector._calls._texts) for collector in cupti._running) < 5000)
 
 
 def test_beside_cupti_ranges_come_in_the_order_of_the_drivers_calls_and_leave_no_names(libcupti):
-    environment = {**os.environ, "PYTHONPATH": str(_HERE)}
+    environment = {**os.environ, "PYTHONPATH": _PATH}
     done = subprocess.run(
         [sys.executable, "-c", _BESIDE_CUPTI, libcupti], env=environment, capture_output=True, text=True, timeout=120
     )
