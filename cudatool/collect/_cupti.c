@@ -23,6 +23,7 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -923,8 +924,45 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
 
 enum { BUFFER = 1 << 20 };
 
+// A forced flush hands back the buffers of work that still runs, too, and CUPTI may write its end there later. Such buffers
+// are not freed: a later recording, by when that work has long ended, takes them.
+typedef struct {
+  uint8_t* buffer;
+  uint32_t recording;
+} Aside;
+static Aside* aside;
+static size_t aside_count, aside_room;
+static uint32_t recordings;  // so far
+static atomic_int forces;    // flushes that are forced at the moment
+
+static uint8_t* take_aside(void) {
+  uint8_t* found = NULL;
+  pthread_mutex_lock(&lock);
+  for (size_t i = 0; i < aside_count && !found; i++) {
+    if (aside[i].recording == recordings) continue;
+    found = aside[i].buffer;
+    aside[i] = aside[--aside_count];
+  }
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+// The lock is held.
+static void put_aside(uint8_t* buffer) {
+  if (aside_count == aside_room) {
+    size_t room = aside_room * 2 + 16;
+    Aside* more = realloc(aside, room * sizeof *more);
+    if (!more) return;  // lost, rather than written to after it was freed
+    aside = more;
+    aside_room = room;
+  }
+  aside[aside_count++] = (Aside){buffer, recordings};
+}
+
 static void buffer_requested(uint8_t** buffer, size_t* size, size_t* most) {
-  *buffer = recording && getpid() == owner ? aligned_alloc(8, BUFFER) : NULL;
+  int is_ours = recording && getpid() == owner;
+  *buffer = is_ours ? take_aside() : NULL;
+  if (is_ours && !*buffer) *buffer = aligned_alloc(8, BUFFER);
   *size = *buffer ? BUFFER : 0;
   *most = 0;
 }
@@ -983,8 +1021,10 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
   }
   size_t dropped = 0;
   if (!cupti.ActivityGetNumDroppedRecords(context, stream, &dropped) && dropped) lost += dropped;
+  int is_written_later = buffer && forces;
+  if (is_written_later) put_aside(buffer);
   pthread_mutex_unlock(&lock);
-  free(buffer);
+  if (!is_written_later) free(buffer);
 }
 
 // ---- for other extensions ----
@@ -1146,6 +1186,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   void* frame[2];
   backtrace(frame, 2);  // the first call loads a library, which must not happen in a callback
   begin_log(most);
+  recordings++;
   memset(calls, 0, sizeof calls);
   PyObject* numbers = PyDict_New();
   for (uint32_t number = 1; numbers && number < MOST_CALLS; number++) {
@@ -1276,7 +1317,9 @@ static PyObject* py_flush(PyObject* self, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "|p", &forced)) return NULL;
   if (subscriber && getpid() == owner) {
     Py_BEGIN_ALLOW_THREADS  // buffer_completed takes our lock, and CUPTI takes its own
+    forces += forced;
     cupti.ActivityFlushAll(forced ? 1 : 0);
+    forces -= forced;
     Py_END_ALLOW_THREADS
   }
   Py_RETURN_NONE;

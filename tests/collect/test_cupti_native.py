@@ -214,3 +214,30 @@ def test_a_kernel_that_still_runs_when_its_record_is_handed_back_has_no_times_be
         [sys.executable, "-c", UNFINISHED, libcupti], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout.splitlines(), done.stderr) == (["True True 0", "True 100 0", "True 100 150"], "")
+
+
+FORCED = """
+import ctypes, sys
+from cudatool.collect import _cupti
+_cupti.open(sys.argv[1])
+request = ctypes.CDLL(sys.argv[1]).request
+request.restype = ctypes.c_void_p
+def begin():
+    _cupti.start({}, 1 << 20)
+    _cupti.watch_activity(False)
+begin()
+handed_back = request()
+_cupti.flush(True)  # before the work has ended, which CUPTI will write there
+later = {request() for _ in range(50)}
+assert handed_back not in later
+_cupti.flush(False)  # hands back nothing
+_cupti.stop()
+begin()
+assert handed_back == request()
+_cupti.stop()
+"""
+
+
+def test_a_buffer_that_a_forced_flush_handed_back_is_used_again_by_a_later_recording_alone(libcupti):
+    done = subprocess.run([sys.executable, "-c", FORCED, libcupti], capture_output=True, text=True, timeout=60)
+    assert 0 == done.returncode, done.stderr
