@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,7 @@ def test_process_that_cannot_be_recorded_is_a_gap_in_the_verdict(run_command, tm
         "child = subprocess.Popen([sys.executable, '-c', sleeps], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
         "child.stdout.readline()  # it has begun\n"
     )
-    done = run_command("sanitize", "--json", "a.py")
+    done = run_command("sanitize", "--json", "a.py", stdin=subprocess.DEVNULL)  # with pipes, which no limit ends
     (tmp_path / "end").touch()
     gaps = {gap["kind"]: gap for gap in json.loads(done.stdout)["gaps"]}
     assert {"child-processes", "replaced"} == gaps.keys()
