@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import sqlite3
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from cudatool import analyze
+from cudatool.cli._part import moment_of, part_of
 from cudatool.cli._sources import read_trace
+from cudatool.errors import UsageError
 
 RECORDING = Path(__file__).resolve().parents[1] / "data" / "prefetch__default.pickle.xz"
 
@@ -78,3 +81,43 @@ def test_snapshot_shows_who_held_the_memory_at_a_chosen_time(run_command) -> Non
 def test_time_that_is_none_or_after_the_recording_is_refused(run_command, time: str, says: str) -> None:
     done = run_command("snapshot", RECORDING, "--at", time)
     assert (2, True) == (done.returncode, says in done.stderr)
+
+
+def test_a_part_by_time_has_the_events_from_its_first_moment_to_its_last() -> None:
+    trace = read_trace(RECORDING)
+    times = trace.records["time"] - trace.records["time"].min()
+    first, last = (int(times[len(times) * part // 4]) for part in (1, 3))
+    for text, begin, end in (
+        (f"{first}ns:{last}ns", first, last),
+        (f"{first + 1}ns:{last - 1}ns", first + 1, last - 1),
+        (f"{first}ns:", first, trace.duration),
+        (f":{last}ns", 0, last),
+    ):
+        start, stop = (int(times.searchsorted(end, side)) for end, side in ((begin, "left"), (end, "right")))
+        assert part_of(trace, None, text).header["window"] == [start, stop, len(times)], text
+    start, stop = (int(times.searchsorted(end, side)) for end, side in ((first, "left"), (last, "right")))
+    both = part_of(trace, f"{start + 10}:", f":{last}ns")
+    assert [start + 10, stop, len(times)] == both.header["window"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--events", "300"], "--events '300': write a range such as 1000:2000; either side may be left out"),
+        (["--time", "1s"], "--time '1s': write a range such as 1.5s:2s; either side may be left out"),
+    ],
+)
+def test_what_is_no_range_is_refused_with_an_example(run_here, words: list[str], message: str) -> None:
+    done = run_here("leaks", RECORDING, *words)
+    assert 2 == done.returncode
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_recording_without_times_has_no_part_by_time() -> None:
+    """Those of PyTorch before 2.2 have events, and no clock."""
+    trace = read_trace(RECORDING)
+    trace = dataclasses.replace(trace, header=trace.header | {"time_axis": "index"})
+    with pytest.raises(UsageError, match="--time: this recording has no times; use --events"):
+        part_of(trace, None, "1ms:2ms")
+    with pytest.raises(UsageError, match="--at: this recording has no times"):
+        moment_of(trace, "1ms")

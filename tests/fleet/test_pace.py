@@ -6,13 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from collective_fleets import KERNEL, met, write_fleet
 from fleets import Fault, make
 from recordings import HERE
 
+from cudatool.cli import group
 from cudatool.fleet.pace import Collectives, RankWait
 from cudatool.fleet.query import opened
 from cudatool.fleet.report import Difference, RunReport, fleet_report
+from cudatool.units import format_time
 
 COUNT = 64  # collectives
 TRANSFER = np.full(COUNT, 400_000)
@@ -165,3 +168,21 @@ def test_ranks_that_die_are_in_the_order_in_which_they_do(tmp_path: Path) -> Non
     run = report(make(tmp_path, HERE / "prefetch__default.pickle.xz", 5, faults, seed=1))
     assert [(3, Difference.OOM), (1, Difference.OOM)] == [(end.rank, end.difference) for end in run.ends]
     assert 3.5e12 < run.ends[1].unix_ns - run.ends[0].unix_ns < 3.7e12
+
+
+def test_the_command_prints_who_waits_and_in_which_order_ranks_ended(tmp_path: Path) -> None:
+    """Its tables say what the report does: of the slow rank, and of those that ran out of memory."""
+    dataset = write_fleet(tmp_path / "slow", *met(compute(4, 2, {2: 1.6}), TRANSFER))
+    (found,) = report(dataset).collectives.ranks[2:3]
+    shown = CliRunner().invoke(group, ["fleet", str(dataset)])
+    assert 1 == shown.exit_code
+    text = " ".join(shown.stdout.split())
+    assert "Collectives, within " in text
+    rest = text.partition("Collectives, within ")[2]
+    assert f" 2 {format_time(found.awaited)} {format_time(found.waited)} {found.last} of {COUNT} " in rest
+    faults = [Fault("oom", 1), Fault("oom", 3), Fault("clock", 1)]
+    dataset = make(tmp_path / "dead", HERE / "prefetch__default.pickle.xz", 5, faults, seed=1)
+    shown = CliRunner().invoke(group, ["fleet", str(dataset)])
+    rows = shown.stdout.partition("Order in which ranks ended")[2].splitlines()
+    ended = [line.split()[0] for line in rows if line.split()[:1] in (["1"], ["3"])]
+    assert ["3", "1"] == ended[:2], shown.stdout

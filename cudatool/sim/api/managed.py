@@ -127,8 +127,9 @@ def cuMemPrefetchAsync(devPtr: int, count: int, location: int, flags: int, hStre
     _prefetch([(devPtr, count)], [_unpack(location)], hStream, "cuMemPrefetchAsync")
 
 
-def _ranges(dptrs: int, sizes: int, count: int) -> list[tuple[int, int]]:
-    if not count or not dptrs or not sizes:
+def _ranges(dptrs: int, sizes: int, count: int, flags: int) -> list[tuple[int, int]]:
+    """Return the ranges of a batch, which takes no flags."""
+    if not count or not dptrs or not sizes or flags:
         raise DriverError(Result.INVALID_VALUE)
     addresses, lengths = (c_uint64 * count).from_address(dptrs), (c_size_t * count).from_address(sizes)
     return list(zip(addresses, lengths, strict=True))
@@ -162,11 +163,8 @@ def cuMemPrefetchBatchAsync(
     flags: int,
     hStream: int,
 ) -> None:
-    ranges = _ranges(dptrs, sizes, count)
-    if flags:
-        raise DriverError(Result.INVALID_VALUE)
     places = _places(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, count)
-    _prefetch(ranges, places, hStream, "cuMemPrefetchBatchAsync")
+    _prefetch(_ranges(dptrs, sizes, count, flags), places, hStream, "cuMemPrefetchBatchAsync")
 
 
 @entry(
@@ -175,10 +173,7 @@ def cuMemPrefetchBatchAsync(
 )
 def cuMemDiscardBatchAsync(dptrs: int, sizes: int, count: int, flags: int, hStream: int) -> None:
     # What is discarded "may" be lost: contents stay here.
-    ranges = _ranges(dptrs, sizes, count)
-    if flags:
-        raise DriverError(Result.INVALID_VALUE)
-    _prefetch(ranges, [NOWHERE] * count, hStream, "cuMemDiscardBatchAsync")
+    _prefetch(_ranges(dptrs, sizes, count, flags), [NOWHERE] * count, hStream, "cuMemDiscardBatchAsync")
 
 
 @entry(
@@ -195,11 +190,8 @@ def cuMemDiscardAndPrefetchBatchAsync(
     flags: int,
     hStream: int,
 ) -> None:
-    ranges = _ranges(dptrs, sizes, count)
-    if flags:
-        raise DriverError(Result.INVALID_VALUE)
     places = _places(prefetchLocs, prefetchLocIdxs, numPrefetchLocs, count)
-    _prefetch(ranges, places, hStream, "cuMemDiscardAndPrefetchBatchAsync")
+    _prefetch(_ranges(dptrs, sizes, count, flags), places, hStream, "cuMemDiscardAndPrefetchBatchAsync")
 
 
 # ---- Unified addressing: what was said ----
