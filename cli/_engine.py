@@ -1,4 +1,4 @@
-"""Options of the commands that ask a data set."""
+"""Options of the commands that query a data set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The software CUDA device: a libcuda.so.1 whose entry points are Python.
 
-:func:`load` puts it in the place of NVIDIA's driver, for this process. It imports nothing of cudatool but
-:mod:`cudatool.ptx`: it is a driver, and knows its users only through the driver API.
+:func:`load` puts it in the place of NVIDIA's driver, for this process. Of cudatool it imports only
+:mod:`cudatool.ptx` and the leaves that every room may import: it is a driver, and knows its users only through the
+driver API.
 """
 
 from __future__ import annotations

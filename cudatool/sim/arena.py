@@ -553,7 +553,7 @@ class HostMemory:
 
 
 def is_mapped(address: int, size: int) -> bool:
-    """Tell whether all of a range of addresses is memory of this process."""
+    """Return whether all of a range of addresses is memory of this process."""
     start = address // _HOST_PAGE * _HOST_PAGE
     pages = -(-(address + size - start) // _HOST_PAGE)
     return bool(_libc.mincore(start, pages * _HOST_PAGE, ctypes.create_string_buffer(pages)) == 0)

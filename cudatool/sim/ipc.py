@@ -225,7 +225,7 @@ def _open_shared(process: int, file: int, inode: int) -> SharedFile:
 
 
 def _is_running(process: int) -> bool:
-    """Tell whether a process can still do something: it exists, and is not one that only waits to be reaped."""
+    """Return whether a process can still do something: it exists, and is not one that only waits to be reaped."""
     try:
         text = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:

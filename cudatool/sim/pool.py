@@ -160,7 +160,7 @@ class Pool:
         return self._shared.file.copied()
 
     def may_access(self, device: int) -> bool:
-        """Tell whether a device can use the pool's memory."""
+        """Return whether a device can use the pool's memory."""
         return self.device < 0 or self.allocation_type == MANAGED or bool(self.access.get(device))
 
     def allocate(self, size: int, context: Context) -> Allocation:
@@ -292,7 +292,7 @@ class Pools:
         self._current[key] = pool
 
     def is_default(self, pool: Pool) -> bool:
-        """Tell whether a pool is one that cannot be destroyed."""
+        """Return whether a pool is one that cannot be destroyed."""
         return pool in self._defaults.values()
 
     def _key(self, location: tuple[int, int], allocation_type: int) -> tuple[int, int, int]:

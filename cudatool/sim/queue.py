@@ -283,7 +283,7 @@ class Scheduler(_queue.Queue):
                     self.watch.blur()
 
     def query(self, operation: Operation | None) -> bool:
-        """Tell whether `operation` has completed by the host's clock, and let that clock move on.
+        """Return whether `operation` has completed by the host's clock, and let that clock move on.
 
         Asking again and again ends: each time, the clock goes half the way to the operation's end, at least 1 us.
         """

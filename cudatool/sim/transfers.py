@@ -60,7 +60,7 @@ class Box:
         return (extent.depth - 1) * self.slice + (extent.height - 1) * self.pitch + extent.width
 
     def is_dense(self, extent: Extent) -> bool:
-        """Tell whether there are no gaps between the rows."""
+        """Return whether there are no gaps between the rows."""
         return self.span(extent) == extent.size
 
 

@@ -224,7 +224,7 @@ def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
 
 
 def _stream(entry: Entry, arguments: tuple[Any, ...]) -> StreamState | None:
-    """Return the stream that a call works in, None if it is no matter of a stream."""
+    """Return the stream that a call works in, None if the call has no stream."""
     if entry.name == "cuLaunchKernelEx":
         return stream_of(LaunchConfig.from_address(arguments[0]).hStream) if arguments[0] else None
     if "hStream" in entry.parameters:
@@ -234,14 +234,14 @@ def _stream(entry: Entry, arguments: tuple[Any, ...]) -> StreamState | None:
 
 
 def _check_event(handle: int) -> None:
-    """Invalidate the capture that an event, which is asked about now, is a part of; the handler refuses."""
+    """Invalidate the capture that an event belongs to: a call asks for its state, which the handler then refuses."""
     event = state.machine.objects.get(handle)
     if isinstance(event, EventState) and event.captured is not None:
         event.captured.capture.invalidate()
 
 
 def _fork(stream: StreamState, hEvent: int, Flags: int) -> bool:
-    """Let a stream that waits for an event of a capture in progress take part in it. Tell whether it was one."""
+    """Let a stream that waits for an event of an active capture join it. Return whether it is such an event."""
     event = state.machine.get(hEvent, EventState)
     captured = event.captured
     if captured is None or captured.capture.is_over:

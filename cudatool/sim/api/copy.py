@@ -35,7 +35,7 @@ _ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY = 1, 2, 3  # CU_MEMCPY_SRC_ACC
 
 
 def reads_now(address: int) -> bool:
-    """Tell whether the source of a copy with the CUmemcpyAttributes at an address is read before the call returns."""
+    """Return whether a copy with the CUmemcpyAttributes at an address reads its source before the call returns."""
     if not address:
         raise DriverError(Result.INVALID_VALUE)
     return _is_now(_CopyAttributes.from_address(address).srcAccessOrder)
@@ -122,7 +122,7 @@ def cuMemcpyPeerAsync(
 
 
 def check_peers(dst: int, dst_context: int, src: int, src_context: int, size: int) -> None:
-    """Fail as cuMemcpyPeer does for contexts or addresses that are none."""
+    """Fail as cuMemcpyPeer does for handles of no context and for addresses of no device memory."""
     for address, handle in ((dst, dst_context), (src, src_context)):
         context_behind(handle)
         need_device(address, size)

@@ -108,7 +108,7 @@ def cuGraphExecUpdate(hGraphExec: int, hGraph: int, resultInfo: int) -> None:
 
 
 def _set(hGraphExec: int, hNode: int, kind: int, work: Callable[[Work], Work]) -> None:
-    """Set the parameters of a node; `work` gets what it does so far."""
+    """Set the parameters of a node to what `work` returns, which is called with the present ones."""
     executable, node = graph_object(hGraphExec, GraphExec), graph_object(hNode, Node)
     before = executable.work_of(node)
     executable.set_work(node, new_work(kind, before, lambda: work(before)))

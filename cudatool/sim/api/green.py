@@ -229,7 +229,7 @@ def _wait(context: Context | GreenContext, hEvent: int, name: str) -> None:
     for stream in streams:
         wait = Operation(stream, "wait", name, abi.call.correlation)
         state.machine.scheduler.enqueue(wait, cost=0, after=[event.recorded])
-    # Streams to come begin after what the event stands for, and after what they had to wait for before.
+    # Streams that are made later wait for the event, too, and for what such streams had to wait for before.
     barrier = Operation(context.primary.legacy_stream, "wait", name, abi.call.correlation)
     state.machine.scheduler.add(barrier, cost=0, after=[event.recorded, context.barrier])
     context.barrier = barrier

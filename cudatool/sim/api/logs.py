@@ -74,7 +74,7 @@ def cuLogsDumpToMemory(iterator: int, buffer: int, size: int, flags: int) -> Non
 
 
 def _start(iterator: int) -> int:
-    """Return where an iterator is; all messages are asked for without one."""
+    """Return the number of the first message that an iterator has not passed; 0 without an iterator."""
     return c_uint.from_address(iterator).value if iterator else 0
 
 

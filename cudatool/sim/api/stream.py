@@ -175,7 +175,7 @@ def cuStreamAddCallback(hStream: int, callback: int, userData: int, flags: int) 
 
 
 def _executed_event(handle: int) -> EventState:
-    """Return an event that is not, by its latest record, a part of a captured graph, which says nothing of now."""
+    """Return an event whose latest record was not captured: a captured record is executed in launches of its graph."""
     event = state.machine.get(handle, EventState)
     if event.captured is not None:
         raise DriverError(Result.CAPTURED_EVENT, "the event was last recorded in a capturing stream")
@@ -254,7 +254,7 @@ def cuEventElapsedTime(pMilliseconds: int, hStart: int, hEnd: int) -> None:
         raise DriverError(Result.INVALID_HANDLE)
     if start.context is not end.context:
         raise DriverError(Result.INVALID_HANDLE)
-    # Asked again and again it answers at last, as a query does.
+    # Each query lets the host's clock move on, so that a loop of them ends.
     done = [state.machine.scheduler.query(event.recorded) for event in (start, end)]
     if not all(done):
         raise DriverError(Result.NOT_READY)

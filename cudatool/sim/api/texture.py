@@ -275,7 +275,7 @@ def _resource_record(resource: _ResourceDescriptor) -> Record:
 
 
 def _add_sampler(record: Record, kind: int, texture: _TextureDescriptor) -> None:
-    """Say in a record how it is read."""
+    """Write into the record of a texture how it is sampled."""
     if kind == _LINEAR:  # addressing and filter are ignored; beyond its end there is zero
         record.mode = (3, 3, 3)
     else:

@@ -121,7 +121,7 @@ class GraphMemory:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Free the slot, now that the execution got there."""
+        """Free the slot: the operation that frees it is executed."""
         slot.allocations -= 1
         if slot.allocations == 0 and slot.allocation is not None:
             self._machine.allocations.remove(slot.allocation)
@@ -160,5 +160,5 @@ class GraphMemory:
         return self._high.get((device.ordinal, name), 0)
 
     def reset_high(self, device: Device, name: str) -> None:
-        """Forget the high-water mark; it begins again at what is so now."""
+        """Set the high-water mark to the present amount."""
         self._high[device.ordinal, name] = self.amount(device, name)

@@ -1,4 +1,4 @@
-"""Stream capture: which streams capture into which graph, and what is forbidden meanwhile.
+"""Stream capture: active captures, and what they forbid.
 
 The rules are those of the CUDA driver API reference ("Stream Management", cuStreamBeginCapture and
 cuThreadExchangeStreamCaptureMode) and of the CUDA programming guide ("Graphs", prohibited and unhandled operations: an
@@ -70,7 +70,7 @@ class Capture:
         self.kept: dict[StreamState, Any] = {}  # C arrays that the program was given pointers to
 
     def invalidate(self) -> None:
-        """Make it fail: an operation that it forbids was attempted."""
+        """Let its end fail: an operation that it forbids was attempted."""
         self.status = CaptureStatus.INVALIDATED
 
     def check_valid(self) -> None:
@@ -199,7 +199,7 @@ class Captures:
                 self.leave(stream)
 
     def invalidate(self, streams: Iterable[StreamState]) -> bool:
-        """Invalidate the captures in these streams; tell whether there were any."""
+        """Invalidate the captures in these streams; return whether there were any."""
         found = [self._by_stream[stream] for stream in streams if stream in self._by_stream]
         for capture in found:
             capture.invalidate()
@@ -230,7 +230,7 @@ class Captures:
             self._refuse(conflicting, Result.STREAM_CAPTURE_UNSUPPORTED)
 
     def check_context(self, context: Any) -> None:
-        """Fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if a stream captures of a context to be waited for."""
+        """Fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if a stream of a context captures: no wait for it."""
         conflicting = [c for s, c in self._by_stream.items() if s.context is context]
         if conflicting:
             self._refuse(conflicting, Result.STREAM_CAPTURE_UNSUPPORTED)

@@ -78,7 +78,7 @@ class Work(Protocol):
         """Add the operations of one launch, ordered after `after`, and return the last one."""
 
     def update_to(self, new: Any) -> Update:
-        """Tell whether a node of an executable graph can do `new`, a work of the same type, instead."""
+        """Return whether a node of an executable graph can do `new`, a work of the same type, instead."""
 
     def clone(self, node: Node, nodes: dict[Node, Node]) -> Work:
         """Return the same for a copy of its `node`; the nodes inside are added to `nodes`."""

@@ -123,12 +123,12 @@ class Run:
         return operation
 
     def drop_copies(self) -> None:
-        """Let none of the launch's copies be done, nor of the bodies that it still comes to."""
+        """Leave out the copies of this launch, also those in bodies of conditional nodes that have not begun."""
         self._drops_copies = True
         state.machine.scheduler.drop(self._copies)
 
     def enqueue(self, graph: Graph, after: list[Operation]) -> list[Operation]:
-        """Add all nodes of a graph after `after`, and return what nothing of it comes after."""
+        """Add all nodes of a graph after `after`, and return the operations that nothing in the graph depends on."""
         done: dict[Node, Operation] = {}
         for node in graph.ordered():
             behind = [done[dependency] for dependency in node.dependencies] or after
@@ -285,7 +285,7 @@ class GraphExec:
             self._leaving.append(leave)
 
     def destroy(self) -> None:
-        """End it, when what was launched is done (cuGraphExecDestroy)."""
+        """Destroy it when its launches are done (cuGraphExecDestroy)."""
         del state.machine.objects[self.handle]
         self._source.executables -= 1
         self._leave(self._graph.destroy)
@@ -394,7 +394,7 @@ class GraphExec:
             self._disabled.add(twin)
 
     def is_enabled(self, node: Node) -> bool:
-        """Tell whether a node is on."""
+        """Return whether a node is on."""
         return self._switchable(node) not in self._disabled
 
     def _switchable(self, node: Node) -> Node:

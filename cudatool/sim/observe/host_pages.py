@@ -78,7 +78,7 @@ class PendingPages:
 
     @property
     def works(self) -> bool:
-        """Whether this system tells which pages were touched."""
+        """Whether this system shows which pages were touched."""
         return self._table is not None
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class PendingPages:
 
 
 def _page_table() -> KeptDescriptor | None:
-    """Return a descriptor of this process's page table, None where it does not tell what was touched."""
+    """Return a descriptor of this process's page table, None where it does not show which pages were touched."""
     try:
         table = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -377,7 +377,7 @@ class Tape:
         self._thread.function = (arguments[1], arguments[2]) if entry.name == "cuLaunchHostFunc" else None
 
     def enqueued(self, operation: Operation) -> None:
-        """See what a copy will find in the host's memory, unless the host writes there before it runs."""
+        """Note what a copy will find in the host's memory, unless the host writes there before the copy runs."""
         address, size = operation.host_source
         memory = self._memory(address) if size else None
         if memory is not None:
