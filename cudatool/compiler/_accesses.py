@@ -9,10 +9,22 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cudatool.ops._pointwise import Call, Pointwise, Types
+from cudatool.ops._rows import RowCall, RowKernels
 from cudatool.runtime.annotate import annotating
 from cudatool.runtime.array import DeviceArray
 
-__all__ = ["BEFORE", "Places", "PointwiseCall", "Span", "View", "Work", "described", "dimension_order"]
+__all__ = [
+    "BEFORE",
+    "Places",
+    "PointwiseCall",
+    "RowsCall",
+    "Span",
+    "View",
+    "Work",
+    "described",
+    "described_rows",
+    "dimension_order",
+]
 
 BEFORE: Final = -1
 """Stands for all memory that existed before the function ran: arguments and state."""
@@ -76,6 +88,24 @@ class PointwiseCall:
     fusible: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RowsCall:
+    """A launch of a kernel that works on rows: equal for two runs if they compute their result in the same place.
+
+    Attributes
+    ----------
+    writes
+        The result, each element of which is written once.
+    """
+
+    kernels: RowKernels
+    instance: str
+    width: int
+    device: int
+    shape: tuple[int, ...]
+    writes: tuple[View, ...]
+
+
 @dataclass(slots=True)
 class Work:
     """What is known of a node beside what it is called.
@@ -84,8 +114,8 @@ class Work:
     ----------
     spans
         What it may access; None if that is not known, so that it may be anything.
-    call
-        If it is an elementwise function.
+    call, rows
+        If it is an elementwise function, or a kernel that works on rows.
     after_unseen
         Work that no event told of was enqueued before it.
     stack
@@ -94,6 +124,7 @@ class Work:
 
     spans: list[Span] | None
     call: PointwiseCall | None = None
+    rows: RowsCall | None = None
     after_unseen: bool = False
     stack: int = 0
 
@@ -123,6 +154,13 @@ def dimension_order(call: Call) -> list[int]:
     if call.pointwise.asks_for_index:  # in the order that the program sees
         return axes
     return sorted(axes, key=lambda axis: -abs(out.strides[axis]) if out.shape[axis] > 1 else 0)
+
+
+def described_rows(call: RowCall, places: Places) -> RowsCall:
+    """Return what a launch of a kernel that works on rows does with its result."""
+    shape = call.out.shape
+    view = _view(call.out, shape, places)
+    return RowsCall(call.kernels, call.name, call.width, call.out.device, shape, (view,))
 
 
 def _view(array: DeviceArray, shape: tuple[int, ...], places: Places) -> View:

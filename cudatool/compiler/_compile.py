@@ -22,6 +22,7 @@ from cudatool.compiler._trace import Graph, Trace, captured, plan_events, traced
 from cudatool.errors import GraphBreakError, UsageError
 from cudatool.graphs import CUDAGraph
 from cudatool.ops._pointwise import taken_over
+from cudatool.ops._rows import rows_taken_over
 from cudatool.runtime.allocator import note_plan, planned
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.capture import is_capturing
@@ -233,7 +234,12 @@ class CompiledFunction:
         args, kwargs = with_inputs(args, kwargs, inputs)
         before = arguments(args, kwargs)[0]
         trace, cuda_graph = Trace(device, stream, inputs), CUDAGraph(keep_graph=True)
-        with captured(cuda_graph, stream, trace), taken_over(trace.take), watched(trace.launched):
+        with (
+            captured(cuda_graph, stream, trace),
+            taken_over(trace.take),
+            rows_taken_over(trace.take_rows),
+            watched(trace.launched),
+        ):
             results = self._function(*args, **kwargs)  # which must live until the trace has ended
         cuda_graph.reset()
         refuse_views(results, inputs)
@@ -266,6 +272,7 @@ class CompiledFunction:
             captured(entry.cuda_graph, stream, again),
             planned(arena, device),
             taken_over(player.take),
+            rows_taken_over(player.take_rows),
             watched(again.launched),
         ):
             entry.outputs = self._function(*args, **kwargs)

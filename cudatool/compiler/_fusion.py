@@ -22,17 +22,29 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, View, Work, described, dimension_order
+from cudatool.compiler._accesses import (
+    BEFORE,
+    PointwiseCall,
+    RowsCall,
+    Span,
+    View,
+    Work,
+    described,
+    described_rows,
+    dimension_order,
+)
 from cudatool.compiler._common import Repetition, repetitions, without
 from cudatool.compiler._lifetimes import overwritten, used_buffers
 from cudatool.compiler._plan import Buffer, Plan, plan
 from cudatool.compiler._trace import Graph, Node, Trace
 from cudatool.errors import GraphBreakError
-from cudatool.ops._fused import Fused, Load, Number, Operand, Part, Value
+from cudatool.ops._fused import Fused, Head, Load, Number, Operand, Part, Value
 from cudatool.ops._pointwise import Call
+from cudatool.ops._rows import RowCall
 from cudatool.runtime._native import Region
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.kernel import Kernel, watched
+from cudatool.runtime.stream import Stream
 
 __all__ = ["Fusion", "Group", "Player", "fuse", "planned_fusion"]
 
@@ -95,8 +107,8 @@ class Fusion:
 def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     """Return a traced graph with its groups, and its memory.
 
-    A group needs what it reads until its last member. Where that would raise the peak, members are not moved past
-    other work; and if it still would, nothing is fused. What is computed twice is kept from the first time to the
+    A group needs what it reads until its last member. Where that would raise the peak, kernels that work on rows are
+    not fused; or members are not moved past other work; and if it still would, nothing is fused. What is computed twice is kept from the first time to the
     second, where that does not raise the peak.
 
     Parameters
@@ -109,18 +121,18 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     if most == 1:
         return unfused, memory
 
-    def fits(pairs: list[Repetition], adjacent: bool) -> tuple[Fusion, Plan] | None:
-        found = fuse(without(trace, pairs), most, adjacent=adjacent)
+    def fits(pairs: list[Repetition], rows: bool, adjacent: bool) -> tuple[Fusion, Plan] | None:
+        found = fuse(without(trace, pairs), most, rows=rows, adjacent=adjacent)
         in_less = plan(found.buffers, found.in_place)
         return (found, in_less) if in_less.peak <= memory.peak else None
 
-    for adjacent in (False, True):
-        if (best := fits([], adjacent)) is not None:
+    for rows, adjacent in ((True, False), (False, False), (True, True), (False, True)):
+        if (best := fits([], rows, adjacent)) is not None:
             kept: list[Repetition] = []
             waiting = [repetitions(trace)]
             while waiting:  # all at once; if they do not fit, one half after the other
                 some = waiting.pop()
-                if some and (better := fits([*kept, *some], adjacent)) is not None:
+                if some and (better := fits([*kept, *some], rows, adjacent)) is not None:
                     kept, best = [*kept, *some], better
                 elif len(some) > 1:
                     waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
@@ -128,11 +140,19 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     return unfused, memory
 
 
-def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
-    """Return a traced graph with groups of up to `most` members; with `adjacent`, none is moved past other work."""
+def fuse(trace: Trace, most: int, *, rows: bool = False, adjacent: bool = False) -> Fusion:
+    """Return a traced graph with groups of up to `most` members.
+
+    Parameters
+    ----------
+    rows
+        Kernels that work on rows are members, too.
+    adjacent
+        No member is moved past other work.
+    """
     nodes, work = trace.graph().nodes, trace.work
     buffers = trace.finished()
-    waiting = sorted(_groups(nodes, work, most, adjacent)) if most > 1 else []
+    waiting = sorted(_groups(nodes, work, most, rows, adjacent)) if most > 1 else []
     while True:
         absent = _absent(trace, buffers, waiting)
         groups = [_group(nodes, work, members, absent) for members in waiting]
@@ -141,7 +161,10 @@ def fuse(trace: Trace, most: int, *, adjacent: bool = False) -> Fusion:
             break
         waiting = [part for g in groups for part in (_halves(g.members) if g in large else [g.members])]
     for group in groups:  # one whose results nothing needs writes its last one all the same
-        absent -= {work[group.members[part]].call.writes[0].buffer for part in group.fused.stores}  # type: ignore[union-attr] # members are calls
+        members = (work[group.members[part]] for part in group.fused.stores)
+        absent -= {
+            view.buffer for known in members for call in (known.call, known.rows) if call for view in call.writes
+        }
     place = _places(len(nodes), groups)
     used = used_buffers(trace, buffers, {member: group.members[-1] for group in groups for member in group.members})
     anchors = {group.members[-1]: group.node for group in groups}
@@ -187,20 +210,28 @@ def _halves(members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 class _Open:
     """A group that more members may join."""
 
-    def __init__(self, index: int, stream: int, call: PointwiseCall) -> None:
+    def __init__(self, index: int, stream: int, call: PointwiseCall | RowsCall, spans: Sequence[Span]) -> None:
         self.members = [index]
         self.stream = stream
         self.shape, self.device = call.shape, call.device
-        self.read = {view for view in call.reads if isinstance(view, View)}
+        self.read: set[View] = set()
         self.written = set(call.writes)
         self.others = 0  # how many nodes that are not elementwise came before its last member
+        self.width = 0  # elements of a pack, if one member is a kernel that works on rows
+        self.rows: list[Span] = []  # what that one accesses beside its result: of other elements than a thread has
+        if isinstance(call, PointwiseCall):
+            self.read.update(view for view in call.reads if isinstance(view, View))
+        else:
+            self.width = call.width
+            self.rows = [span for span in spans if span.buffer != call.writes[0].buffer or not span.writes]
 
     def spans(self) -> Iterator[Span]:
         """Yield the bytes that its members access."""
         yield from (view.span(writes=False) for view in self.read)
         yield from (view.span(writes=True) for view in self.written)
+        yield from self.rows
 
-    def conflicts(self, spans: list[Span] | None) -> bool:
+    def conflicts(self, spans: Sequence[Span] | None) -> bool:
         """Return whether the order of the group and of what accesses these bytes matters, or is not known."""
         return spans is None or any(own.meets(other) for own in self.spans() for other in spans)
 
@@ -216,11 +247,39 @@ class _Open:
             return False
         return bool(dependent) or (self.others == others and not self.read.isdisjoint(reads))
 
+    def fits(self, other: _Open) -> bool:
+        """Return whether the members of two groups can be in one kernel.
+
+        A kernel that works on rows goes through contiguous arrays, in packs of its own width.
+        """
+        width = self.width or other.width
+        if self.width and other.width:
+            return False
+        if not width:
+            return True
+        rows, elements = (self, other) if self.width else (other, self)
+        views = [*self.read, *self.written, *other.read, *other.written]
+        beside = [view.span(writes=view in elements.written) for view in (*elements.read, *elements.written)]
+        return all(_is_packed(view, self.shape, width) for view in views) and not any(
+            own.meets(span) for own in rows.rows for span in beside
+        )
+
     def join(self, other: _Open) -> None:
         """Take the members of another group."""
         self.members = sorted([*self.members, *other.members])
         self.read |= other.read
         self.written |= other.written
+        self.width = self.width or other.width
+        self.rows += other.rows
+
+
+def _is_packed(view: View, shape: tuple[int, ...], width: int) -> bool:
+    """Return whether elements lie one after the other, from where a pack of so many elements can be loaded."""
+    expected, step = [], view.dtype.itemsize
+    for extent in reversed(shape):
+        expected.append(step if extent > 1 else 0)
+        step *= extent
+    return view.strides == tuple(reversed(expected)) and not view.start % (width * view.dtype.itemsize)
 
 
 class _Waiting:
@@ -234,6 +293,8 @@ class _Waiting:
 
     def add(self, group: _Open) -> None:
         self.groups[group] = None
+        for span in group.rows:
+            (self._writers if span.writes else self._readers).setdefault(span.buffer, {})[group] = None
         for view in group.read:
             self._readers.setdefault(view.buffer, {})[group] = None
             self._viewers.setdefault(view, {})[group] = None
@@ -242,6 +303,8 @@ class _Waiting:
 
     def remove(self, group: _Open) -> None:
         del self.groups[group]
+        for span in group.rows:
+            (self._writers if span.writes else self._readers)[span.buffer].pop(group, None)
         for view in group.read:
             self._readers[view.buffer].pop(group, None)
             self._viewers[view].pop(group, None)
@@ -264,7 +327,9 @@ class _Waiting:
         return list(found)
 
 
-def _groups(nodes: Sequence[Node], work: Sequence[Work], most: int, adjacent: bool) -> Iterator[tuple[int, ...]]:
+def _groups(
+    nodes: Sequence[Node], work: Sequence[Work], most: int, rows: bool, adjacent: bool
+) -> Iterator[tuple[int, ...]]:
     """Yield the members of each group of at least two."""
     waiting, others = _Waiting(), 0
     done: list[_Open] = []
@@ -285,11 +350,14 @@ def _groups(nodes: Sequence[Node], work: Sequence[Work], most: int, adjacent: bo
             others += 1
             if adjacent:
                 close(waiting.groups)
+            if rows and known.rows is not None and known.spans is not None:
+                waiting.add(_Open(index, node.stream, known.rows, known.spans))
             continue
-        found = _Open(index, node.stream, call)
+        found = _Open(index, node.stream, call, ())
         found.others = others
         for group in joined:
-            if len(group.members) + len(found.members) > most or len(group.read | found.read) > _MOST_LOADS:
+            many = len(group.members) + len(found.members) > most or len(group.read | found.read) > _MOST_LOADS
+            if many or not found.fits(group):
                 close([group])
                 continue
             waiting.remove(group)
@@ -311,8 +379,12 @@ def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int,
         if known.spans is None:
             found -= {number for number in found if buffers[number].first <= index <= buffers[number].last}
             continue
+        result = known.rows.writes[0].buffer if known.rows is not None else None
         for span in known.spans:
-            users.setdefault(span.buffer, set()).add(of_member.get(index, -1 - index))
+            is_element = result is None or span.buffer == result  # what else a kernel on rows uses is in memory
+            users.setdefault(span.buffer, set()).add(of_member.get(index, -1 - index) if is_element else -1 - index)
+        if index in of_member and known.rows is not None:
+            written.update(known.rows.writes)
         if index in of_member and known.call is not None:
             loaded = {view.buffer for view in known.call.reads if isinstance(view, View) and view not in written}
             found -= loaded  # what it holds was not computed by the group
@@ -323,11 +395,15 @@ def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int,
 
 
 def _group(nodes: Sequence[Node], work: Sequence[Work], members: tuple[int, ...], absent: set[int]) -> Group:
-    parts: list[Part] = []
+    parts: list[Part | Head] = []
     loads: dict[View, tuple[int, int]] = {}
     latest: dict[View, int] = {}
     for number, member in enumerate(members):
-        call = work[member].call
+        call, rows = work[member].call, work[member].rows
+        if rows is not None:
+            parts.append(Head(rows.kernels, rows.instance, rows.width, rows.writes[0].dtype))
+            latest[rows.writes[0]] = number
+            continue
         assert call is not None  # members are calls
         operands: list[Operand] = []
         for place, view in enumerate(call.reads):
@@ -362,16 +438,22 @@ class Player:
         self, expected: Trace, groups: Sequence[Group], address_of: Callable[[int], int], trace: Trace
     ) -> None:
         self._expected, self._repeated = expected.calls, expected.repeated
+        self._expected_rows = expected.rows
         self._address_of = address_of
         self._trace = trace
         # Which launch belongs to which group, and as which of its members.
         self._roles: dict[int, tuple[Group, int]] = {}
+        self._roles_of_rows: dict[int, tuple[Group, int]] = {}
         launches = {id(call): number for number, call in enumerate(expected.calls)}
+        of_rows = {id(call): number for number, call in enumerate(expected.rows)}
         for group in groups:
             for number, member in enumerate(group.members):
-                self._roles[launches[id(expected.work[member].call)]] = group, number
-        self._seen: dict[int, list[Call]] = {}  # by the last member of a group
-        self._next = 0
+                if (rows := expected.work[member].rows) is not None:
+                    self._roles_of_rows[of_rows[id(rows)]] = group, number
+                else:
+                    self._roles[launches[id(expected.work[member].call)]] = group, number
+        self._seen: dict[int, list[Call | RowCall]] = {}  # by the last member of a group
+        self._next = self._next_rows = 0
 
     def take(self, call: Call) -> Any:
         """Do a launch, if it is not done together with a later one."""
@@ -392,29 +474,57 @@ class Player:
         seen.append(call._replace(outs=outs, operands=operands))
         if member < len(group.members) - 1:
             return None
-        fused = group.fused
-        stores = [seen[part].outs[0] for part in fused.stores]
-        loads = [seen[part].operands[operand] for part, operand in group.loads]
-        scalars = [scalar for each in seen for scalar in each.pointwise.scalars(each)]
         with watched(_ignore):
-            fused.launch(stores, loads, scalars, call.stream)
+            self._launch(group, seen, call.stream)
         self._trace.replace_last(group.node)
         return None
 
+    def take_rows(self, call: RowCall) -> None:
+        """Do a launch of a kernel that works on rows, if it is not done together with a later one."""
+        number, self._next_rows = self._next_rows, self._next_rows + 1
+        found = described_rows(call, _nowhere)
+        if number >= len(self._expected_rows) or found != self._moved(self._expected_rows[number]):
+            raise GraphBreakError("the function does something else each time it runs")
+        role = self._roles_of_rows.get(number)
+        if role is None:
+            call.run()
+            return
+        self._trace.note_numbers(call.arguments)
+        arguments = tuple(
+            _borrow(value, value.shape, range(value.ndim)) if isinstance(value, DeviceArray) and value.size else value
+            for value in call.arguments
+        )
+        self._seen.setdefault(role[0].members[-1], []).append(call._replace(arguments=arguments, out=arguments[0]))
+
+    def _launch(self, group: Group, seen: Sequence[Call | RowCall], stream: Stream) -> None:
+        fused, stores, loads, scalars = group.fused, [], [], []
+        for part in fused.stores:
+            if isinstance(each := seen[part], Call):
+                stores.append(each.outs[0])
+        for part, operand in group.loads:
+            if isinstance(each := seen[part], Call):
+                loads.append(each.operands[operand])
+        for each in seen:
+            if isinstance(each, Call):
+                scalars += each.pointwise.scalars(each)
+        if fused.head is None:
+            fused.launch(stores, loads, scalars, stream)
+        elif isinstance(head := seen[fused.head], RowCall):
+            fused.launch_rows(head, stores, loads, scalars)
+
     def _here(self, call: PointwiseCall) -> PointwiseCall:
         """Return a launch of the traced run as it is in this run: with addresses in the place of allocations."""
+        reads = tuple(self._view_here(view) if isinstance(view, View) else view for view in call.reads)
+        return replace(call, writes=tuple(map(self._view_here, call.writes)), reads=reads)
 
-        def moved(view: View) -> View:
-            if view.buffer == BEFORE:
-                return view
-            by = self._address_of(view.buffer)
-            return view._replace(buffer=BEFORE, start=view.start + by, low=view.low + by, high=view.high + by)
+    def _moved(self, call: RowsCall) -> RowsCall:
+        return replace(call, writes=tuple(map(self._view_here, call.writes)))
 
-        return replace(
-            call,
-            writes=tuple(map(moved, call.writes)),
-            reads=tuple(moved(view) if isinstance(view, View) else view for view in call.reads),
-        )
+    def _view_here(self, view: View) -> View:
+        if view.buffer == BEFORE:
+            return view
+        by = self._address_of(view.buffer)
+        return view._replace(buffer=BEFORE, start=view.start + by, low=view.low + by, high=view.high + by)
 
 
 def _ignore(kernel: Kernel, arguments: tuple[Any, ...]) -> None:

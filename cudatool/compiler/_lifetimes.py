@@ -96,7 +96,7 @@ def overwritten(
     }
     for members in groups:
         for member in members[:-1]:
-            del members_of[member]
+            members_of.pop(member, None)
         members_of[members[-1]] = members
     for node, members in members_of.items():
         calls = [call for member in members if (call := trace.work[member].call) is not None and call.fusible]

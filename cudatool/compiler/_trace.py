@@ -16,11 +16,13 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.amp import get_autocast_dtype, is_autocast_enabled
-from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, Work, described
+from cudatool.compiler._accesses import BEFORE, PointwiseCall, RowsCall, Span, Work, described, described_rows
 from cudatool.compiler._plan import Arena, Buffer, rounded
 from cudatool.errors import CudaError, GraphBreakError, OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
 from cudatool.ops._pointwise import Call
+from cudatool.ops._rows import RowCall
+from cudatool.runtime.annotate import annotating
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.capture import captured_nodes
 from cudatool.runtime.kernel import Kernel, memory_of_launch, watched
@@ -104,6 +106,8 @@ class Trace:
         What is known of each node's accesses.
     calls
         The launches of elementwise functions, in their order.
+    rows
+        The same of kernels that work on rows.
     numbers
         The floating-point numbers among the arguments of all kernels, as text.
     ends_unseen
@@ -129,6 +133,7 @@ class Trace:
         self.stacks: list[int] = []
         self.work: list[Work] = []
         self.calls: list[PointwiseCall] = []
+        self.rows: list[RowsCall] = []
         self.numbers: list[str] = []
         self.ends_unseen = False
         self.same: dict[int, int] = {}
@@ -185,6 +190,14 @@ class Trace:
             work.spans = [view.span(writes=True) for view in found.writes]
             work.spans += [view.span(writes=False) for view in found.reads if not isinstance(view, type)]
         return done
+
+    def take_rows(self, call: RowCall) -> None:
+        """Do the launch of a kernel that works on rows, and note what it is."""
+        found, before = described_rows(call, self.place), len(self.work)
+        call.run()
+        self.rows.append(found)
+        if len(self.work) == before + 1 and not annotating():
+            self.work[-1].rows = found
 
     def note_numbers(self, values: Sequence[Any]) -> None:
         """Note numbers that must be the same in each run; integers may be addresses, which need not be."""

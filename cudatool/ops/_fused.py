@@ -8,7 +8,7 @@ function and a sum in the next are not contracted to one fused multiply-add.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,13 +17,14 @@ import numpy as np
 from cudatool.ops._complex import complex_functions
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, walk
 from cudatool.ops._pointwise import Pointwise, Types, lines
+from cudatool.ops._rows import RowCall, RowKernels
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS, c_type, compute_dtype
 from cudatool.runtime.kernel import Kernel, compile, launch
 from cudatool.runtime.stream import Stream
 
-__all__ = ["Fused", "Load", "Number", "Operand", "Part", "Value"]
+__all__ = ["Fused", "Head", "Load", "Number", "Operand", "Part", "Value"]
 
 _LONGEST_NAME: Final = 64
 
@@ -51,6 +52,29 @@ Operand = Load | Value | Number
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """What a kernel that works on rows computes; the other parts are done with each element of it.
+
+    Attributes
+    ----------
+    kernels, instance, width
+        Of the kernel, as in :class:`~cudatool.ops._rows.RowCall`.
+    dtype
+        Of its result.
+    """
+
+    kernels: RowKernels
+    instance: str
+    width: int
+    dtype: np.dtype[Any]
+
+    @property
+    def name(self) -> str:
+        """What the kernel is called."""
+        return self.instance.partition("<")[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One function in a kernel of several.
 
@@ -73,21 +97,32 @@ class Fused:
     Attributes
     ----------
     parts
-        In the order in which they are computed.
+        In the order in which they are computed. One may be a :class:`Head`: then it is that kernel that computes them.
     loads
         Dtypes of the arrays that are read.
     stores
         The parts whose results are written, each to an array of its own.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Part | Head, ...]
     loads: tuple[np.dtype[Any], ...]
     stores: tuple[int, ...]
 
     @property
+    def head(self) -> int | None:
+        """Which part is a kernel that works on rows."""
+        return next((k for k, part in enumerate(self.parts) if isinstance(part, Head)), None)
+
+    def computed(self) -> Iterator[tuple[int, Part]]:
+        """Yield the elementwise parts with their numbers."""
+        for k, part in enumerate(self.parts):
+            if isinstance(part, Part):
+                yield k, part
+
+    @property
     def name(self) -> str:
         """What the kernel is called: ``"fused_mul_add"``."""
-        names = [part.pointwise.name for part in self.parts]
+        names = [part.pointwise.name if isinstance(part, Part) else part.name for part in self.parts]
         found, left = "fused", len(names)
         for name in names:
             if len(found) + len(name) >= _LONGEST_NAME:
@@ -105,47 +140,98 @@ class Fused:
         scalars
             For one part after the other, what :meth:`~cudatool.ops._pointwise.Pointwise.scalars` returns.
         """
-        way = walk([*stores, *loads], reorder=not any(part.pointwise.asks_for_index for part in self.parts))
+        way = walk([*stores, *loads], reorder=not any(part.pointwise.asks_for_index for _, part in self.computed()))
         kernel = _compiled(self, way.width, stores[0].device)
         launch(stream, way.config, kernel, *stores, *loads, *scalars, 0, way.parameters)
 
+    def launch_rows(
+        self, call: RowCall, stores: Sequence[DeviceArray], loads: Sequence[DeviceArray], scalars: Sequence[Any]
+    ) -> None:
+        """Launch the kernel of the head, which computes all parts; `stores` are without the head's own result."""
+        kernel = _compiled_rows(self, call.out.device)
+        launch(call.stream, call.config, kernel, *call.arguments, *stores, *loads, *scalars, 0)
+
     def source(self) -> str:
         """Return the kernel's C++, a template of how many elements a thread computes."""
-        places = [f"out{k}" for k in range(len(self.stores))] + [f"in{k}" for k in range(len(self.loads))]
-        types = [c_type(self.parts[part].dtype) for part in self.stores] + [c_type(dtype) for dtype in self.loads]
-        outs = len(self.stores)
-        parameters = [
-            f"{'const ' if k >= outs else ''}{kind} *{name}_array"
-            for k, (name, kind) in enumerate(zip(places, types, strict=True))
-        ]
-        for k, part in enumerate(self.parts):
-            parameters += [f"{kind} p{k}_{name}" for name, kind in _scalars(part, f"part{k}::").items()]
+        names = [name for name, _ in self._arrays()]
         return _KERNEL.format(
-            numbers=NUMBERS + LOADS,
+            numbers=NUMBERS + LOADS + _KEPT,
             functions=self._functions(),
-            parts="\n".join(_part(k, part) for k, part in enumerate(self.parts)),
-            arrays=len(places),
+            parts="\n".join(_part(k, part) for k, part in self.computed()),
+            arrays=len(names),
             dimensions=MOST_DIMENSIONS,
             threads=THREADS,
             name=self.name,
-            parameters=", ".join(parameters),
-            starts=lines(f"const char *{name}_at = (const char *){name}_array;" for name in places),
-            steps=lines((f"{name}_at += at * plan.strides[{k}][d];" for k, name in enumerate(places)), "        "),
+            parameters=", ".join(self._parameters()),
+            starts=lines(f"const char *{name}_at = (const char *){name}_array;" for name in names),
+            steps=lines((f"{name}_at += at * plan.strides[{k}][d];" for k, name in enumerate(names)), "        "),
             loads=lines(
                 f"Pack<{kind}, N> {name}_pack; load({name}_pack, {name}_at, plan.strides[{k}][plan.ndim - 1], count);"
-                for k, (name, kind) in enumerate(zip(places, types, strict=True))
-                if k >= outs
+                for k, (name, kind) in enumerate(self._arrays())
+                if name.startswith("in")
             ),
-            packs=lines(f"Pack<{kind}, N> {name}_pack;" for name, kind in zip(places[:outs], types, strict=False)),
-            values=lines((self._value(k, part) for k, part in enumerate(self.parts)), "        "),
-            results=lines((f"out{k}_pack.at[j] = v{part};" for k, part in enumerate(self.stores)), "        "),
-            stores=lines(f"store(out{k}_pack, (char *)out{k}_at, count);" for k in range(outs)),
+            body=self._body(),
+            stores=lines(f"store({name}_pack, (char *){name}_at, count);" for name in names if name.startswith("out")),
+        )
+
+    def source_after(self) -> str:
+        """Return the C++ in front of the kernel of the head, which does the other parts with each pack of it."""
+        assert self.head is not None  # there is one
+        head = self.parts[self.head]
+        arguments = [*(f"{name}_array" for name, _ in self._arrays()), *self._scalars(), "zero"]
+        keeps = "put_pack(out, p, pack), " if self.head in self.stores else ""
+        return _AFTER.format(
+            kept=_KEPT,
+            functions=self._functions(),
+            parts="\n".join(_part(k, part) for k, part in self.computed()),
+            head=c_type(head.dtype),
+            parameters=", ".join([*self._parameters(), "unsigned zero"]),
+            arguments=", ".join(arguments),
+            keeps=keeps,
+            loads=lines(
+                f"const Pack<{kind}, N> {name}_pack = *(const Pack<{kind}, N> *)({name}_array + first);"
+                for name, kind in self._arrays()
+                if name.startswith("in")
+            ),
+            body=self._body(),
+            stores=lines(
+                f"*(Pack<{kind}, N> *)({name}_array + first) = {name}_pack;"
+                for name, kind in self._arrays()
+                if name.startswith("out")
+            ),
+        )
+
+    def _arrays(self) -> list[tuple[str, str]]:
+        """Return name and C++ type of each array that the kernel is given: results, then what is read."""
+        outs = [(f"out{k}", self.parts[part].dtype) for k, part in enumerate(self.stores) if part != self.head]
+        return [(name, c_type(dtype)) for name, dtype in [*outs, *((f"in{k}", d) for k, d in enumerate(self.loads))]]
+
+    def _scalars(self) -> dict[str, str]:
+        return {
+            f"p{k}_{name}": kind for k, part in self.computed() for name, kind in _scalars(part, f"part{k}::").items()
+        }
+
+    def _parameters(self) -> list[str]:
+        arrays = [f"{'const ' if name.startswith('in') else ''}{kind} *{name}_array" for name, kind in self._arrays()]
+        return arrays + [f"{kind} {name}" for name, kind in self._scalars().items()]
+
+    def _body(self) -> str:
+        outs = [(name, kind) for name, kind in self._arrays() if name.startswith("out")]
+        stored = [(k, part) for k, part in enumerate(self.stores) if part != self.head]
+        of_head = (
+            [] if self.head is None else [f"const {c_type(self.parts[self.head].dtype)} v{self.head} = head.at[j];"]
+        )
+        return _BODY.format(
+            packs=lines(f"Pack<{kind}, N> {name}_pack;" for name, kind in outs),
+            values=lines([*of_head, *(self._value(k, part) for k, part in self.computed())], "        "),
+            results=lines((f"out{k}_pack.at[j] = v{part};" for k, part in stored), "        "),
         )
 
     def _functions(self) -> str:
         """Return the C++ that stands in front of all parts, each text once: it says the same for all dtypes."""
-        texts = [complex_functions(part.types.common) for part in self.parts]
-        texts += [part.pointwise.functions for part in self.parts if not _has_types(part.pointwise.functions)]
+        parts = [part for _, part in self.computed()]
+        texts = [complex_functions(part.types.common) for part in parts]
+        texts += [part.pointwise.functions for part in parts if not _has_types(part.pointwise.functions)]
         return "".join(dict.fromkeys(texts))
 
     def _value(self, k: int, part: Part) -> str:
@@ -171,6 +257,12 @@ class Fused:
 def _compiled(fused: Fused, width: int, device: int) -> Kernel:
     with on_device(device):
         return compile(fused.source(), f"{fused.name}<{width}>")
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled_rows(fused: Fused, device: int) -> Kernel:
+    head = next(part for part in fused.parts if isinstance(part, Head))
+    return head.kernels.compile(head.instance, device, fused.source_after())
 
 
 def _has_types(functions: str) -> bool:
@@ -219,23 +311,34 @@ __device__ __forceinline__ {out} value({parameters}) {{
 }}
 }}"""
 
-_KERNEL: Final = """{numbers}
+_KEPT: Final = """
 // The same number. Compilers do not know that `zero` is 0, so they cannot combine what made it with what uses it.
-template <typename T> __device__ T kept(T x, unsigned) {{ return x; }}
-__device__ float kept(float x, unsigned zero) {{
+template <typename T> __device__ T kept(T x, unsigned) { return x; }
+__device__ float kept(float x, unsigned zero) {
     unsigned bits;
     asm volatile("xor.b32 %0, %1, %2;" : "=r"(bits) : "r"(__float_as_uint(x)), "r"(zero));
     return __uint_as_float(bits);
-}}
-__device__ double kept(double x, unsigned zero) {{
+}
+__device__ double kept(double x, unsigned zero) {
     long long bits;
     asm volatile("xor.b64 %0, %1, %2;" : "=l"(bits) : "l"(__double_as_longlong(x)), "l"((long long)zero));
     return __longlong_as_double(bits);
-}}
-template <typename T> __device__ complex<T> kept(complex<T> z, unsigned zero) {{
-    return {{kept(z.re, zero), kept(z.im, zero)}};
-}}
+}
+template <typename T> __device__ complex<T> kept(complex<T> z, unsigned zero) {
+    return {kept(z.re, zero), kept(z.im, zero)};
+}
+"""
 
+_BODY: Final = """
+    {packs}
+    #pragma unroll
+    for (int j = 0; j < N; ++j) {{
+        [[maybe_unused]] long long index = first + j;
+        {values}
+        {results}
+    }}"""
+
+_KERNEL: Final = """{numbers}
 struct Plan {{ long long size, packs, ndim, shape[{dimensions}], strides[{arrays}][{dimensions}]; }};
 {functions}
 {parts}
@@ -256,13 +359,23 @@ __global__ void __launch_bounds__({threads}) {name}({parameters}, unsigned zero,
         {steps}
     }}
     {loads}
-    {packs}
-    #pragma unroll
-    for (int j = 0; j < N; ++j) {{
-        [[maybe_unused]] long long index = first + j;
-        {values}
-        {results}
-    }}
+    {body}
     {stores}
 }}
+"""
+
+_AFTER: Final = """{kept}
+{functions}
+{parts}
+// What is done with a pack of the result of a kernel that works on rows, whose first element has this number.
+template <int N> __device__ __forceinline__ void after(
+    const Pack<{head}, N> &head, long long first, {parameters}
+) {{
+    {loads}
+    {body}
+    {stores}
+}}
+#define AFTER_PARAMETERS , {parameters}
+#define AFTER_ARGUMENTS , {arguments}
+#define PUT(out, p, pack) ({keeps}after<N>(pack, row * columns + (p) * N, {arguments}))
 """

@@ -22,7 +22,7 @@ _KERNELS: Final = RowKernels(r"""
 template <typename In, typename Weight, typename T, int N>
 __global__ void layer_norm(
     In *out, T *means, T *scales, const In *input, const Weight *weight, const Weight *bias, T eps,
-    long long rows, long long columns
+    long long rows, long long columns AFTER_PARAMETERS
 ) {
     THIS_ROW;
     input += row * columns, out += row * columns;
@@ -49,7 +49,7 @@ __global__ void layer_norm(
             if (bias) value += convert<T>(bias[c]);
             y.at[j] = convert<In>(value);
         }
-        put_pack(out, p, y);
+        PUT(out, p, y);
     }
     if (threadIdx.x == 0 && row < rows) means[row] = mean, scales[row] = scale;
 }
@@ -62,7 +62,7 @@ template <typename T> struct Pair {
 template <typename In, typename Weight, typename T, int N>
 __global__ void layer_norm_backward(
     In *out, const In *grad, const In *input, const T *means, const T *scales, const Weight *weight,
-    long long rows, long long columns
+    long long rows, long long columns AFTER_PARAMETERS
 ) {
     THIS_ROW;
     input += row * columns, out += row * columns, grad += row * columns;
@@ -84,7 +84,7 @@ __global__ void layer_norm_backward(
             T normal = (convert<T>(x.at[j]) - mean) * scale;
             y.at[j] = convert<In>((slope - (all.first + normal * all.second) / columns) * scale);
         }
-        put_pack(out, p, y);
+        PUT(out, p, y);
     }
 }
 
@@ -189,10 +189,10 @@ def _(
     if output_mask[0]:
         out = gradients[0] = empty(input.shape, input.dtype, device=input.device)
         if out.size:
-            width, config = tile(rows, columns, [out, grad, source])
+            tiling = tile(rows, columns, [out, grad, source])
             given = _parameter(weight)
-            kernel = f"layer_norm_backward<{element}, {_type(input, weight)}, {number}, {width}>"
-            _KERNELS(kernel, input.device, config, out, grad, source, mean, rstd, given, rows, columns)
+            kernel = f"layer_norm_backward<{element}, {_type(input, weight)}, {number}, {tiling.width}>"
+            _KERNELS.compute(kernel, out, tiling, grad, source, mean, rstd, given, rows, columns)
     if output_mask[1] or output_mask[2]:
         across = max(1, math.ceil(columns / _COLUMNS))
         blocks = max(1, min(_BLOCKS // across, rows // _LEAST_ROWS))
@@ -224,10 +224,10 @@ def _forward(
     mean, rstd = (empty(saved, compute, device=input.device) for _ in range(2))
     if out.size:
         source = input.contiguous()
-        width, config = tile(rows, columns, [out, source])
-        kernel = f"layer_norm<{c_type(input.dtype)}, {_type(input, weight, bias)}, {c_type(compute)}, {width}>"
+        tiling = tile(rows, columns, [out, source])
+        kernel = f"layer_norm<{c_type(input.dtype)}, {_type(input, weight, bias)}, {c_type(compute)}, {tiling.width}>"
         parameters = _parameter(weight), _parameter(bias), compute.type(real("layer_norm: eps", eps))
-        _KERNELS(kernel, input.device, config, out, mean, rstd, source, *parameters, rows, columns)
+        _KERNELS.compute(kernel, out, tiling, mean, rstd, source, *parameters, rows, columns)
     return out, mean, rstd
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from cudatool.ops._layout import LOADS, THREADS, offsets, pack_width
@@ -16,9 +18,10 @@ from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS
 from cudatool.runtime.kernel import Kernel, compile, launch
-from cudatool.runtime.stream import current_stream
+from cudatool.runtime.stream import Stream, current_stream
+from cudatool.trace import hooks
 
-__all__ = ["ROWS", "RowKernels", "Tiling", "tile"]
+__all__ = ["ROWS", "RowCall", "RowKernels", "Tiling", "rows_taken_over", "tile"]
 
 ROWS: Final = r"""
 // The value of all lanes of a row (threadIdx.y) together, in every lane; merged as a binary tree.
@@ -65,6 +68,13 @@ template <typename T> struct SoftSum {  // sum of exp(x - largest)
     }
 };
 
+// What else is done with the elements of the result, where the compiler of functions has put that into the kernel.
+#ifndef PUT
+#define AFTER_PARAMETERS
+#define AFTER_ARGUMENTS
+#define PUT(out, p, pack) put_pack(out, p, pack)
+#endif
+
 // for (each pack of this lane of the row)
 #define EACH_PACK(p) \
     _Pragma("unroll 1") for (long long p = threadIdx.x; p < (row < rows ? columns / N : 0); p += blockDim.x)
@@ -102,17 +112,71 @@ def _tile(rows: int, columns: int, addresses: tuple[int, ...], itemsizes: tuple[
     return Tiling(width, calls.core.LaunchConfig(grid=math.ceil(rows / per_block), block=(lanes, per_block)))
 
 
+class RowCall(NamedTuple):
+    """A launch that is about to be done, of a kernel that writes each element of `out` once, in packs of a row.
+
+    Attributes
+    ----------
+    name
+        Of the instance: ``"softmax<float, float, 4>"``.
+    width
+        Elements of a pack.
+    """
+
+    kernels: RowKernels
+    name: str
+    config: Any
+    arguments: tuple[Any, ...]
+    out: DeviceArray
+    width: int
+    stream: Stream
+
+    def run(self) -> None:
+        """Launch the kernel."""
+        kernel = self.kernels.kernel(self.name, self.out.device)
+        launch(self.stream, self.config, kernel, *self.arguments)
+
+
+class _TakenOver(threading.local):
+    by: Callable[[RowCall], None] | None = None
+
+
+_taken_over = _TakenOver()
+
+
+@contextmanager
+def rows_taken_over(by: Callable[[RowCall], None]) -> Iterator[None]:
+    """Let `by` do the launches of the calling thread inside that name their result, in place of ``run()``.
+
+    It applies while there is a subscriber of events, so that it costs nothing where there is none.
+    """
+    before, _taken_over.by = _taken_over.by, by
+    try:
+        yield
+    finally:
+        _taken_over.by = before
+
+
 class RowKernels:
     """Kernels of one source, compiled when they are first needed."""
 
     def __init__(self, source: str) -> None:
-        self._source = NUMBERS + LOADS + ROWS.replace("THREADS", str(THREADS)) + source
-        self._kernel = functools.cache(self._compile)
+        self._rows, self._source = ROWS.replace("THREADS", str(THREADS)), source
+        self.kernel = functools.cache(self.compile)
 
-    def _compile(self, name: str, device: int) -> Kernel:
+    def compile(self, name: str, device: int, before: str = "") -> Kernel:
+        """Return an instance, with C++ in front of the kernels that says what else they do with their result."""
         with on_device(device):
-            return compile(self._source, name)
+            return compile(NUMBERS + LOADS + before + self._rows + self._source, name)
 
     def __call__(self, name: str, device: int, config: Any, *arguments: Any) -> None:
         """Launch an instance, ``"softmax<float, float, 4>"``, on the device's current stream."""
-        launch(current_stream(device), config, self._kernel(name, device), *arguments)
+        launch(current_stream(device), config, self.kernel(name, device), *arguments)
+
+    def compute(self, name: str, out: DeviceArray, tiling: Tiling, *arguments: Any) -> None:
+        """Launch an instance on the current stream that writes each element of `out` by ``PUT``."""
+        call = RowCall(self, name, tiling.config, (out, *arguments), out, tiling.width, current_stream(out.device))
+        if hooks.active and _taken_over.by is not None:
+            _taken_over.by(call)
+        else:
+            call.run()

@@ -18,7 +18,7 @@ __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
 _KERNELS: Final = RowKernels(r"""
 template <typename Out, typename In, typename T, int N, bool LOGARITHM>
-__device__ void forward(Out *out, const In *input, long long rows, long long columns) {
+__device__ void forward(Out *out, const In *input, long long rows, long long columns AFTER_PARAMETERS) {
     THIS_ROW;
     input += row * columns, out += row * columns;
     SoftSum<T> all = {-INFINITY, 0};
@@ -35,22 +35,24 @@ __device__ void forward(Out *out, const In *input, long long rows, long long col
             T distance = convert<T>(x.at[j]) - all.largest;
             y.at[j] = convert<Out>(LOGARITHM ? distance - scale : exp(distance) * scale);
         }
-        put_pack(out, p, y);
+        PUT(out, p, y);
     }
 }
 
 template <typename Out, typename In, typename T, int N>
-__global__ void softmax(Out *out, const In *input, long long rows, long long columns) {
-    forward<Out, In, T, N, false>(out, input, rows, columns);
+__global__ void softmax(Out *out, const In *input, long long rows, long long columns AFTER_PARAMETERS) {
+    forward<Out, In, T, N, false>(out, input, rows, columns AFTER_ARGUMENTS);
 }
 
 template <typename Out, typename In, typename T, int N>
-__global__ void log_softmax(Out *out, const In *input, long long rows, long long columns) {
-    forward<Out, In, T, N, true>(out, input, rows, columns);
+__global__ void log_softmax(Out *out, const In *input, long long rows, long long columns AFTER_PARAMETERS) {
+    forward<Out, In, T, N, true>(out, input, rows, columns AFTER_ARGUMENTS);
 }
 
 template <typename Out, typename Grad, typename In, typename T, int N, bool LOGARITHM>
-__device__ void backward(Out *out, const Grad *grad, const In *output, long long rows, long long columns) {
+__device__ void backward(
+    Out *out, const Grad *grad, const In *output, long long rows, long long columns AFTER_PARAMETERS
+) {
     THIS_ROW;
     out += row * columns, grad += row * columns, output += row * columns;
     Sum<T> all = {0};
@@ -68,18 +70,22 @@ __device__ void backward(Out *out, const Grad *grad, const In *output, long long
             T slope = convert<T>(g.at[j]), value = convert<T>(y.at[j]);
             x.at[j] = convert<Out>(LOGARITHM ? slope - exp(value) * all.value : value * (slope - all.value));
         }
-        put_pack(out, p, x);
+        PUT(out, p, x);
     }
 }
 
 template <typename Out, typename Grad, typename In, typename T, int N>
-__global__ void softmax_backward(Out *out, const Grad *grad, const In *output, long long rows, long long columns) {
-    backward<Out, Grad, In, T, N, false>(out, grad, output, rows, columns);
+__global__ void softmax_backward(
+    Out *out, const Grad *grad, const In *output, long long rows, long long columns AFTER_PARAMETERS
+) {
+    backward<Out, Grad, In, T, N, false>(out, grad, output, rows, columns AFTER_ARGUMENTS);
 }
 
 template <typename Out, typename Grad, typename In, typename T, int N>
-__global__ void log_softmax_backward(Out *out, const Grad *grad, const In *output, long long rows, long long columns) {
-    backward<Out, Grad, In, T, N, true>(out, grad, output, rows, columns);
+__global__ void log_softmax_backward(
+    Out *out, const Grad *grad, const In *output, long long rows, long long columns AFTER_PARAMETERS
+) {
+    backward<Out, Grad, In, T, N, true>(out, grad, output, rows, columns AFTER_ARGUMENTS);
 }
 """)
 
@@ -157,8 +163,8 @@ def _along(name: str, dim: int, dtype: npt.DTypeLike | None, *inputs: DeviceArra
         columns = first.shape[-1] if first.ndim else 1
         rows = out.size // columns
         sources = [array.contiguous() for array in inputs]
-        width, config = tile(rows, columns, [out, *sources])
+        tiling = tile(rows, columns, [out, *sources])
         compute = np.result_type(*(compute_dtype(array.dtype) for array in inputs))
         types = ", ".join(c_type(dtype) for dtype in (out.dtype, *(s.dtype for s in sources), compute))
-        _KERNELS(f"{name}<{types}, {width}>", first.device, config, out, *sources, rows, columns)
+        _KERNELS.compute(f"{name}<{types}, {tiling.width}>", out, tiling, *sources, rows, columns)
     return out

@@ -118,12 +118,12 @@ def test_the_graph_shows_the_parts_with_their_lines() -> None:
 
 def test_a_recording_has_the_operations_of_a_kernel_with_their_lines(tmp_path: Path) -> None:
     def lines(x: DeviceArray) -> DeviceArray:
-        y = ops.softmax(x * 2.0, -1)
+        y = blas.mm(x * 2.0, x)
         z = y * 3.0
         return z + 1.0
 
     with ct.record(tmp_path / "fused.ctrace"):
-        compiled = traced(lines, numbers(5))
+        compiled = traced(lines, numbers(5, 5))
     (plan,) = analyze.plans(reader.read(tmp_path / "fused.ctrace"))
     (kernel,), (node,) = plan.fused, [node for node in compiled.graphs[0].nodes if node.parts]
     assert ("fused_mul_add", 2, 3) == (kernel.name, kernel.node, plan.nodes)
@@ -470,6 +470,8 @@ BINARY: list[Callable[[Any, Any], Any]] = [
 ]
 OTHER: list[Callable[[Any], Any]] = [
     lambda x: ops.softmax(x.to(np.float32), -1),
+    lambda x: ops.layer_norm(x.to(np.float32), (6,)),
+    lambda x: ops.softmax_backward(x.to(np.float32), x.to(np.float32), -1),
     lambda x: blas.mm(x.to(np.float32), x.to(np.float32)),
     lambda x: ops.sum(x.to(np.float32), -1),
 ]
@@ -520,6 +522,89 @@ def test_random_programs_compute_the_same_bits_as_without(seed: int) -> None:
     unfused = traced(program, *given, max_fusion_size=1)
     assert compiled.plans[0].peak <= unfused.plans[0].peak
     assert len(kernels(compiled)) <= len(kernels(unfused))
+
+
+def _norm(x: DeviceArray) -> tuple[DeviceArray, ...]:
+    columns = x.shape[-1]
+    return ops.native_layer_norm(x, (columns,), ct.ones(columns), ct.full(columns, 0.25), 1e-5)
+
+
+def _norm_backward(x: DeviceArray, gradient: DeviceArray) -> DeviceArray:
+    _, mean, scale = ops.native_layer_norm(x, (x.shape[-1],), None, None, 1e-5)
+    return ops.native_layer_norm_backward(gradient, x, (x.shape[-1],), mean, scale, None, None, (True, False, False))[0]
+
+
+ROWS: dict[str, Callable[[DeviceArray, DeviceArray], DeviceArray]] = {
+    "softmax": lambda x, y: ops.softmax(x, -1),
+    "log_softmax": lambda x, y: ops.log_softmax(x, -1),
+    "softmax_backward": lambda x, y: ops.softmax_backward(x, y, -1),
+    "log_softmax_backward": lambda x, y: ops.log_softmax_backward(x, y, -1),
+    "layer_norm": lambda x, y: ops.layer_norm(x, (x.shape[-1],)),
+    "layer_norm_backward": lambda x, y: _norm_backward(x, y),
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 64), (3, 7), (1, 1), (2, 3, 40), (2, 1030)])
+@pytest.mark.parametrize("rows", ROWS)
+def test_what_is_done_with_the_result_of_a_kernel_on_rows_is_done_in_it(rows: str, shape: tuple[int, ...]) -> None:
+    def after(x: DeviceArray, y: DeviceArray) -> tuple[DeviceArray, ...]:
+        ops.softmax(ct.zeros((64, 1024)), -1)  # where the peak is
+        z = ROWS[rows](x, y)
+        w = (z * 0.5 + y).to(np.float16)
+        return w, w.to(np.float64) - 1.0, ops.gt(w, 0)
+
+    compiled = traced(after, numbers(*shape), numbers(*shape, seed=1))
+    assert f"fused_{rows}_mul_add_copy_copy_sub_gt" == kernels(compiled)[-1]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ct.bfloat16, np.float64])
+def test_a_kernel_on_rows_rounds_before_the_next_operation_as_in_memory(dtype: Any) -> None:
+    def after(x: DeviceArray) -> tuple[DeviceArray, ...]:
+        ops.softmax(ct.zeros((64, 1024)), -1)  # where the peak is
+        y = ops.softmax(x, -1)
+        return y, y.to(np.float32) * 3.0, _norm(x.to(np.float32))[0].to(dtype)
+
+    names = kernels(traced(after, numbers(9, 24, dtype=dtype)))
+    assert ["fused_layer_norm_copy", "fused_softmax_copy_mul"] == sorted(name for name in names if "_" in name)
+
+
+def test_what_other_threads_of_a_kernel_on_rows_read_or_write_is_left_to_another_kernel() -> None:
+    def over_its_input(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        z = ops.softmax(x, -1)
+        x.copy_(z * 2.0)
+        return x + y
+
+    def input_again(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        return ops.softmax(x, -1) * x + y
+
+    def broadcast(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        return ops.softmax(x, -1) * y[0] + y
+
+    def turned(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        return ops.softmax(x, -1).T + y.T
+
+    def two(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        return ops.softmax(x, -1) + ops.softmax(y, -1)
+
+    def one_of_another(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        return ops.softmax(ops.softmax(x, -1) * 2.0 + y, -1) + y
+
+    def of_its_rows(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        z, mean, scale = _norm(x)
+        return z * mean + scale * y
+
+    for function in (over_its_input, input_again, broadcast, turned, two, one_of_another, of_its_rows):
+        traced(function, numbers(6, 16), numbers(6, 16, seed=1))
+    assert ["softmax", "fused_mul_add"] == kernels(traced(broadcast, numbers(6, 16), numbers(6, 16, seed=1)))
+    names = kernels(traced(one_of_another, numbers(6, 16), numbers(6, 16, seed=1)))
+    assert ["fused_softmax_mul_add", "fused_softmax_add"] == names
+
+
+def test_a_row_that_begins_between_two_packs_is_left_to_another_kernel() -> None:
+    def after(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        return ops.softmax(x, -1) * y.reshape(-1)[1:65].reshape(4, 16)
+
+    assert ["softmax", "mul"] == kernels(traced(after, numbers(4, 16), numbers(5, 16)))
 
 
 def test_what_is_computed_twice_from_the_same_numbers_is_computed_once() -> None:
