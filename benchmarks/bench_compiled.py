@@ -14,13 +14,15 @@ first steps from the eager one of the same library (PyTorch's compiled dropout d
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import importlib.util
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +176,7 @@ def compare(ways: dict[str, Way]) -> None:
         way.row["numbers"] = max(abs(own - other) / abs(other) for own, other in pairs)
 
 
-def print_kernels(torch: Any, name: str, way: Way, most: int = 16) -> None:
+def print_kernels(torch: Any, name: str, way: Way, most: int = 24) -> None:
     """Print what takes the time of a step on the device."""
     profiler = torch.profiler
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
@@ -185,23 +187,42 @@ def print_kernels(torch: Any, name: str, way: Way, most: int = 16) -> None:
     total = sum(row.self_device_time_total for row in rows) / 3
     print(f"{name}: {total:.0f} us on the device a step, {sum(row.count for row in rows) // 3} operations")
     for row in rows[:most]:
-        print(f"  {row.self_device_time_total / 3:8.1f} us {row.count // 3:4} x {row.key[:100]}")
+        print(f"  {row.self_device_time_total / 3:8.1f} us {row.count // 3:4} x {row.key[:100]}", flush=True)
 
 
-def measured(make: Callable[[], Any], torch: Any, chosen: list[str], turns: int) -> dict[str, Way]:
+@contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Let no other process that names this file measure at the same time; all may compile."""
+    if not path:
+        yield
+        return
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def made(make: Callable[[], Any], torch: Any, chosen: list[str]) -> dict[str, Way]:
     ways: dict[str, Way] = {}
     for name in chosen:
         start = time.perf_counter()
         if name in WAYS:
             ways[name] = ours(make, WAYS[name])
-        elif torch is not None:
+        elif torch is None:
+            continue
+        else:
             ways[name] = of_torch(torch, make.__name__, TORCH_WAYS[name])
         print(f"{make.__name__}, {name}: made in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
-    for _ in range(turns):
-        for way in ways.values():
-            way.turn()
     compare(ways)
     return ways
+
+
+def print_rows(name: str, ways: dict[str, Way]) -> None:
+    """Print a line for each way."""
+    for label, way in ways.items():
+        row = way.row
+        sizes = [f"{row[key] / 1024:13,.1f}" if key in row else " " * 13 for key in ("planned_bytes", "ran_bytes")]
+        kernels, peak = f"{row.get('kernels', '')!s:>8}", f"{row['peak_bytes'] / 1024:13,.1f}"
+        print(f"{name:12}{label:22}{kernels}{peak}{''.join(sizes)}{row['ms']:11.3f}  {row['numbers']:.1e}", flush=True)
 
 
 def _torch() -> Any:
@@ -222,26 +243,31 @@ def main() -> None:
     parser.add_argument("--only", choices=["transformer", "perceptron"])
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--ways", nargs="*", choices=[*WAYS, *TORCH_WAYS], default=[*WAYS, *TORCH_WAYS])
-    parser.add_argument("--turns", type=int, default=TURNS, help="0 only compiles, and fills the caches")
+    parser.add_argument(
+        "--lock", default="", help="a file; processes that name the same one measure one after the other"
+    )
     options = parser.parse_args()
     torch = _torch() if options.kernels or not WAYS.keys() >= set(options.ways) else None
     if ON_GPU:
         ct.set_float32_matmul_precision("high")
     makes = [make for make in (transformer, perceptron) if options.only in (None, make.__name__)]
-    found = {make.__name__: measured(make, torch, options.ways, options.turns) for make in makes}
+    found: dict[str, dict[str, Way]] = {}
+    if not options.json:
+        heads = f"{'kernels':>8}{'peak KiB':>13}{'planned KiB':>13}{'ran KiB':>13}{'ms a step':>11}  numbers"
+        print(f"{'':12}{'':22}{heads}", flush=True)
+    for make in makes:
+        ways = found[make.__name__] = made(make, torch, options.ways)
+        with alone(options.lock):
+            for _ in range(TURNS):
+                for way in ways.values():
+                    way.turn()
+            if options.json:
+                continue
+            print_rows(make.__name__, ways)
+            for label, way in ways.items() if options.kernels and torch is not None else ():
+                print_kernels(torch, f"{make.__name__}, {label}", way)
     if options.json:
         print(json.dumps({name: {way: of.row for way, of in ways.items()} for name, ways in found.items()}))
-        return
-    print(f"{'':12}{'':22}{'kernels':>8}{'peak KiB':>13}{'planned KiB':>13}{'ran KiB':>13}{'ms a step':>11}  numbers")
-    for name, ways in found.items():
-        for label, way in ways.items():
-            row = way.row
-            sizes = [f"{row[key] / 1024:13,.1f}" if key in row else " " * 13 for key in ("planned_bytes", "ran_bytes")]
-            kernels, peak = f"{row.get('kernels', '')!s:>8}", f"{row['peak_bytes'] / 1024:13,.1f}"
-            print(f"{name:12}{label:22}{kernels}{peak}{''.join(sizes)}{row['ms']:11.3f}  {row['numbers']:.1e}")
-    for name, ways in found.items():
-        for label, way in ways.items() if options.kernels and torch is not None else ():
-            print_kernels(torch, f"{name}, {label}", way)
 
 
 if __name__ == "__main__":

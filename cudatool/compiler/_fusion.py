@@ -108,8 +108,8 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     """Return a traced graph with its groups, and its memory.
 
     A group needs what it reads until its last member. Where that would raise the peak, kernels that work on rows are
-    not fused; or members are not moved past other work; and if it still would, nothing is fused. What is computed twice is kept from the first time to the
-    second, where that does not raise the peak.
+    not fused, or members are not moved past other work; and if it still would, nothing is fused. What is computed twice
+    is kept from the first time to the second, where that does not raise the peak.
 
     Parameters
     ----------
