@@ -17,23 +17,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from cudatool.limits import WRITTEN_RATIO, WRITTEN_SIZE
 from cudatool.ptx import (
     Address,
-    Flow,
     Function,
     Immediate,
     Instruction,
     PtxError,
-    Register,
     Symbol,
     opcode_of,
     space_of,
-    type_bytes,
 )
-from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.flow import writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit import (
     arithmetic,
@@ -54,35 +50,29 @@ from cudatool.sim.jit.argument_ranges import ArgumentRanges, near_accesses
 from cudatool.sim.jit.bounds import first_threads
 from cudatool.sim.jit.checking import functions
 from cudatool.sim.jit.collective import (
-    ARGUMENT_ARRAYS,
-    ROW,
     Kind,
-    Suspension,
     array_offset,
     following_array,
-    suspension_of,
 )
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import (
     ASYNC_QUEUE,
     ENVIRONMENT,
-    SPECIAL,
     Emitter,
     Layout,
     UntranslatedInstruction,
     storage_type,
 )
-from cudatool.sim.jit.even import WIDTH, Even, find_even
+from cudatool.sim.jit.even import WIDTH, Even
 from cudatool.sim.jit.grid import block, grid, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
-from cudatool.sim.jit.neighbors import distances
+from cudatool.sim.jit.regions import MANY, Regions, touched
 from cudatool.sim.jit.rows import ByRow
-from cudatool.sim.jit.steps import stride_loops
 from cudatool.sim.jit.table import TABLE, Lowering
 from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
 
-__all__ = ["MARK", "REPEATABLE", "Native", "generate", "goes_by_rows"]
+__all__ = ["MARK", "Native", "generate"]
 
 del (
     arithmetic,
@@ -100,14 +90,8 @@ del (
 MARK = "; PTX "
 """Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""
 
-_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
-REPEATABLE = frozenset(SPECIAL) - _VOLATILE
-"""Special registers that have the same value whenever a thread reads them."""
 
-_PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
-_MANY = 32  # regions from which on each is a function of its own: LLVM takes too long for all of them as one
-_SUSPENSION = 12  # instructions that leaving a region comes to
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -170,16 +154,7 @@ def generate(
         raise UntranslatedInstruction(what, function.name, None, line, reason) from error
 
 
-def goes_by_rows(function: Function, layout: Layout) -> bool:
-    """Whether there are loops that go on by the size of the grid, and rows of threads go around all together."""
-    try:
-        kernel = _Kernel(function, layout, Instrument.NONE, False, frozenset(), marked=False, at=[])
-        return bool(kernel.strides) and kernel.strides <= kernel.gone_around_by_rows()
-    except PtxError:  # which is said when it is translated
-        return False
-
-
-class _Kernel:
+class _Kernel(Regions):
     def __init__(
         self,
         function: Function,
@@ -191,49 +166,16 @@ class _Kernel:
         marked: bool,
         at: list[Instruction],
     ) -> None:
-        self.marked = marked
-        # A copy: operands are replaced below, and the condition code becomes a register where it is used.
-        self.code = list(function.instructions)
-        self.function = replace(function, instructions=self.code, registers=dict(function.registers))
-        self.layout = layout
-        self.instrument, self.needless = instrument, needless
+        super().__init__(function, layout, instrument, large_grid, at=at)
+        self.marked, self.needless = marked, needless
         checks_memory = instrument & (Instrument.MEMCHECK | Instrument.INITCHECK)
         self.ranges = ArgumentRanges.of(function, layout.param_offsets).of_line if checks_memory else {}
-        self.definitions = self._single_definitions()
-        self.indices = {} if large_grid else self._copies_of_special_registers()
-        self.rows: dict[int, Suspension] = {}
-        self.at = at  # what is looked at, for the message if that fails
-        extra = 0
-        for index, instruction in enumerate(self.code):
-            at[:] = [instruction]
-            row = suspension_of(instruction)
-            if row is not None:
-                self.rows[index] = row
-                self.code[index] = self._with_constants(instruction)
-                extra = max(extra, row.extra(self.code[index]))
-        at.clear()
-        self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
-        self.may_end = any(one.opcode in ("trap", "call", "overflow") for one in self.code)
-        self.orders_by_flags = any(
-            opcode_of(one.opcode).is_fence or {"acquire", "release", "acq_rel"}.intersection(one.modifiers)
-            for one in self.code
-        )
-        self.counts_arrivals = any(row.kind == Kind.ARRIVE for row in self.rows.values())
-        split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
-        self.flow = Flow(self.function, split)
-        self.strides = set() if instrument else stride_loops(self.function, self.flow).keys()
-        self.repeatable = self._repeatable()
-        steps = instrument is Instrument.NONE and bool(self.rows)
-        self.distances = distances(self.function) if steps else {}
-        self.slots: dict[str, int] = {}
-        self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
         self.constants = self._constant_arrays()
         self.declarations: set[str] = set()
         self.validated: set[int] = set()
         self.parts: list[str] = []
-        self.written = 0  # instructions
 
     def emitter(self) -> Emitter:
         e = Emitter(
@@ -251,8 +193,6 @@ class _Kernel:
     def finish(self, e: Emitter) -> None:
         self.declarations |= e.declarations
         self.validated |= e.validated
-
-    # ---- what need not be kept ----
 
     def _constant_arrays(self) -> dict[str, int]:
         """Return the argument arrays in which every suspension leaves the same number, 0 or all ones, and its bytes.
@@ -274,121 +214,7 @@ class _Kernel:
                         left.setdefault(following_array(name), set()).add(None)
         return {name: byte for name, (byte, *others) in left.items() if byte is not None and not others}
 
-    def _single_definitions(self) -> dict[str, int]:
-        """Return where each register that one unguarded instruction sets is set."""
-        found: dict[str, int] = {}
-        several: set[str] = set()
-        for index, instruction in enumerate(self.code):
-            for name in writes(instruction):
-                if name in found or instruction.guard is not None:
-                    several.add(name)
-                found[name] = index
-        return {name: index for name, index in found.items() if name not in several}
-
-    def _copies_of_special_registers(self) -> dict[str, str]:
-        """Return the registers that only ever hold a special register, and which."""
-        found = {}
-        for name, index in self.definitions.items():
-            source = self.code[index].operands[-1]
-            if self.code[index].opcode == "mov" and isinstance(source, Register) and source.name in SPECIAL:
-                found[name] = source.name
-        return found
-
-    def _with_constants(self, instruction: Instruction) -> Instruction:
-        """Return a suspension with the operands replaced that are known to be constants."""
-        operands = []
-        for position, operand in enumerate(instruction.operands):
-            if position and isinstance(operand, Register) and operand.name in self.definitions:
-                source = self.code[self.definitions[operand.name]]
-                if (
-                    source.opcode == "mov"
-                    and isinstance(source.operands[1], Immediate)
-                    and "pred" not in source.modifiers
-                ):
-                    operand = source.operands[1]
-            operands.append(operand)
-        return replace(instruction, operands=tuple(operands))
-
-    def _repeatable(self) -> set[str]:
-        """Return the registers that depend on special registers, parameters and constants alone."""
-        found: set[str] = set()
-        for index, instruction in enumerate(self.code):  # text order: a definition stands before its uses
-            names = writes(instruction)
-            if len(names) != 1 or self.definitions.get(names[0]) != index:
-                continue
-            if instruction.opcode == "ld":
-                source = instruction.operands[1]
-                base = getattr(source, "base", None)
-                pure = isinstance(base, Symbol) and base.name in self.layout.param_offsets
-            else:
-                pure = opcode_of(instruction.opcode).is_pure and "cc" not in instruction.modifiers
-            if pure and all(self._is_repeatable(name, found) for name in reads(instruction)):
-                found.add(names[0])
-        return found
-
-    def _is_repeatable(self, name: str, found: set[str]) -> bool:
-        if name in self.function.registers:
-            return name in found
-        return name in REPEATABLE
-
-    def _repeat(self, names: Iterable[str]) -> list[Instruction]:
-        """Return the instructions that compute `names` again, in order."""
-        needed: set[int] = set()
-        pending = [name for name in names if name in self.repeatable]
-        while pending:
-            index = self.definitions[pending.pop()]
-            if index not in needed:
-                needed.add(index)
-                pending.extend(name for name in reads(self.code[index]) if name in self.repeatable)
-        return [self.code[index] for index in sorted(needed)]
-
-    def kept(self, index: int, among: set[str]) -> list[str]:
-        """Return those registers `among` all that must survive the suspension at `index`."""
-        block = self.flow.blocks[self.flow.at[index]]
-        names = (among & block.live_out) - set(writes(self.code[index])) - self.repeatable
-        return sorted(names & self.function.registers.keys())
-
-    def _region(self, first: int) -> list[Instruction]:
-        """Return the instructions from block `first` to the suspensions that come next, those included."""
-        found: list[Instruction] = []
-        done: set[int] = set()
-        pending = [first]
-        while pending:
-            number = pending.pop()
-            if number in done:
-                continue
-            done.add(number)
-            block = self.flow.blocks[number]
-            code = self.code[block.start : block.stop]
-            # What can follow several suspensions is written once for each of them.
-            last = block.stop - 1
-            self.written += len(code) + (_SUSPENSION if last in self.rows else 0)
-            if self.written > WRITTEN_SIZE + WRITTEN_RATIO * len(self.code):
-                raise PtxError(f"{self.function.name}: too large with its parts between barriers written out")
-            found += code
-            if last not in self.rows:
-                pending += block.successors
-            elif self._conditional(last):
-                pending.append(number + 1)
-        return found
-
-    def slot(self, register: str) -> tuple[int, str]:
-        kind = storage_type(self.function.registers[register])
-        if register not in self.slots:
-            self.slots[register] = self.slot_bytes
-            self.slot_bytes += ROW * type_bytes(self.function.registers[register])
-        return self.slots[register], kind
-
     # ---- the module ----
-
-    def _parts(self) -> dict[int, int | None]:
-        """Return the suspension after which each region begins, None for the first, by the region's number."""
-        return {0: None, **{number: index for index, number in self.region_of.items()}}
-
-    def gone_around_by_rows(self) -> set[int]:
-        """Return where loops begin around which rows of threads go together."""
-        found = (self._even(index, self._region(self._first(index))) for index in self._parts().values())
-        return {head for even in found if even is not None and even.by_row for head in even.parts}
 
     def generate(self) -> Native:
         parts = self._parts()
@@ -404,7 +230,7 @@ class _Kernel:
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
-            self._all_threads(number, parts[number], regions[number], only, even[number], apart=len(parts) > _MANY)
+            self._all_threads(number, parts[number], regions[number], only, even[number], apart=len(parts) > MANY)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         self.parts.append(block(kinds, diverges=diverges))
@@ -430,37 +256,6 @@ class _Kernel:
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks)
-
-    def _runs_side_by_side(self, *, by_row: bool) -> bool:
-        """Whether blocks beside each other run row by row: code that shares nothing between threads and has no loops.
-
-        A loop reads what it has read in the row before; that would no longer be in the cache. One whose rounds rows do
-        together reads on.
-        """
-        if self.instrument or self.rows or self.may_end or self.layout.shared:
-            return False
-        if self.flow.natural_loops() and not (by_row and self._is_flat()):
-            return False
-        return not any("shared" in one.modifiers for one in self.code)
-
-    def _is_flat(self) -> bool:
-        """Whether threads use their place in x, and their block's, for nothing but their place in the grid."""
-        if self.layout.local_bytes:
-            return False
-        own = {"%tid.x", "%ctaid.x"}
-        copies = {name: special for name, special in self.indices.items() if special in (*own, "%ntid.x")}
-        for one in self.code:
-            used = {copies.get(name, name) for name in reads(one)}
-            if used.isdisjoint(own | SPECIAL.keys()) or copies.keys() & set(writes(one)):
-                continue
-            if any(name in SPECIAL and not name.startswith(_PLACES) for name in used):
-                return False
-            if not used.isdisjoint(own):
-                factors = {copies.get(o.name, o.name) for o in one.operands[1:3] if isinstance(o, Register)}
-                is_place = one.opcode == "mad" and "lo" in one.modifiers and one.guard is None
-                if not is_place or factors != {"%ctaid.x", "%ntid.x"} or used != {*own, "%ntid.x"}:
-                    return False
-        return True
 
     def _all_threads(
         self,
@@ -506,10 +301,6 @@ class _Kernel:
 
         return first_threads(self.flow, self._first(index), self.definitions, self.indices, leaves_nothing)
 
-    def _first(self, index: int | None) -> int:
-        """Return the block that follows the suspension at `index`, of None the kernel's first."""
-        return 0 if index is None else self.flow.at[index + 1]
-
     def _regular(self, index: int | None, region: list[Instruction]) -> dict[str, scheduler.Regular]:
         """Return the registers that a `region` reads from slots, and that may be regular there."""
         found: dict[str, scheduler.Regular] = {}
@@ -517,43 +308,18 @@ class _Kernel:
             return found
         if not self.flow.innermost_loop(self.flow.at[index]):
             return found  # once is not worth the time that it takes to compile
-        for register in self.kept(index, _touched(region)):
+        for register in self.kept(index, touched(region)):
             if register in self.distances:
                 offset, kind = self.slot(register)
                 if kind in ("i32", "i64"):
                     found[register] = scheduler.Regular(kind, offset, self.distances[register])
         return found
 
-    def _even(self, index: int | None, region: list[Instruction]) -> Even | None:
-        """Return how threads run a region together, None if each runs it by itself."""
-        if self.instrument or self.may_end or self.layout.local_bytes or len(self.rows) >= _MANY:
-            return None
-        first = self._first(index)
-        region = self._with_suspension(index, region)
-        if any(one.opcode in ("yield", "progress") for one in region):
-            return None
-        ends = frozenset(number for number, block in enumerate(self.flow.blocks) if block.stop - 1 in self.rows)
-        if any(self._conditional(self.flow.blocks[number].stop - 1) for number in ends):
-            return None
-        own: dict[str, int | None] = {}
-        if index is not None:
-            for name in self.kept(index, _touched(region)):
-                kind = storage_type(self.function.registers[name])
-                own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
-            own |= dict.fromkeys(writes(self.code[index]))
-        return find_even(self.flow, first, ends, self._repeated(index, region), own, self.strides)
-
-    def _repeated(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
-        """Return what a `region` computes once more when it begins."""
-        if index is None:
-            return []
-        return self._repeat(_touched(region) & self.flow.blocks[self.flow.at[index]].live_out)
-
     def _together(
         self, number: int, index: int | None, region: list[Instruction], even: Even, only: int | None
     ) -> None:
         region = self._with_suspension(index, region)
-        own = [] if index is None else self.kept(index, _touched(region))
+        own = [] if index is None else self.kept(index, touched(region))
         form = ByRow if even.by_row else Together
         form(self, number, index, even, self._repeated(index, region), own, region, only).generate()
 
@@ -611,7 +377,7 @@ class _Kernel:
         """Emit what a thread has when it goes on after the suspension at `index`."""
         e.instruction = self.code[index]
         # What the region does not touch stays in its slot; what it does not write is there already when it ends.
-        for register in self.kept(index, _touched(region)):
+        for register in self.kept(index, touched(region)):
             if register in regular:
                 kind, offset, distance = regular[register]
                 place = "%tx" if kind == "i32" else e.op("zext i32 %tx to i64")
@@ -622,9 +388,6 @@ class _Kernel:
         for repeated in self._repeated(index, region):
             self.instruction(e, repeated)
         self.resume(e, index)
-
-    def _with_suspension(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
-        return region + ([] if index is None else [self.code[index]])
 
     def header(self, e: Emitter, polls: int = 0) -> list[str]:
         """Return what a function for one thread begins with."""
@@ -645,10 +408,6 @@ class _Kernel:
         e.instruction = self.code[index]
         with _whole(e):
             self.rows[index].resume(e, self.code[index])
-
-    def suspends(self, index: int) -> bool:
-        """Whether the instruction at `index` suspends threads."""
-        return index in self.rows
 
     def take(self, e: Emitter, register: str) -> None:
         """Emit what loads a register from this thread's slot."""
@@ -727,14 +486,6 @@ class _Kernel:
             following.add(EXIT)
             e.emit(f"ret i32 {EXIT}")
 
-    def _yields(self, index: int) -> bool:
-        return self.rows[index].kind == Kind.YIELD
-
-    def _conditional(self, index: int) -> bool:
-        """Whether a thread may pass the suspension at `index` without waiting."""
-        instruction = self.code[index]
-        return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
-
     def suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None:
         instruction = self.code[index]
         if self._yields(index) and self._conditional(index):
@@ -809,19 +560,6 @@ class _Kernel:
         self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=apart, counted=counted))
         return checked
 
-    def _apart(self, row: Suspension) -> bool:
-        """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
-        if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
-            return row.kind in (Kind.ARRIVE, Kind.YIELD)
-        return self.counts_arrivals
-
-    def _counted(self, instruction: Instruction, row: Suspension) -> bool:
-        """Whether threads at the same instruction may be at different barriers, or at one for some of them."""
-        if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
-            return False
-        number, count = (operand for name, operand, _ in row.leave(instruction) if name in "ab")
-        return not (isinstance(number, Immediate) and isinstance(count, Immediate) and not count.value)
-
 
 _SYMBOL = re.compile(r"^(declare|define) [^@\n]*@([\w.$]+)\(.*$", re.MULTILINE)
 
@@ -859,8 +597,3 @@ def _whole(e: Emitter) -> Iterator[None]:
         yield
     except (LookupError, ValueError, StopIteration, AssertionError, AttributeError, TypeError):
         raise e.unsupported("no such form") from None
-
-
-def _touched(region: Iterable[Instruction]) -> set[str]:
-    """Return the registers that a region reads or writes."""
-    return {name for one in region for names in (reads(one), writes(one)) for name in names}

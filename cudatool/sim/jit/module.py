@@ -33,7 +33,7 @@ from cudatool.ptx.kernel_names import kernel_name
 from cudatool.ptx.model import PROGRAMS
 from cudatool.sim.jit import native
 from cudatool.sim.jit.argument_ranges import ArgumentRanges
-from cudatool.sim.jit.codegen import MARK, REPEATABLE, Native, generate, goes_by_rows
+from cudatool.sim.jit.codegen import MARK, Native, generate
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.copies import separate_copies
@@ -58,6 +58,7 @@ from cudatool.sim.jit.launch import (
 from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.race_engine import Order
+from cudatool.sim.jit.regions import REPEATABLE, goes_by_rows
 from cudatool.sim.jit.runs import join_products
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.steps import insert_steps

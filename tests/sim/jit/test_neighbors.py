@@ -9,9 +9,9 @@ import pytest
 
 from cudatool.ptx.flow import reads
 from cudatool.sim import jit
-from cudatool.sim.jit.codegen import REPEATABLE
 from cudatool.sim.jit.copies import separate_copies
 from cudatool.sim.jit.neighbors import distances
+from cudatool.sim.jit.regions import REPEATABLE
 
 SOURCE = """
 extern "C" __global__ void scale(float *y, int n) {

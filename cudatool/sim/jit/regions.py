@@ -1,0 +1,308 @@
+"""A kernel's code cut at its suspensions into regions, what is known of its registers, and how threads run each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cudatool.limits import WRITTEN_RATIO, WRITTEN_SIZE
+from cudatool.ptx import (
+    Flow,
+    Function,
+    Immediate,
+    Instruction,
+    PtxError,
+    Register,
+    Symbol,
+    opcode_of,
+    type_bytes,
+)
+from cudatool.ptx.flow import reads, writes
+from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, suspension_of
+from cudatool.sim.jit.emit import SPECIAL, Layout, storage_type
+from cudatool.sim.jit.even import Even, find_even
+from cudatool.sim.jit.instrument import Instrument
+from cudatool.sim.jit.neighbors import distances
+from cudatool.sim.jit.steps import stride_loops
+
+__all__ = ["MANY", "REPEATABLE", "Regions", "goes_by_rows", "touched"]
+
+_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
+REPEATABLE = frozenset(SPECIAL) - _VOLATILE
+"""Special registers that have the same value whenever a thread reads them."""
+
+MANY = 32
+"""Regions from which on each is a function of its own: LLVM takes too long for all of them as one."""
+
+_PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
+_SUSPENSION = 12  # instructions that leaving a region comes to
+
+
+class Regions:
+    """A kernel's code, and what is known of it before any is emitted.
+
+    Parameters
+    ----------
+    function
+        A kernel whose calls are inlined.
+    large_grid
+        There may be more than 2**31 threads along an axis.
+    at
+        Holds the instruction that is looked at, for the message if that fails.
+    """
+
+    def __init__(
+        self, function: Function, layout: Layout, instrument: Instrument, large_grid: bool, *, at: list[Instruction]
+    ) -> None:
+        # A copy: operands are replaced below, and the condition code becomes a register where it is used.
+        self.code = list(function.instructions)
+        self.function = replace(function, instructions=self.code, registers=dict(function.registers))
+        self.layout = layout
+        self.instrument = instrument
+        self.definitions = self._single_definitions()
+        self.indices = {} if large_grid else self._copies_of_special_registers()
+        self.rows: dict[int, Suspension] = {}
+        self.at = at  # what is looked at, for the message if that fails
+        extra = 0
+        for index, instruction in enumerate(self.code):
+            at[:] = [instruction]
+            row = suspension_of(instruction)
+            if row is not None:
+                self.rows[index] = row
+                self.code[index] = self._with_constants(instruction)
+                extra = max(extra, row.extra(self.code[index]))
+        at.clear()
+        self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
+        self.may_end = any(one.opcode in ("trap", "call", "overflow") for one in self.code)
+        self.orders_by_flags = any(
+            opcode_of(one.opcode).is_fence or {"acquire", "release", "acq_rel"}.intersection(one.modifiers)
+            for one in self.code
+        )
+        self.counts_arrivals = any(row.kind == Kind.ARRIVE for row in self.rows.values())
+        split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
+        self.flow = Flow(self.function, split)
+        self.strides = set() if instrument else stride_loops(self.function, self.flow).keys()
+        self.repeatable = self._repeatable()
+        steps = instrument is Instrument.NONE and bool(self.rows)
+        self.distances = distances(self.function) if steps else {}
+        self.slots: dict[str, int] = {}
+        self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
+        self.written = 0  # instructions
+
+    def _single_definitions(self) -> dict[str, int]:
+        """Return where each register that one unguarded instruction sets is set."""
+        found: dict[str, int] = {}
+        several: set[str] = set()
+        for index, instruction in enumerate(self.code):
+            for name in writes(instruction):
+                if name in found or instruction.guard is not None:
+                    several.add(name)
+                found[name] = index
+        return {name: index for name, index in found.items() if name not in several}
+
+    def _copies_of_special_registers(self) -> dict[str, str]:
+        """Return the registers that only ever hold a special register, and which."""
+        found = {}
+        for name, index in self.definitions.items():
+            source = self.code[index].operands[-1]
+            if self.code[index].opcode == "mov" and isinstance(source, Register) and source.name in SPECIAL:
+                found[name] = source.name
+        return found
+
+    def _with_constants(self, instruction: Instruction) -> Instruction:
+        """Return a suspension with the operands replaced that are known to be constants."""
+        operands = []
+        for position, operand in enumerate(instruction.operands):
+            if position and isinstance(operand, Register) and operand.name in self.definitions:
+                source = self.code[self.definitions[operand.name]]
+                if (
+                    source.opcode == "mov"
+                    and isinstance(source.operands[1], Immediate)
+                    and "pred" not in source.modifiers
+                ):
+                    operand = source.operands[1]
+            operands.append(operand)
+        return replace(instruction, operands=tuple(operands))
+
+    def _repeatable(self) -> set[str]:
+        """Return the registers that depend on special registers, parameters and constants alone."""
+        found: set[str] = set()
+        for index, instruction in enumerate(self.code):  # text order: a definition stands before its uses
+            names = writes(instruction)
+            if len(names) != 1 or self.definitions.get(names[0]) != index:
+                continue
+            if instruction.opcode == "ld":
+                source = instruction.operands[1]
+                base = getattr(source, "base", None)
+                pure = isinstance(base, Symbol) and base.name in self.layout.param_offsets
+            else:
+                pure = opcode_of(instruction.opcode).is_pure and "cc" not in instruction.modifiers
+            if pure and all(self._is_repeatable(name, found) for name in reads(instruction)):
+                found.add(names[0])
+        return found
+
+    def _is_repeatable(self, name: str, found: set[str]) -> bool:
+        if name in self.function.registers:
+            return name in found
+        return name in REPEATABLE
+
+    def _repeat(self, names: Iterable[str]) -> list[Instruction]:
+        """Return the instructions that compute `names` again, in order."""
+        needed: set[int] = set()
+        pending = [name for name in names if name in self.repeatable]
+        while pending:
+            index = self.definitions[pending.pop()]
+            if index not in needed:
+                needed.add(index)
+                pending.extend(name for name in reads(self.code[index]) if name in self.repeatable)
+        return [self.code[index] for index in sorted(needed)]
+
+    def kept(self, index: int, among: set[str]) -> list[str]:
+        """Return those registers `among` all that must survive the suspension at `index`."""
+        block = self.flow.blocks[self.flow.at[index]]
+        names = (among & block.live_out) - set(writes(self.code[index])) - self.repeatable
+        return sorted(names & self.function.registers.keys())
+
+    def _region(self, first: int) -> list[Instruction]:
+        """Return the instructions from block `first` to the suspensions that come next, those included."""
+        found: list[Instruction] = []
+        done: set[int] = set()
+        pending = [first]
+        while pending:
+            number = pending.pop()
+            if number in done:
+                continue
+            done.add(number)
+            block = self.flow.blocks[number]
+            code = self.code[block.start : block.stop]
+            # What can follow several suspensions is written once for each of them.
+            last = block.stop - 1
+            self.written += len(code) + (_SUSPENSION if last in self.rows else 0)
+            if self.written > WRITTEN_SIZE + WRITTEN_RATIO * len(self.code):
+                raise PtxError(f"{self.function.name}: too large with its parts between barriers written out")
+            found += code
+            if last not in self.rows:
+                pending += block.successors
+            elif self._conditional(last):
+                pending.append(number + 1)
+        return found
+
+    def slot(self, register: str) -> tuple[int, str]:
+        kind = storage_type(self.function.registers[register])
+        if register not in self.slots:
+            self.slots[register] = self.slot_bytes
+            self.slot_bytes += ROW * type_bytes(self.function.registers[register])
+        return self.slots[register], kind
+
+    def _parts(self) -> dict[int, int | None]:
+        """Return the suspension after which each region begins, None for the first, by the region's number."""
+        return {0: None, **{number: index for index, number in self.region_of.items()}}
+
+    def gone_around_by_rows(self) -> set[int]:
+        """Return where loops begin around which rows of threads go together."""
+        found = (self._even(index, self._region(self._first(index))) for index in self._parts().values())
+        return {head for even in found if even is not None and even.by_row for head in even.parts}
+
+    def _runs_side_by_side(self, *, by_row: bool) -> bool:
+        """Whether blocks beside each other run row by row: code that shares nothing between threads and has no loops.
+
+        A loop reads what it has read in the row before; that would no longer be in the cache. One whose rounds rows do
+        together reads on.
+        """
+        if self.instrument or self.rows or self.may_end or self.layout.shared:
+            return False
+        if self.flow.natural_loops() and not (by_row and self._is_flat()):
+            return False
+        return not any("shared" in one.modifiers for one in self.code)
+
+    def _is_flat(self) -> bool:
+        """Whether threads use their place in x, and their block's, for nothing but their place in the grid."""
+        if self.layout.local_bytes:
+            return False
+        own = {"%tid.x", "%ctaid.x"}
+        copies = {name: special for name, special in self.indices.items() if special in (*own, "%ntid.x")}
+        for one in self.code:
+            used = {copies.get(name, name) for name in reads(one)}
+            if used.isdisjoint(own | SPECIAL.keys()) or copies.keys() & set(writes(one)):
+                continue
+            if any(name in SPECIAL and not name.startswith(_PLACES) for name in used):
+                return False
+            if not used.isdisjoint(own):
+                factors = {copies.get(o.name, o.name) for o in one.operands[1:3] if isinstance(o, Register)}
+                is_place = one.opcode == "mad" and "lo" in one.modifiers and one.guard is None
+                if not is_place or factors != {"%ctaid.x", "%ntid.x"} or used != {*own, "%ntid.x"}:
+                    return False
+        return True
+
+    def _first(self, index: int | None) -> int:
+        """Return the block that follows the suspension at `index`, of None the kernel's first."""
+        return 0 if index is None else self.flow.at[index + 1]
+
+    def _even(self, index: int | None, region: list[Instruction]) -> Even | None:
+        """Return how threads run a region together, None if each runs it by itself."""
+        if self.instrument or self.may_end or self.layout.local_bytes or len(self.rows) >= MANY:
+            return None
+        first = self._first(index)
+        region = self._with_suspension(index, region)
+        if any(one.opcode in ("yield", "progress") for one in region):
+            return None
+        ends = frozenset(number for number, block in enumerate(self.flow.blocks) if block.stop - 1 in self.rows)
+        if any(self._conditional(self.flow.blocks[number].stop - 1) for number in ends):
+            return None
+        own: dict[str, int | None] = {}
+        if index is not None:
+            for name in self.kept(index, touched(region)):
+                kind = storage_type(self.function.registers[name])
+                own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
+            own |= dict.fromkeys(writes(self.code[index]))
+        return find_even(self.flow, first, ends, self._repeated(index, region), own, self.strides)
+
+    def _repeated(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
+        """Return what a `region` computes once more when it begins."""
+        if index is None:
+            return []
+        return self._repeat(touched(region) & self.flow.blocks[self.flow.at[index]].live_out)
+
+    def _with_suspension(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
+        return region + ([] if index is None else [self.code[index]])
+
+    def suspends(self, index: int) -> bool:
+        """Whether the instruction at `index` suspends threads."""
+        return index in self.rows
+
+    def _yields(self, index: int) -> bool:
+        return self.rows[index].kind == Kind.YIELD
+
+    def _conditional(self, index: int) -> bool:
+        """Whether a thread may pass the suspension at `index` without waiting."""
+        instruction = self.code[index]
+        return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
+
+    def _apart(self, row: Suspension) -> bool:
+        """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
+        if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+            return row.kind in (Kind.ARRIVE, Kind.YIELD)
+        return self.counts_arrivals
+
+    def _counted(self, instruction: Instruction, row: Suspension) -> bool:
+        """Whether threads at the same instruction may be at different barriers, or at one for some of them."""
+        if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+            return False
+        number, count = (operand for name, operand, _ in row.leave(instruction) if name in "ab")
+        return not (isinstance(number, Immediate) and isinstance(count, Immediate) and not count.value)
+
+
+def goes_by_rows(function: Function, layout: Layout) -> bool:
+    """Whether there are loops that go on by the size of the grid, and rows of threads go around all together."""
+    if not stride_loops(function, Flow(function)):
+        return False
+    try:
+        regions = Regions(function, layout, Instrument.NONE, False, at=[])
+        return regions.strides <= regions.gone_around_by_rows()
+    except Exception:  # what is the matter is said when the kernel is translated
+        return False
+
+
+def touched(region: Iterable[Instruction]) -> set[str]:
+    """Return the registers that a region reads or writes."""
+    return {name for one in region for names in (reads(one), writes(one)) for name in names}
