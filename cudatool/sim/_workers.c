@@ -5,11 +5,14 @@
  * left, so tickets that were not taken by then are void: what is small need not wait for a thread to wake up.
  *
  *     launching thread                        helper
- *     fill in the calls, begin with ticket 1
+ *     fill in the calls, give out tickets
  *     wake as many as there are tickets       take a ticket: make that call, count it as finished
  *     make call 0                             none: sleep until there are new ones
  *     void the tickets that are left
  *     wait for those who took one
+ *
+ * Tickets carry the number of their launch: a helper that was late takes none of another launch by mistake, and looks at
+ * no launch of which it has no ticket, which may be over.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -24,7 +27,7 @@
 int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address, int interruptible, int64_t limit_ns);
 int cudatool_stop_signal(void);
 
-enum { MOST_HELPERS = 255, VOID = 1 << 30, PATIENCE_NS = 200000000 };
+enum { MOST_HELPERS = 255, PATIENCE_NS = 200000000 };
 
 /* The calls of one launch: Calls of cudatool/sim/jit/launch.py. */
 struct cudatool_calls {
@@ -42,12 +45,13 @@ static struct {
     pthread_mutex_t in_use;
     struct cudatool_calls *calls;
     atomic_uint go;       /* changes when there are new tickets: helpers sleep on it */
-    atomic_uint ticket;   /* the next one, VOID or more if there are none */
+    _Atomic uint64_t tickets; /* number of the launch << 32 | tickets left; the next one is as many */
     atomic_uint finished; /* calls of helpers: the launching thread sleeps on it */
+    uint32_t launches;
     unsigned helpers;
     pthread_t threads[MOST_HELPERS];
     atomic_uint at_work[MOST_HELPERS];
-} team = {.in_use = PTHREAD_MUTEX_INITIALIZER, .ticket = VOID};
+} team = {.in_use = PTHREAD_MUTEX_INITIALIZER};
 
 static void sleep_on(atomic_uint *word, unsigned value, const struct timespec *limit) {
     syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, limit, NULL, 0);
@@ -68,10 +72,11 @@ static void *help(void *own) {
     pthread_setname_np(pthread_self(), "cudatool-sim");
     for (;;) {
         unsigned seen = atomic_load(&team.go);
-        unsigned ticket = atomic_fetch_add(&team.ticket, 1);
-        if (ticket < VOID && ticket < team.calls->count) {
+        uint64_t left = atomic_load(&team.tickets);
+        while ((uint32_t)left && !atomic_compare_exchange_weak(&team.tickets, &left, left - 1)) {}
+        if ((uint32_t)left) {
             atomic_store(at_work, 1);
-            make_call(team.calls, ticket);
+            make_call(team.calls, (uint32_t)left);
             atomic_store(at_work, 0);
             atomic_fetch_add(&team.finished, 1);
             wake(&team.finished, 1);
@@ -101,7 +106,7 @@ static int start_helper(void) {
 static void forget_helpers(void) {
     pthread_mutex_init(&team.in_use, NULL);
     team.helpers = 0;
-    atomic_store(&team.ticket, VOID);
+    atomic_store(&team.tickets, 0);
 }
 
 __attribute__((constructor)) static void prepare(void) { pthread_atfork(NULL, NULL, forget_helpers); }
@@ -136,7 +141,7 @@ int cudatool_guarded_calls(struct cudatool_calls *calls, int interruptible) {
         while (team.helpers < others && team.helpers < MOST_HELPERS && start_helper()) {}
         team.calls = calls;
         atomic_store(&team.finished, 0);
-        atomic_store(&team.ticket, 1);
+        atomic_store(&team.tickets, (uint64_t)++team.launches << 32 | others);
         atomic_fetch_add(&team.go, 1);
         wake(&team.go, others);
     }
@@ -144,8 +149,7 @@ int cudatool_guarded_calls(struct cudatool_calls *calls, int interruptible) {
                                               interruptible, 0);
     if (calls->numbers[0]) end_launch(calls);
     if (is_ours) {
-        unsigned taken = atomic_exchange(&team.ticket, VOID);
-        unsigned wanted = (taken < calls->count ? taken : calls->count) - 1;
+        unsigned wanted = others - (uint32_t)atomic_exchange(&team.tickets, (uint64_t)team.launches << 32);
         if (wanted > atomic_load(&team.finished)) {
             int number = cudatool_guarded_call(wait_for, &wanted, NULL, interruptible, 0);
             if (number) { /* Ctrl-C */

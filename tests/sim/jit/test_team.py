@@ -42,6 +42,14 @@ def test_a_fault_on_any_thread_is_the_launches_and_ends_it(launch, kernels, bloc
     test_each_block_runs_once(launch, kernels, 4)
 
 
+def test_launches_of_differing_numbers_of_threads_take_no_tickets_of_each_other(launch, kernels):
+    x = np.zeros(50, np.int32)
+    counts = np.random.default_rng(5).integers(1, 9, 500).tolist()
+    for threads in counts:
+        launch(kernels["count"], 50, 32, x, threads=threads)
+    np.testing.assert_array_equal(len(counts) * 32, x)
+
+
 def test_launches_of_several_threads_at_once_share_no_worker(launch, kernels):
     arrays = [np.zeros(300, np.int32) for _ in range(4)]
 
