@@ -925,43 +925,37 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
 enum { BUFFER = 1 << 20 };
 
 // A forced flush hands back the buffers of work that still runs, too, and CUPTI may write its end there later. Such buffers
-// are not freed: a later recording, by when that work has long ended, takes them.
+// are not freed: they wait, the oldest first, until a later recording takes them, or this one when there are many. By then
+// that work has long ended.
+enum { MOST_ASIDE = 64 };
 typedef struct {
   uint8_t* buffer;
   uint32_t recording;
 } Aside;
-static Aside* aside;
-static size_t aside_count, aside_room;
-static uint32_t recordings;  // so far
-static atomic_int forces;    // flushes that are forced at the moment
+static Aside aside[MOST_ASIDE];
+static int aside_count;
+static atomic_int forces;  // flushes that are forced at the moment
 
+// The oldest buffer, if it may be used; NULL if not. The lock is held.
 static uint8_t* take_aside(void) {
-  uint8_t* found = NULL;
-  pthread_mutex_lock(&lock);
-  for (size_t i = 0; i < aside_count && !found; i++) {
-    if (aside[i].recording == recordings) continue;
-    found = aside[i].buffer;
-    aside[i] = aside[--aside_count];
-  }
-  pthread_mutex_unlock(&lock);
-  return found;
+  if (!aside_count || (aside[0].recording == recordings && aside_count < MOST_ASIDE)) return NULL;
+  uint8_t* oldest = aside[0].buffer;
+  memmove(aside, aside + 1, (size_t)--aside_count * sizeof *aside);
+  return oldest;
 }
 
-// The lock is held.
-static void put_aside(uint8_t* buffer) {
-  if (aside_count == aside_room) {
-    size_t room = aside_room * 2 + 16;
-    Aside* more = realloc(aside, room * sizeof *more);
-    if (!more) return;  // lost, rather than written to after it was freed
-    aside = more;
-    aside_room = room;
-  }
+// Returns the buffer that is to be freed instead. The lock is held.
+static uint8_t* put_aside(uint8_t* buffer) {
+  uint8_t* oldest = aside_count == MOST_ASIDE ? take_aside() : NULL;
   aside[aside_count++] = (Aside){buffer, recordings};
+  return oldest;
 }
 
 static void buffer_requested(uint8_t** buffer, size_t* size, size_t* most) {
   int is_ours = recording && getpid() == owner;
+  pthread_mutex_lock(&lock);
   *buffer = is_ours ? take_aside() : NULL;
+  pthread_mutex_unlock(&lock);
   if (is_ours && !*buffer) *buffer = aligned_alloc(8, BUFFER);
   *size = *buffer ? BUFFER : 0;
   *most = 0;
@@ -1021,10 +1015,9 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
   }
   size_t dropped = 0;
   if (!cupti.ActivityGetNumDroppedRecords(context, stream, &dropped) && dropped) lost += dropped;
-  int is_written_later = buffer && forces;
-  if (is_written_later) put_aside(buffer);
+  if (buffer && forces) buffer = put_aside(buffer);
   pthread_mutex_unlock(&lock);
-  if (!is_written_later) free(buffer);
+  free(buffer);
 }
 
 // ---- for other extensions ----
@@ -1186,7 +1179,6 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   void* frame[2];
   backtrace(frame, 2);  // the first call loads a library, which must not happen in a callback
   begin_log(most);
-  recordings++;
   memset(calls, 0, sizeof calls);
   PyObject* numbers = PyDict_New();
   for (uint32_t number = 1; numbers && number < MOST_CALLS; number++) {
