@@ -242,21 +242,20 @@ def compare(first: Path, second: Path) -> int:
     import triton_cases
 
     one, other = dict(_cases(np.load(first))), dict(_cases(np.load(second)))
+    names = sorted((one.keys() | other.keys()) & triton_cases.CASES.keys())
     bad = 0
-    for name in one.keys() | other.keys():
-        if name not in one or name not in other:
-            one.setdefault(name, {"failure": "not run"}), other.setdefault(name, {"failure": "not run"})
-    for name in sorted(one):
-        failures = [str(each["failure"]) for each in (one[name], other[name]) if "failure" in each]
+    for name in names:
+        both = [each.get(name, {"failure": "not run"}) for each in (one, other)]
+        failures = [str(each["failure"]) for each in both if "failure" in each]
         if failures:
             bad += 1
             print(f"{name:44} NOT COMPARED: {'; '.join(failures)}")
             continue
-        apart, tolerance = difference(one[name], other[name]), triton_cases.CASES[name].tolerance
+        apart, tolerance = difference(both[0], both[1]), triton_cases.CASES[name].tolerance
         equal = "equal" if apart == 0 else f"{apart:.1e}"
         bad += apart > tolerance
         print(f"{name:44} {equal:>8}  tolerance {tolerance:g}{'  DIFFERS' if apart > tolerance else ''}")
-    print(f"{len(one)} cases, {bad} not within their tolerance")
+    print(f"{len(names)} cases, {bad} not within their tolerance")
     return bool(bad)
 
 

@@ -337,17 +337,6 @@ def _(new: Inputs) -> Trial:
     )
 
 
-@case("flash-attention/attention", 5e-3)
-def _(new: Inputs) -> Trial:
-    function = load("flash_attn.flash_attn_triton").flash_attn_func
-    q, k, v = (new.normal(1, 128, 2, 64, dtype=half, scale=0.5) for _ in range(3))
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
-
-    return Trial(lambda q, k, v: function(q, k, v, None, True), [q, k, v], attention)
-
-
 # ---- Unsloth ----
 
 
