@@ -26,7 +26,7 @@ method_option = option(
     show_default=True,
     group="Process",
     help="How to ask the process: remote-exec is Python's own way, from 3.14 on and between equal versions; "
-    "debuggers ask any. gdb stands for cuda-gdb too.",
+    "debuggers ask any. cuda-gdb is used only if it is named.",
 )
 wait_option = option(
     "--wait",

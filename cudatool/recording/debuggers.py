@@ -22,22 +22,29 @@ from typing import Final
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.recording.target import Functions, Target, how_to_allow
 
-__all__ = ["DEBUGGERS", "installed"]
+__all__ = ["DEBUGGERS", "ON_REQUEST", "installed"]
 
 _LONGEST_S: Final = 60.0
 _PRIVATE_ANONYMOUS_FIXED: Final = 0x100022  # MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE
 _FAILED: Final = 64  # statuses of gdb below are ours
 _NOT_STOPPED, _NO_PAGE, _NOT_QUEUED = range(_FAILED, _FAILED + 3)
-_PROGRAMS: Final = {"gdb": ("gdb", "cuda-gdb"), "lldb": ("lldb",)}
 _SAID: Final = re.compile(r"^\(\w+\) \$(page|queued) = (-?\d+)$", re.MULTILINE)  # lldb's `expr $page`
 
 
 def installed(method: str) -> str | None:
-    """Return the program of a debugger, None if there is none: cuda-gdb serves where gdb is missing."""
-    return next((path for name in _PROGRAMS[method] if (path := shutil.which(name))), None)
+    """Return the program of a debugger, None if there is none."""
+    return shutil.which(method)
 
 
 def _by_gdb(target: Target, run: Path, page: int) -> None:
+    _through_gdb("gdb", target, run, page)
+
+
+def _by_cuda_gdb(target: Target, run: Path, page: int) -> None:
+    _through_gdb("cuda-gdb", target, run, page)
+
+
+def _through_gdb(program: str, target: Target, run: Path, page: int) -> None:
     call_mmap, call_add = _calls(target.functions(), page)
     commands = [
         # An error ends its own command alone: what comes after looks at what was set.
@@ -52,11 +59,11 @@ def _by_gdb(target: Target, run: Path, page: int) -> None:
     # A folder without libraries in the place of the root: cuda-gdb would read the symbols of the driver in any case.
     words = ["-batch", "-nx", "-readnever", "-iex", f"set sysroot {run.parent}", "-iex", "set auto-solib-add off"]
     words += [f"/proc/{target.pid}/exe", "-p", str(target.pid)]
-    done = _run("gdb", [*words, *(word for line in commands for word in ("-ex", line))])
+    done = _run(program, [*words, *(word for line in commands for word in ("-ex", line))])
     if done.returncode == _NOT_STOPPED:
-        raise UsageError(f"gdb cannot stop process {target.pid}; {how_to_allow()}")
+        raise UsageError(f"{program} cannot stop process {target.pid}; {how_to_allow()}")
     if done.returncode:
-        raise _failure("gdb", target, done)
+        raise _failure(program, target, done)
 
 
 def _by_lldb(target: Target, run: Path, page: int) -> None:
@@ -111,5 +118,12 @@ def _failure(method: str, target: Target, done: subprocess.CompletedProcess[str]
     return CudatoolError(f"{method} could not ask process {target.pid} (status {done.returncode}): {' '.join(last)}")
 
 
-DEBUGGERS: Final[dict[str, Callable[[Target, Path, int], None]]] = {"gdb": _by_gdb, "lldb": _by_lldb}
+DEBUGGERS: Final[dict[str, Callable[[Target, Path, int], None]]] = {
+    "gdb": _by_gdb,
+    "lldb": _by_lldb,
+    "cuda-gdb": _by_cuda_gdb,
+}
 """What lets a process run a file, by the name of the debugger. The last argument is a free page of the process."""
+
+ON_REQUEST: Final = ("cuda-gdb",)
+"""Debuggers that are used only if they are named: they were tried little."""

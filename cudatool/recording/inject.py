@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.recording.attached import Answer
-from cudatool.recording.debuggers import DEBUGGERS, installed
+from cudatool.recording.debuggers import DEBUGGERS, ON_REQUEST, installed
 from cudatool.recording.target import Target, how_to_allow
 
 __all__ = ["METHODS", "ask"]
@@ -128,16 +128,23 @@ def _chosen(target: Target, method: str) -> str:
         )
     if method == "remote-exec" or (method == "auto" and by_python):
         return "remote-exec"
-    found = [name for name in DEBUGGERS if method in ("auto", name) and installed(name)]
+    wanted = [name for name in DEBUGGERS if name not in ON_REQUEST] if method == "auto" else [method]
+    found = [name for name in wanted if installed(name)]
     if not found:
         missing, install = ("neither gdb nor lldb is", "gdb") if method == "auto" else (f"{method} is not", method)
         raise UsageError(
             f"{missing} installed, and without a debugger only a Python 3.14 or newer can be asked, by the same "
-            f"version; install one (apt-get install {install})"
+            f"version; install one (apt-get install {install}){_others(method)}"
         )
     if target.tracer:
         raise UsageError(f"process {target.pid} is being debugged by process {target.tracer}; end that first")
     return found[0]
+
+
+def _others(method: str) -> str:
+    """Return which debuggers there are that the user would have to name, as the rest of a sentence."""
+    there = [name for name in ON_REQUEST if name != method and installed(name)]
+    return f", or name the one that is there: --method {there[0]}" if there else ""
 
 
 def _reply(target: Target, folder: Path, wait_s: float) -> dict[str, Any]:

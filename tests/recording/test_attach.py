@@ -444,7 +444,7 @@ while True:
         assert 7 == found.process.wait(20)
 
 
-def test_cuda_gdb_serves_where_gdb_is_missing_and_finds_no_library(tmp_path, monkeypatch):
+def test_cuda_gdb_is_used_if_it_is_named_and_finds_no_library(tmp_path, monkeypatch):
     """cuda-gdb takes the GPU as soon as it finds the driver's symbols, and reads them whatever `auto-solib-add` says."""
     if not _works("gdb"):
         pytest.skip("no gdb that may stop a process")
@@ -453,8 +453,10 @@ def test_cuda_gdb_serves_where_gdb_is_missing_and_finds_no_library(tmp_path, mon
     stand_in.write_text(f'#!/bin/sh\nexec {shutil.which("gdb")} {reads_it} "$@" > {log}\n')
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert str(stand_in) == debuggers.installed("gdb")
+    if sys.version_info < (3, 14):
+        with pytest.raises(UsageError, match=r"neither gdb nor lldb is installed.*--method cuda-gdb"):
+            ask(Target(1, 0, None, "code"), {"what": "end"}, wait_s=1)
     with program(_SETUP + _LOOPS) as found, pytest.raises(CudatoolError, match="it is not being recorded"):
-        request(found.pid, "end")
+        request(found.pid, "end", method="cuda-gdb")
     rows = [line.split() for line in log.read_text().splitlines() if "/libc.so" in line or "/ld-musl" in line]
     assert ["No"] == [row[0] for row in rows]
