@@ -85,7 +85,9 @@ __global__ void index_add(
     }
 }
 """)
-_CHUNK: Final = 32
+_FEW_ROWS: Final = 1024
+"""So many rows get a block each: many parts may belong to one, and a block adds one after the other."""
+_CHUNK: Final = 32  # of more rows
 _INT64: Final = np.dtype(np.int64)
 _CATEGORIES: Final = ("bool", "integer", "float8", "float", "complex")
 _arange: Final = Pointwise("arange(*, start=0, step=1)", "start + (Compute)index * step", accepts=_CATEGORIES)
@@ -358,9 +360,10 @@ def _add(sums: DeviceArray, parts: DeviceArray, index: DeviceArray, alpha: Any, 
     if not (parts.size and rows):
         return
     threads = min(256, 32 * math.ceil(columns / 32))
-    grid = math.ceil(rows / _CHUNK), math.ceil(columns / threads)
+    chunk = 1 if rows <= _FEW_ROWS else _CHUNK
+    grid = math.ceil(rows / chunk), math.ceil(columns / threads)
     config = calls.core.LaunchConfig(grid=grid, block=threads)
-    kernel = f"index_add<{c_type(sums.dtype)}, {c_type(parts.dtype)}, {_CHUNK}>"
+    kernel = f"index_add<{c_type(sums.dtype)}, {c_type(parts.dtype)}, {chunk}>"
     number = np.asarray(alpha).astype(sums.dtype)[()]
     arguments = sums, parts.contiguous(), index, number, ignored, index.size, rows, columns
     _KERNELS(kernel, sums.device, config, *arguments)

@@ -171,6 +171,18 @@ def test_index_select_along_any_dimension(dtype):
         )
 
 
+@pytest.mark.parametrize("rows", [1, 7, 1024, 1025, 1100])  # up to 1,024 rows have a block each
+def test_parts_of_many_rows_are_added_in_their_order(rows):
+    random = np.random.default_rng(rows)
+    host, parts = random.random((rows, 3), np.float32), random.random((600, 3), np.float32)
+    index = random.integers(0, rows, 600)
+    expected = host.copy()
+    for row, part in zip(index, parts, strict=True):
+        expected[row] += part
+    actual = ops.index_add(device(host), 0, cudatool.asarray(index), device(parts))
+    np.testing.assert_array_equal(expected, actual.get())
+
+
 def test_index_add_along_any_dimension():
     host, source = X[:, :4], X[:, 1:]
     index = np.array([3, 0, 3, 1])
