@@ -16,6 +16,7 @@ const MEANINGS = {
   leak: "A call site that holds more after each step, until the recording ends. A list, a cache or a closure keeps what it returns.",
   limit: "The allocator may be limited to less than the GPU's memory (set_per_process_memory_fraction), or other programs use the rest.",
   need: "Nearly all that is reserved is in use: a better allocator setting would not help. The largest holders are listed.",
+  others: "Other processes, or contexts and libraries beside the recorded allocator, hold much of the GPU's memory. End what is not needed, or use another GPU.",
   setting: "The allocator reads its settings (PYTORCH_CUDA_ALLOC_CONF; cudatool's own first CUDATOOL_ALLOC_CONF) as the program starts. What a setting saves was measured by a replay of this recording; where a replay of the recorded settings themselves is more than 2 % off, no setting is recommended.",
   purpose: "What a block is for is inferred from its stack, its size and when it lives; each rule says how sure it is.",
   fragmentation: "The share of the reserved bytes that is not active.",

@@ -21,10 +21,11 @@ def printed(run_here, tmp_path):
             (Kind.BLOCK_ALLOC, {"address": MIB, "size": 12 * MIB, "aux0": 12 * MIB}),
             (Kind.DEVICE_USE, {"size": process * MIB, "address": used * MIB, "flags": UseFlag.MODULE}),
         ]
-        with Recorder(tmp_path / "t.ctrace", header={"libraries": ["PyTorch"]}) as recorder:
-            for time, (kind, fields) in enumerate(rows, start=1):
-                fields = dict.fromkeys(Event._fields, 0) | {"name": "", "time": time * 10**9, "kind": kind} | fields
-                recorder(Event(**fields | {"aux0": fields["aux0"] or 1000 * MIB}))
+        recorder = Recorder(tmp_path / "t.ctrace", header={"libraries": ["PyTorch"]})
+        for time, (kind, fields) in enumerate(rows, start=1):
+            fields = dict.fromkeys(Event._fields, 0) | {"name": "", "time": time * 10**9, "kind": kind} | fields
+            recorder(Event(**fields | {"aux0": fields["aux0"] or 1000 * MIB}))
+        recorder.close()  # it is not subscribed: what this process does itself is not of that program
         done = run_here("snapshot", "t.ctrace")
         assert 0 == done.returncode, done.stderr
         return " ".join(done.stdout.split())

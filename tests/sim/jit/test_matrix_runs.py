@@ -17,9 +17,13 @@ add.u64 %q, %q, %o; mov.u32 %a, s; mad.lo.u32 %a, %t, 16, %a;
 
 
 def kernel_of(ptx_kernel, lines, threads):
-    """Return a kernel: each thread loads 8 words, puts 4 in shared memory, and stores all its registers at the end."""
+    """Return a kernel: each thread loads 8 words, puts 4 in shared memory, and stores all its registers at the end.
+
+    What is read of shared memory beyond these words is 0: what was there before is another kernel's.
+    """
     body = [HEAD]
     body += [f"ld.global.b32 %r{n}, [%p+{4 * threads * n}]; mov.b32 %r{n + 8}, 0;" for n in range(8)]
+    body.append(f"st.shared.v4.b32 [%a+{16 * threads}], {{%r8, %r9, %r10, %r11}};")
     body += ["st.shared.v4.b32 [%a], {%r0, %r1, %r2, %r3}; bar.sync 0;", *lines]
     body += [f"st.global.b32 [%q+{4 * threads * n}], %r{n};" for n in range(WORDS)]
     return ptx_kernel(".param .u64 p, .param .u64 q", "\n".join([*body, "ret;"]))
