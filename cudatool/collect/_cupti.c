@@ -1031,17 +1031,25 @@ static uint32_t stack_here(void) {
   return stack;
 }
 
-static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
-  if (!recording) return;
-  pthread_mutex_lock(&lock);
+// A row of this thread with these words; NULL as new_row() has it. The lock is held.
+static Row* row_of_thread(uint16_t what, const uint64_t* words) {
   Row* row = new_row();
   if (row) {
     row->time = now();
     row->what = what;
     row->thread = this_thread();
+    memcpy(row->words, words, sizeof row->words);
+  }
+  return row;
+}
+
+static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
+  if (!recording) return;
+  pthread_mutex_lock(&lock);
+  Row* row = row_of_thread(what, words);
+  if (row) {
     row->stack = stack;
     row->device = device;
-    memcpy(row->words, words, sizeof row->words);
   }
   pthread_mutex_unlock(&lock);
 }
@@ -1050,12 +1058,8 @@ static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t*
 static void note_text(uint16_t what, const char* text, const uint64_t* words) {
   if (!recording) return;
   pthread_mutex_lock(&lock);
-  Row* row = new_row();
+  Row* row = row_of_thread(what, words);
   if (row) {
-    row->time = now();
-    row->what = what;
-    row->thread = this_thread();
-    memcpy(row->words, words, sizeof row->words);
     row->words[2] = strlen(text);
     row->words[1] = put_blob(text, row->words[2]);
   }

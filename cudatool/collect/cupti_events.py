@@ -102,6 +102,7 @@ class CallEvents:
         self._out: list[npt.NDArray[np.void]] = []  # what goes to the subscribers
         # The records of launches by what they depend on (`_cupti.launches`): loops launch the same again and again.
         self._judged_before: dict[bytes, bytes] = {}
+        self._room = np.empty(_ROOM, RECORD)  # where they are made again, before as many are copied as there are
         self._row = Row(0, 0, 0, 0, 0, 0, 0, 0, ())
         self._called = tables.stacks[0]
         self._calls_read = calls
@@ -212,18 +213,19 @@ class CallEvents:
         begins, pointed = self.pointed.part(int(calls["words"][first, 5]))
         kinds = self.launches.blocks, self.device_memory, self._host_memory
         memory = tuple(part for kind in kinds for part in (kind.starts, kind.sizes))
-        records = np.empty(_ROOM, RECORD)
         # fmt: off
         at, made, works, key = _cupti.launches(
             calls, first, ids, correlations, begins, pointed, memory, self._stream_of, hooks.native_threads(),
-            self.launches.code.plans, self._judged_before, records,
+            self.launches.code.plans, self._judged_before, self._room,
         )
         # fmt: on
         if made:
+            records = self._room[:made].copy()
             self._send()
-            self._out.append(records[:made])
-            launched = records[:made]["kind"] == Kind.KERNEL_LAUNCH
-            self._note_enqueued(calls[first:at], correlations[:works], records["stream"][:made][launched])
+            self._out.append(records)
+            self._note_enqueued(
+                calls[first:at], correlations[:works], records["stream"][records["kind"] == Kind.KERNEL_LAUNCH]
+            )
         return at, works, key
 
     def _keep_launch(self, key: bytes, reported: list[tuple[int, ...]]) -> None:
