@@ -62,7 +62,7 @@ ARROWS = {
     "optim": {"runtime"},
     "amp": {"ops", "optim", "runtime"},
     "graphs": {"_driver", "memory", "random", "runtime", "trace"},
-    "compiler": {"amp", "backends", "graphs", "ops", "runtime", "trace"},
+    "compiler": {"amp", "backends", "blas", "graphs", "ops", "runtime", "trace"},
     "jiterator": {"ops", "runtime", "trace"},
     "tunable": {"_driver", "blas", "runtime"},
     "comm": {"ops", "runtime"},

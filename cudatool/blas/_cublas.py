@@ -71,7 +71,7 @@ class Handle:
 
     def use(self, stream: Stream) -> tuple[int, Memory | None]:
         """Let what follows run on `stream`; return where it works there, and what to hold until it is enqueued."""
-        if is_capturing(stream):
+        if _workspace.scoped.now or is_capturing(stream):
             # What a graph works in must be the graph's: from its pool, and free for its next node at once.
             memory = _workspace.new_workspace(stream)
             self._set(stream, memory.address, None)

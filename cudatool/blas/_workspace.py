@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import re
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from cudatool.backends._settings import settings
@@ -21,6 +24,8 @@ __all__ = [
     "clear_workspaces",
     "generation",
     "new_workspace",
+    "scoped",
+    "scoped_workspaces",
     "size_of_workspace",
     "workspace",
     "workspace_size",
@@ -85,6 +90,24 @@ def new_workspace(stream: Stream) -> Memory:
 def size_of_workspace(stream: Stream) -> int:
     """Return bytes of the workspaces of a stream."""
     return _size(stream.device_index)
+
+
+class _Scoped(threading.local):
+    now = False
+
+
+scoped: Final = _Scoped()
+"""Whether each product of this thread takes its workspace for itself."""
+
+
+@contextmanager
+def scoped_workspaces() -> Iterator[None]:
+    """Let each product of this thread take memory to work in, and give it back: for code that runs once."""
+    before, scoped.now = scoped.now, True
+    try:
+        yield
+    finally:
+        scoped.now = before
 
 
 @traced

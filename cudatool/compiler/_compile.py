@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, overload
 
 import numpy as np
 
+from cudatool.blas._workspace import scoped_workspaces
 from cudatool.compiler._fusion import Player, planned_fusion
 from cudatool.compiler._inputs import Extents, refuse_shared, refuse_views, shared, static, with_inputs
 from cudatool.compiler._plan import Arena, Plan
@@ -167,7 +168,8 @@ class CompiledFunction:
             self._ready.append(facts)
             self._reasons.append(f"{why}: run eagerly once, traced at the next call")
             del state  # it keeps arrays that this run replaces
-            return self._function(*args, **kwargs)
+            with scoped_workspaces():  # a graph has its own
+                return self._function(*args, **kwargs)
         try:
             others = [other for other in self._entries if other.facts != facts]
             if len(others) >= _MOST:

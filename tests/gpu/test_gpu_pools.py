@@ -189,6 +189,7 @@ def test_a_recording_inside_of_a_program_sees_blocks_and_the_programs_own_hooks_
 JAX = """
 import json, os, time
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "PRE"
+os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.05"  # other tests use the GPU, too
 import jax, jax.numpy as jnp
 x = jnp.ones((1024, 1024))
 y = jax.jit(lambda x: jnp.tanh(x @ x))(x)

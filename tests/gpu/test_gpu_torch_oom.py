@@ -51,7 +51,11 @@ def _of_program(stderr: str) -> list[str]:
 
 
 def _without_times(stdout: str) -> list[str]:
-    """Return the lines that a program wrote, without the durations and the bytes free that pytest prints."""
+    """Return the lines that a program wrote, without the durations and the bytes free that pytest prints.
+
+    Nor with what pytest caught of stderr, where a failed test has the line that names the report.
+    """
+    stdout = re.sub(r"^-+ Captured stderr call -+\ncudatool: memory ran out: .*\n", "", stdout, flags=re.MULTILINE)
     return re.sub(r" of which .*|in \d+\.\d+s|0x[0-9a-f]+", "", stdout).splitlines()
 
 

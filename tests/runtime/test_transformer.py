@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,19 +16,8 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "transformer.py"
 
 
 def test_transformer_learns_by_replays_of_one_graph(device, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "cudatool",
-        "run",
-        "--device",
-        device,
-        "-o",
-        "t.ctrace",
-        "--html",
-        "t.html",
-        SAMPLE,
-    ]
+    page = ["--html", "t.html"] if importlib.util.find_spec("plotly") else []  # not on each machine with a GPU
+    command = [sys.executable, "-m", "cudatool", "run", "--device", device, "-o", "t.ctrace", *page, SAMPLE]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -46,4 +36,4 @@ def test_transformer_learns_by_replays_of_one_graph(device, tmp_path):
     steps = 3 + 1  # those that Python saw: before the graph, and its capture
     assert (2 * steps, 2 * steps) == (calls["cudatool.ops.softmax_backward"], calls["cudatool.ops.gelu_backward"])
     assert steps == calls["cudatool.optim.Optimizer.step"]
-    assert (tmp_path / "t.html").stat().st_size > 100_000
+    assert not page or (tmp_path / "t.html").stat().st_size > 100_000
