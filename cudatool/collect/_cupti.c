@@ -182,6 +182,9 @@ static int watches_code;  // a destroyed code object is removed from `places`
 static uint32_t generation = 1;  // of the numbers of frames: a new one begins then
 static uint32_t* frame_of_place;  // by the number of a place
 static uint32_t place_room;
+static Table chains;  // of Python's frames: the number of the chain of outer ones, and that of the innermost
+static uint32_t* stack_of_chain;  // by the number of a chain; 0 if it has none yet
+static uint32_t chain_room;
 static void* contexts[64];
 static uint32_t context_devices[64];
 static int context_count;
@@ -295,6 +298,17 @@ static uint64_t put_blob(const void* data, size_t length) {
   memcpy(blob + blob_used, data, length);
   blob_used += length;
   return blob_base + blob_used - length;
+}
+
+// Whether an array of numbers, 0 where none was put, has a place `at`. The lock is held.
+static int has_room(uint32_t** array, uint32_t* room, uint32_t at) {
+  if (at < *room) return 1;
+  uint32_t size = at * 2 + 256, *more = realloc(*array, size * sizeof *more);
+  if (!more) return 0;
+  memset(more + *room, 0, (size - *room) * sizeof *more);
+  *array = more;
+  *room = size;
+  return 1;
 }
 
 // ---- images of code ----
@@ -411,13 +425,7 @@ static uint32_t frame_at(PyCodeObject* code, int offset) {
   if (at_place > known) {
     char key[4096];
     intern(&codes, place, sizeof *place);
-    if (at_place >= place_room) {
-      uint32_t room = at_place * 2 + 256;
-      uint32_t* more = realloc(frame_of_place, room * sizeof *more);
-      if (!more) return 0;
-      frame_of_place = more;
-      place_room = room;
-    }
+    if (!has_room(&frame_of_place, &place_room, at_place)) return 0;
     uint32_t line = (uint32_t)PyCode_Addr2Line(code, offset);
     memcpy(key, &line, 4);
     size_t at = 4 + put_text(key + 4, 2800, code->co_filename);
@@ -428,22 +436,24 @@ static uint32_t frame_at(PyCodeObject* code, int offset) {
   return frame_of_place[at_place];
 }
 
-// The last stack of a thread. Most of the next one is the same.
+// A frame of a thread's last stack, and the number in `chains` of the stack that ends with it. The instruction, which
+// lies inside of its code object, tells which code it is as well.
 typedef struct {
   const struct _PyInterpreterFrame* at;
-  const void* code;
   const void* instruction;
-  uint32_t frame;  // its number, 0 for one that is left out
+  uint32_t chain;
 } Known;
 typedef struct {
-  Known frames[MOST_FRAMES];  // innermost first
-  int count;
-} Walk;
+  const void* instruction;
+  uint32_t outer, chain;
+} Step;  // from the stack that ends with a caller to the one that ends with what it calls
+enum { MOST_STEPS = 512 };
 typedef struct {
-  Walk walks[2];  // the last one, and room for the next
-  int latest;
+  Known known[MOST_FRAMES];  // outermost first: most of the next stack is the same
+  Known fresh[MOST_FRAMES];  // innermost first: what is not
+  int depth;                 // of `known`
   uint32_t generation;
-  uint32_t numbers[MOST_FRAMES + 1], number_count, stack;  // the last key of `stacks`, and its number
+  Step steps[MOST_STEPS];  // taken lately, each at a place of its own
 } Thread;
 static __thread Thread* this_one;
 static pthread_key_t ended;  // frees it with the thread
@@ -459,15 +469,59 @@ static Thread* this_threads(void) {
 }
 
 #if PY_VERSION_HEX >= 0x030D0000
-#define EXECUTES(frame) ((const void*)(frame)->f_executable)
 #define INSTRUCTION(frame) ((const void*)(frame)->instr_ptr)
 #else
-#define EXECUTES(frame) ((const void*)(frame)->f_code)
 #define INSTRUCTION(frame) ((const void*)(frame)->prev_instr)
 #endif
 
-// The numbers of this thread's frames, innermost first. The lock is held; the interpreter's need not be.
-static int python_frames(Thread* thread, uint32_t* out) {
+// Whether frame `at` of the last stack, and all outside of it, are where they were. If not, `*same` is how many of the
+// outermost may still be.
+static int is_known(const Known* known, int at, const struct _PyInterpreterFrame* frame, int* same) {
+  for (; at >= 0; at--, frame = frame->previous) {
+    int is_there = known[at].at == frame;
+    if (!is_there || known[at].instruction != INSTRUCTION(frame)) {
+      *same = at + !is_there;
+      return 0;
+    }
+  }
+  *same = 0;
+  return !frame;
+}
+
+// Put the innermost frames into `fresh`, out to the first from which on all are known; return how many there are.
+static int fresh_frames(Thread* thread, struct _PyInterpreterFrame* frame) {
+  int count = 0, same = thread->depth;
+  thread->depth = 0;
+  for (; frame && count < MOST_FRAMES; frame = frame->previous) {
+    int at = same, least = same > MOST_LOOKED_AT ? same - MOST_LOOKED_AT : 0;
+    while (at > least && thread->known[at - 1].at != frame) at--;
+    if (at > least && is_known(thread->known, at - 1, frame, &same)) {
+      thread->depth = at;
+      break;
+    }
+    thread->fresh[count++] = (Known){frame, INSTRUCTION(frame), 0};
+  }
+  return count;
+}
+
+// The number in `chains` of a stack that goes on with a frame. The lock is held.
+static uint32_t chain_with(Thread* thread, uint32_t outer, const Known* one) {
+  uint64_t mixed = ((uintptr_t)one->instruction ^ (uint64_t)outer << 32) * 0x9E3779B97F4A7C15u;
+  Step* step = &thread->steps[mixed >> 32 & (MOST_STEPS - 1)];
+  if (step->instruction == one->instruction && step->outer == outer && watches_code) return step->chain;
+  struct _PyInterpreterFrame* frame = (struct _PyInterpreterFrame*)one->at;
+  PyCodeObject* code = code_of(frame);
+  uint32_t chain = outer;
+  if (code && !_PyFrame_IsIncomplete(frame)) {
+    uint32_t key[2] = {outer, frame_at(code, _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT))};
+    if (key[1]) chain = intern(&chains, key, sizeof key);
+  }
+  *step = (Step){one->instruction, outer, chain};
+  return chain;
+}
+
+// The number in `chains` of this thread's stack, 0 for none. The lock is held; the interpreter's need not be.
+static uint32_t python_chain(Thread* thread) {
   PyThreadState* state = PyGILState_GetThisThreadState();
   if (!state) return 0;
 #if PY_VERSION_HEX >= 0x030D0000
@@ -475,50 +529,43 @@ static int python_frames(Thread* thread, uint32_t* out) {
 #else
   struct _PyInterpreterFrame* frame = state->cframe ? state->cframe->current_frame : NULL;
 #endif
-  // A frame of the last walk that is still there, at the same instruction, has the number that it had, as long as no code
-  // object was destroyed. Code that is not watched may have been.
-  const Walk* last = &thread->walks[thread->latest];
-  int known = watches_code && thread->generation == generation ? last->count : 0;
-  Walk* now = &thread->walks[thread->latest = !thread->latest];
-  int count = 0, found = 0;
-  for (int same = 0; frame && count < MOST_FRAMES; frame = frame->previous) {
-    const void *code = EXECUTES(frame), *instruction = INSTRUCTION(frame);
-    int match = same;
-    while (match < known && match < same + MOST_LOOKED_AT && last->frames[match].at != frame) match++;
-    const Known* old = match < known ? &last->frames[match] : NULL;
-    Known* one = &now->frames[count++];
-    *one = (Known){frame, code, instruction, 0};
-    if (old && old->at == frame && old->code == code && old->instruction == instruction) {
-      one->frame = old->frame;
-      same = match + 1;
-    } else {
-      PyCodeObject* found_code = code_of(frame);
-      if (found_code && !_PyFrame_IsIncomplete(frame)) {
-        one->frame = frame_at(found_code, _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT));
-      }
-    }
-    if (one->frame) out[found++] = one->frame;
+  // A frame at the same instruction is the same, as long as no code object was destroyed. Code that is not watched may
+  // have been.
+  if (!watches_code) thread->depth = 0;
+  if (thread->generation != generation) {
+    thread->depth = 0;
+    thread->generation = generation;
+    memset(thread->steps, 0, sizeof thread->steps);
   }
-  now->count = count;
-  thread->generation = generation;
-  return found;
+  int count = fresh_frames(thread, frame);
+  if (thread->depth + count > MOST_FRAMES) {  // of a deeper stack, the innermost frames
+    thread->depth = 0;
+    count = fresh_frames(thread, frame);
+  }
+  uint32_t chain = thread->depth ? thread->known[thread->depth - 1].chain : 0;
+  while (count) {
+    Known one = thread->fresh[--count];
+    one.chain = chain = chain_with(thread, chain, &one);
+    thread->known[thread->depth++] = one;
+  }
+  if (thread->depth == MOST_FRAMES) thread->depth = 0;  // it may be cut
+  return chain;
 }
 
-// The number of this thread's stack: the number of its calling library's frame or 0, and those of Python's frames;
-// 0 if it has none. The lock is held.
+// The number of this thread's stack: of the number of its calling library's frame or 0, and those of Python's frames,
+// innermost first; 0 if it has none. The lock is held.
 static uint32_t stack_below(uint32_t library) {
-  uint32_t found[MOST_FRAMES + 1];
   Thread* thread = this_threads();
-  if (!thread) return 0;
-  found[0] = library;
-  uint32_t count = 1 + (uint32_t)python_frames(thread, found + 1);
-  if (count == 1 && !library) return 0;
-  if (thread->stack && count == thread->number_count && !memcmp(found, thread->numbers, count * sizeof *found)) {
-    return thread->stack;
+  uint32_t chain = thread ? python_chain(thread) : 0;
+  if (!library && (!chain || (chain < chain_room && stack_of_chain[chain]))) return chain ? stack_of_chain[chain] : 0;
+  uint32_t found[MOST_FRAMES + 1] = {library}, count = 1, key[2];
+  for (uint32_t at = chain; at; at = key[0]) {
+    memcpy(key, chains.bytes + chains.entries[at - 1].start, sizeof key);
+    found[count++] = key[1];
   }
-  memcpy(thread->numbers, found, count * sizeof *found);
-  thread->number_count = count;
-  return thread->stack = intern(&stacks, found, count * sizeof *found);
+  uint32_t stack = intern(&stacks, found, count * sizeof *found);
+  if (!library && has_room(&stack_of_chain, &chain_room, chain)) stack_of_chain[chain] = stack;
+  return stack;
 }
 
 #if PY_VERSION_HEX >= 0x030C0000
