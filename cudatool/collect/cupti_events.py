@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cudatool.collect import _cupti
 from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, plain_name, sides
 from cudatool.collect.cupti_log import Tables
-from cudatool.collect.cupti_rows import HOW, Row, What
+from cudatool.collect.cupti_rows import HOW, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
 from cudatool.collect.gpu_launches import Judged, Launches, Pointed
 from cudatool.collect.live_memory import LiveMemory
@@ -247,8 +247,9 @@ class CallEvents:
         self._send()
         if self._out:
             out, self._out = self._out, []
-            rows = out[0] if len(out) == 1 else np.concatenate(out)
-            hooks.forward_rows(rows, list(self._texts), source=self._source)
+            texts = list(self._texts)
+            for rows in joined(out):
+                hooks.forward_rows(rows, texts, source=self._source)
             if len(self._texts) > _FEW_TEXTS:  # numbered ranges
                 self._texts = dict(islice(self._texts.items(), self._lasting_texts))
                 self._judged_before.clear()

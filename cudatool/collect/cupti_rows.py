@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from itertools import groupby
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["HOW", "ROW", "WORK", "Row", "What"]
+__all__ = ["HOW", "ROW", "WORK", "Row", "What", "joined"]
+
+_MANY: Final = 1024  # records
 
 ROW = np.dtype(
     [
@@ -66,3 +71,12 @@ class Row(NamedTuple):
     device: int
     context: int
     words: tuple[int, ...]
+
+
+def joined(parts: Iterable[npt.NDArray[np.void]]) -> Iterator[npt.NDArray[np.void]]:
+    """Join neighbors, but for those that would take longer to copy than to send by themselves."""
+    for is_long, run in groupby(parts, lambda part: len(part) >= _MANY):
+        if is_long:
+            yield from run
+        else:
+            yield np.concatenate(list(run))
