@@ -1531,6 +1531,52 @@ static int64_t found_in(PyObject* dictionary, uint64_t key) {
   return PyLong_AsLongLong(value);
 }
 
+enum { KERNEL_LAUNCHED = 40, EXECUTED = 62 };  // kinds of a trace's records
+
+// The first names are those of what runs that has none: WORK in cupti_rows.py.
+static uint32_t name_of_work(const Row* row) {
+  return row->what == KERNEL ? (uint32_t)row->words[3] + GRAPH - KERNEL : (uint32_t)row->what - KERNEL;
+}
+
+static PyObject* py_ran(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer given, calls, out;
+  long long time;
+  if (!PyArg_ParseTuple(arguments, "y*y*Lw*", &given, &calls, &time, &out)) return NULL;
+  const Row* rows = given.buf;
+  const uint32_t(*by)[3] = calls.buf;
+  Record* records = out.buf;
+  Py_ssize_t count = given.len / (Py_ssize_t)sizeof *rows, launched = 0, made = 0;
+  PyObject* result = NULL;
+  if (calls.len / (Py_ssize_t)sizeof *by < count || out.len / (Py_ssize_t)sizeof *records < 2 * count) {
+    PyErr_SetString(PyExc_ValueError, "a call for each row, and room for two records, are needed");
+    goto done;
+  }
+  Py_BEGIN_ALLOW_THREADS
+  for (Py_ssize_t i = 0; i < count; i++) launched += !by[i][0];
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const Row* row = &rows[i];
+    Record record = {.device = (int8_t)row->device, .correlation = by[i][1], .stream = by[i][2], .name = name_of_work(row)};
+    if (!by[i][0]) {
+      Record launch = record;
+      launch.kind = KERNEL_LAUNCHED;
+      launch.time = (int64_t)row->words[0];
+      launch.aux0 = row->words[4], launch.aux1 = row->words[5], launch.size = row->words[6];
+      records[made++] = launch;
+    }
+    record.kind = EXECUTED;
+    record.time = time;
+    record.aux0 = row->words[0], record.aux1 = row->words[1];
+    record.flags = row->what == KERNEL && by[i][0] && row->words[7];
+    records[launched + i] = record;
+  }
+  Py_END_ALLOW_THREADS
+  result = PyLong_FromSsize_t(launched + count);
+done:
+  PyBuffer_Release(&given), PyBuffer_Release(&calls), PyBuffer_Release(&out);
+  return result;
+}
+
 static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   (void)self;
   Py_buffer in, how, stack_ids, correlations, out;
@@ -1786,6 +1832,9 @@ static PyMethodDef methods[] = {
     {"translate", py_translate, METH_VARARGS,
      "translate(rows, first, how, stack ids, correlations, streams, events, threads, blocks of graphs, records): "
      "the first row that is Python's, records made, correlations used"},
+    {"ran", py_ran, METH_VARARGS,
+     "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "
+     "those of launches that no call stands for, and then what ran"},
     {"launches", py_launches, METH_VARARGS,
      "launches(rows, first, stack ids, correlations, where the bytes begin that rows point to, these bytes, memory as starts "
      "and sizes of each kind, streams, threads, plans of functions, records of launches by key, records): the first row that "

@@ -58,7 +58,7 @@ class What(IntEnum):
 
 
 WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
-"""What ran that has no name of its own."""
+"""What ran that has no name of its own; :file:`_cupti.c` gives it that of its place here."""
 
 
 class Row(NamedTuple):

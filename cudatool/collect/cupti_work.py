@@ -8,9 +8,10 @@ from time import monotonic_ns
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect.cupti_rows import ROW, WORK, What
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
 from cudatool.trace import hooks
-from cudatool.trace.events import RECORD, Event, Kind
+from cudatool.trace.events import RECORD, Event
 
 __all__ = ["Enqueued", "WorkDone"]
 
@@ -96,7 +97,8 @@ class WorkDone:
 
     def report(self, done: list[npt.NDArray[np.void]]) -> None:
         """Report when kernels, copies, fills and graphs ran, and the launches of kernels outside of graphs."""
-        rows = np.concatenate([self._to_look_at, *done])
+        parts = [self._to_look_at, *done] if self.is_waiting else done
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         launches = self._enqueued.of(rows)
         is_known = launches[:, 0] != 0
         kept = is_known | (rows["what"] == What.KERNEL)
@@ -105,26 +107,14 @@ class WorkDone:
         is_early = ~is_known & kept if self.calls_are_noted else np.zeros(len(rows), np.bool_)
         if is_ours.any() or is_early.any() or len(self._to_look_at):
             kept &= self._find_streams(rows, launches, is_ours, is_early)
-        rows, launches, is_known = rows[kept], launches[kept], is_known[kept]
-        words, what = rows["words"], rows["what"]
-        is_kernel, is_launch = what == What.KERNEL, ~is_known
+        if not kept.all():
+            rows, launches, is_known = rows[kept], launches[kept], is_known[kept]
+        is_launch = ~is_known
         launches[is_launch, 1] = hooks.new_correlations(int(np.count_nonzero(is_launch)))
-        launches[is_launch, 2] = self._streams_of(rows[is_launch])
-
-        ran = np.zeros(len(rows), RECORD)
-        ran["device"] = rows["device"]
-        ran["correlation"], ran["stream"] = launches[:, 1:].T
-        ran["name"] = words[:, 3] + len(WORK)
-        for name, one in enumerate(WORK, start=1):
-            ran["name"][what == one] = name
-        launched = ran[is_launch]
-        launched["kind"] = Kind.KERNEL_LAUNCH
-        launched["time"] = words[is_launch, 0]
-        launched["aux0"], launched["aux1"], launched["size"] = words[is_launch, 4:7].T
-        ran["kind"], ran["time"] = Kind.EXECUTION, monotonic_ns()  # it is known now
-        ran["aux0"], ran["aux1"] = words[:, :2].T
-        ran["flags"] = is_kernel & ~is_launch & (words[:, 7] != 0)
-        hooks.forward_rows(np.concatenate([launched, ran]), self._names, source=self._source)
+        launches[is_launch, 2] = self._streams_of(rows if is_launch.all() else rows[is_launch])
+        records = np.empty(2 * len(rows), RECORD)
+        made = _cupti.ran(rows, launches, monotonic_ns(), records)  # it is known now
+        hooks.forward_rows(records[:made], self._names, source=self._source)
 
     def _find_streams(
         self,
