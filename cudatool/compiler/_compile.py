@@ -15,7 +15,16 @@ import numpy as np
 
 from cudatool.blas._workspace import scoped_workspaces
 from cudatool.compiler._fusion import Player, planned_fusion
-from cudatool.compiler._inputs import Extents, refuse_shared, refuse_views, shared, static, with_inputs
+from cudatool.compiler._inputs import (
+    Extents,
+    borrowed,
+    refuse_gaps,
+    refuse_shared,
+    refuse_views,
+    shared,
+    static,
+    with_inputs,
+)
 from cudatool.compiler._plan import Arena, Plan
 from cudatool.compiler._results import Results
 from cudatool.compiler._state import Facts, Looks, State, arguments, environment
@@ -42,6 +51,7 @@ _RUNS: Final = 3  # of a function that first allocates what it keeps for the nex
 _MOST: Final = 8  # graphs of one function
 _REMEMBERED: Final = 64
 _FUSED: Final = 64  # operations of one kernel
+_LARGE: Final = 1 << 20  # bytes: a smaller argument is copied in the time that its copy takes to begin
 _streams: dict[int, Stream] = {}  # where functions are traced, by device
 
 
@@ -55,7 +65,8 @@ class _Compiled:
         self.cuda_graph = cuda_graph
         self.arena = arena
         self.inputs: dict[str, DeviceArray] = {}  # where the graph reads arguments
-        self.changed: frozenset[str] = frozenset()  # those that it changes
+        self.copied: dict[str, DeviceArray] = {}  # those of them that are its own
+        self.changed: frozenset[str] = frozenset()  # those of its own that it changes
         self.outputs: Any = None
         self.results: Results  # the same, and what the function stores
         self.state: State
@@ -83,6 +94,14 @@ class _Compiled:
             return f"{path} is another one"
         return ""
 
+    def moved(self, arrays: dict[str, DeviceArray]) -> list[str]:
+        """Return the arguments that are elsewhere than where the graph reads them."""
+        return [
+            path
+            for path, array in arrays.items()
+            if path not in self.copied and array.data_ptr() != self.inputs[path].data_ptr()
+        ]
+
     def takes(self, arrays: dict[str, DeviceArray]) -> bool:
         """Return whether arguments share memory with nothing."""
         return not shared(arrays, {}) and not any(
@@ -107,7 +126,9 @@ class CompiledFunction:
         self._fullgraph = fullgraph
         self._most = max_fusion_size
         self._entries: list[_Compiled] = []
-        self._ready: deque[Facts] = deque(maxlen=_REMEMBERED)  # that the function ran with once already
+        # Facts that the function ran with once already, and where its arguments were.
+        self._ready: deque[tuple[Facts, dict[str, int]]] = deque(maxlen=_REMEMBERED)
+        self._moving: set[str] = set()  # arguments that were in different places
         self._broken: deque[Facts] = deque(maxlen=_REMEMBERED)  # that it cannot be a graph with
         self._reasons: deque[str] = deque(maxlen=_REMEMBERED)
         self._lock = threading.RLock()  # the inputs and results of a graph are in one place
@@ -139,6 +160,10 @@ class CompiledFunction:
                 why = entry.difference(facts, state)
             if not why or is_same:
                 why = "" if entry.takes(arrays) else "an argument shares memory with another array of the function"
+            if not why and (moved := entry.moved(arrays)):
+                why = f"{moved[0]} is in another place than before"
+                self._moving.update(moved)
+                self._ready.append((facts, {}))
             if why:
                 continue
             if is_held:
@@ -164,8 +189,9 @@ class CompiledFunction:
         """Do a call for which there is no graph: run the function, or trace it if it has run like this before."""
         if facts in self._broken:
             return self._function(*args, **kwargs)
-        if facts not in self._ready:
-            self._ready.append(facts)
+        places = next((places for ready, places in self._ready if ready == facts), None)
+        if places is None:
+            self._ready.append((facts, {path: array.data_ptr() for path, array in arrays.items()}))
             self._reasons.append(f"{why}: run eagerly once, traced at the next call")
             del state  # it keeps arrays that this run replaces
             with scoped_workspaces():  # a graph has its own
@@ -174,7 +200,7 @@ class CompiledFunction:
             others = [other for other in self._entries if other.facts != facts]
             if len(others) >= _MOST:
                 raise GraphBreakError(f"the function has {_MOST} graphs already; give it fewer different arguments")
-            entry = self._trace(facts, state, arrays, args, kwargs)
+            entry = self._trace(facts, state, arrays, self._copied(arrays, places), args, kwargs)
         except GraphBreakError as error:
             self._reasons.append(f"{why}: graph break: {error}")
             if self._fullgraph:
@@ -182,14 +208,30 @@ class CompiledFunction:
             self._broken.append(facts)
             return self._function(*args, **kwargs)
         self._reasons.append(f"{why}: traced")
-        self._ready.remove(facts)
+        self._ready.remove((facts, places))
         self._entries = [*others, entry]
         return self._replay(entry, arrays)
 
+    def _copied(self, arrays: dict[str, DeviceArray], places: dict[str, int]) -> frozenset[str]:
+        """Return the arguments that a graph copies: not large ones that are where they were and have not moved yet."""
+        return frozenset(
+            path
+            for path, array in arrays.items()
+            if path in self._moving or array.nbytes < _LARGE or places.get(path) != array.data_ptr()
+        )
+
     def _trace(
-        self, facts: Facts, state: State, arrays: dict[str, DeviceArray], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        facts: Facts,
+        state: State,
+        arrays: dict[str, DeviceArray],
+        copied: frozenset[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> _Compiled:
         """Run the function without executing anything, plan its memory, and capture it in the planned place."""
+        for path, array in arrays.items():
+            refuse_gaps(path, array)
         for path, why in state.unguarded.items():
             raise GraphBreakError(f"no guard can be made for {path}: {why}")
         device = current_device()
@@ -197,7 +239,7 @@ class CompiledFunction:
         try:
             with _no_collection(), _no_random_numbers():
                 for attempt in range(_RUNS):
-                    trace, inputs, objects = self._unplanned(device, stream, arrays, args, kwargs)
+                    trace, inputs, objects = self._unplanned(device, stream, arrays, copied, args, kwargs)
                     after = State(self._function, objects)
                     effects = state.changed(after)
                     refuse_views([after.slots[path].value for path in effects], inputs)
@@ -207,7 +249,7 @@ class CompiledFunction:
                     for path in effects:
                         _put(state, path, _Replaced(path))
                     try:
-                        entry = self._planned(facts, trace, device, stream, arrays, args, kwargs)
+                        entry = self._planned(facts, trace, device, stream, arrays, copied, args, kwargs)
                         break
                     except GraphBreakError:
                         if attempt == _RUNS - 1:
@@ -228,14 +270,16 @@ class CompiledFunction:
         device: int,
         stream: Stream,
         arrays: dict[str, DeviceArray],
+        copied: frozenset[str],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Trace, dict[str, DeviceArray], dict[str, Any]]:
         """Return what a run does, where it read arguments, and the objects among them."""
-        inputs = {path: static(path, array) for path, array in arrays.items()}
+        inputs = {path: static(array) if path in copied else borrowed(array) for path, array in arrays.items()}
         args, kwargs = with_inputs(args, kwargs, inputs)
         before = arguments(args, kwargs)[0]
-        trace, cuda_graph = Trace(device, stream, inputs), CUDAGraph(keep_graph=True)
+        own = {path: array for path, array in inputs.items() if path in copied}
+        trace, cuda_graph = Trace(device, stream, own), CUDAGraph(keep_graph=True)
         with (
             captured(cuda_graph, stream, trace),
             taken_over(trace.take),
@@ -257,6 +301,7 @@ class CompiledFunction:
         device: int,
         stream: Stream,
         arrays: dict[str, DeviceArray],
+        copied: frozenset[str],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> _Compiled:
@@ -265,7 +310,10 @@ class CompiledFunction:
         arena = Arena(memory, fusion.absent, fusion.trace.same, current_stream(device))
         entry = _Compiled(facts, fusion.graph, memory, CUDAGraph(), arena)
         with planned(arena, device):
-            entry.inputs = {path: static(path, array) for path, array in arrays.items()}
+            entry.inputs = {
+                path: static(array) if path in copied else borrowed(array) for path, array in arrays.items()
+            }
+        entry.copied = {path: array for path, array in entry.inputs.items() if path in copied}
         entry.changed = frozenset(buffer.line for buffer in memory.buffers[: trace.inputs] if buffer.kept)
         args, kwargs = with_inputs(args, kwargs, entry.inputs)
         again = Trace(device, stream)
@@ -294,8 +342,8 @@ class CompiledFunction:
         else:
             stream.wait_event(entry.done)  # the graph's memory is one place, whatever stream a call is on
         entry.arena.use(stream)
-        for path, array in arrays.items():
-            entry.inputs[path].copy_(array)
+        for path, own in entry.copied.items():
+            own.copy_(arrays[path])
         entry.cuda_graph.replay()
         for path in entry.changed:
             if arrays[path].layout.flags.writeable:
@@ -374,8 +422,10 @@ def compile(
     """Return a version of a function that traces it once and replays it as one CUDA graph; also a decorator.
 
     A call whose facts are new runs the function eagerly. The next one like it traces the function: it runs while
-    nothing is executed, its memory is planned, and it runs once more to be captured in the planned place. All further
-    calls replay the graph, as long as its guards hold: device, autocast, precision switches; shapes, dtypes and strides
+    nothing is executed, its memory is planned, and it runs once more to be captured in the planned place. An argument
+    of 1 MiB or more that is in the same memory in both calls is read there, and others are copied into the graph's; if
+    it is in other memory later, the function is traced once more, and the argument copied. All further calls replay the
+    graph, as long as its guards hold: device, autocast, precision switches; shapes, dtypes and strides
     of arrays among the arguments; and all else that the function can reach: numbers by value, arrays and objects by
     identity.
 

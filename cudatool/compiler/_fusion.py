@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from cudatool.compiler._accesses import (
     BEFORE,
     PointwiseCall,
@@ -34,6 +32,7 @@ from cudatool.compiler._accesses import (
     dimension_order,
 )
 from cudatool.compiler._common import Repetition, repetitions, without
+from cudatool.compiler._inputs import borrowed
 from cudatool.compiler._lifetimes import overwritten, used_buffers
 from cudatool.compiler._plan import Buffer, Plan, plan
 from cudatool.compiler._trace import Graph, Node, Trace
@@ -41,7 +40,6 @@ from cudatool.errors import GraphBreakError
 from cudatool.ops._fused import Fused, Head, Load, Number, Operand, Part, Value
 from cudatool.ops._pointwise import Call
 from cudatool.ops._rows import RowCall
-from cudatool.runtime._native import Region
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.kernel import Kernel, watched
 from cudatool.runtime.stream import Stream
@@ -552,7 +550,4 @@ def _borrow(array: DeviceArray, shape: tuple[int, ...], order: Sequence[int]) ->
     if array.shape != shape:
         array = array.broadcast_to(shape)
     array = array.transpose(*order) if order else array
-    low, high = np.lib.array_utils.byte_bounds(array.layout)
-    region: Any = Region(low, high - low)
-    layout = np.ndarray(array.shape, array.dtype, region, array.data_ptr() - low, array.strides)
-    return DeviceArray(layout, None, array.device)
+    return borrowed(array)

@@ -10,9 +10,10 @@ import numpy as np
 
 from cudatool.compiler._values import is_constant
 from cudatool.errors import GraphBreakError
+from cudatool.runtime._native import Region
 from cudatool.runtime.array import DeviceArray, empty
 
-__all__ = ["Extents", "refuse_shared", "refuse_views", "shared", "static", "with_inputs"]
+__all__ = ["Extents", "borrowed", "refuse_gaps", "refuse_shared", "refuse_views", "shared", "static", "with_inputs"]
 
 
 class Extents:
@@ -45,7 +46,7 @@ def shared(arrays: dict[str, DeviceArray], state: dict[str, DeviceArray]) -> tup
 
 
 def refuse_shared(arrays: dict[str, DeviceArray], state: dict[str, DeviceArray]) -> None:
-    """Raise if arguments share memory, for the graph has its own copy of each.
+    """Raise if arguments share memory, for the graph may have its own copy of each.
 
     Raises
     ------
@@ -53,23 +54,40 @@ def refuse_shared(arrays: dict[str, DeviceArray], state: dict[str, DeviceArray])
         They do.
     """
     if found := shared(arrays, state):
-        raise GraphBreakError(f"{found[0]} shares memory with {found[1]}, and the graph has its own copy of arguments")
+        raise GraphBreakError(
+            f"{found[0]} shares memory with {found[1]}, and a graph may copy arguments"
+        )
 
 
-def static(path: str, array: DeviceArray) -> DeviceArray:
-    """Return an array of the same shape and strides, whose content is not set.
+def refuse_gaps(path: str, array: DeviceArray) -> None:
+    """Raise if an array cannot have a copy with the same strides.
 
     Raises
     ------
     GraphBreakError
         There are gaps between the elements, or one is at two places.
     """
+    step = array.dtype.itemsize
+    for axis in sorted((axis for axis in range(array.ndim) if array.shape[axis] > 1), key=lambda a: array.strides[a]):
+        if array.size and array.strides[axis] != step:
+            raise GraphBreakError(f"{path} has gaps or repeated elements; pass its contiguous()")
+        step *= array.shape[axis]
+
+
+def static(array: DeviceArray) -> DeviceArray:
+    """Return an array of the same shape and strides, whose content is not set; the array has no gaps."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     dense = empty(tuple(array.shape[axis] for axis in order), array.dtype, device=array.device)
-    found = dense.transpose(*np.argsort(order).tolist()) if array.ndim else dense
-    if array.size and any(n > 1 and a != b for n, a, b in zip(array.shape, array.strides, found.strides, strict=True)):
-        raise GraphBreakError(f"{path} has gaps or repeated elements; pass its contiguous()")
-    return found
+    return dense.transpose(*np.argsort(order).tolist()) if array.ndim else dense
+
+
+def borrowed(array: DeviceArray) -> DeviceArray:
+    """Return an array in the same place that does not keep the memory."""
+    low, high = np.lib.array_utils.byte_bounds(array.layout)
+    region: Any = Region(low, high - low)
+    layout = np.ndarray(array.shape, array.dtype, region, array.data_ptr() - low, array.strides)
+    layout.flags.writeable = array.layout.flags.writeable
+    return DeviceArray(layout, None, array.device)
 
 
 def with_inputs(

@@ -512,6 +512,62 @@ def test_an_argument_that_a_run_stores_is_the_argument_of_each_call() -> None:
     assert 3 == forward.hits, forward.explain()
 
 
+LARGE = 1 << 18  # elements, of 4 bytes each: the fewest of an argument that is read where it is
+
+
+def test_a_large_argument_is_read_and_changed_where_it_is(events: list[Event]) -> None:
+    def step(x: DeviceArray, small: DeviceArray) -> DeviceArray:
+        x.mul_(2.0)
+        return ops.sum(x + small)
+
+    compiled, x, small = compile(step, fullgraph=True), ct.ones(LARGE), ct.ones(1)
+    for number in range(1, 6):
+        assert LARGE * (2**number + 1) == compiled(x, small).item()
+    assert (3, 2) == (compiled.hits, compiled.misses), compiled.explain()
+    events.clear()
+    compiled(x, small)
+    assert [4, 4] == [event.size for event in events if event.kind is Kind.MEMCPY], "the small one, and the result"
+    assert ["args[1]"] == [buffer.line for buffer in compiled.plans[0].buffers if buffer.line.startswith("args")]
+    assert 2.0**6 == x[0].item()
+
+
+def test_a_large_argument_that_moves_is_copied_from_then_on() -> None:
+    def step(x: DeviceArray) -> DeviceArray:
+        return x + 1.0
+
+    compiled, first, second = compile(step, fullgraph=True), ct.ones(LARGE), ct.full(LARGE, 5)
+    for x, wanted in ((first, 2), (first, 2), (first, 2), (second, 6), (first, 2), (second, 6)):
+        assert wanted == compiled(x)[-1].item()
+    assert (3, 3) == (compiled.hits, compiled.misses), compiled.explain()
+    assert "args[0] is in another place than before: traced" in compiled.explain()
+
+
+def test_a_large_argument_is_not_kept() -> None:
+    compiled = compile(lambda x: ops.sum(x), fullgraph=True)
+    before = ct.memory_allocated()
+    for _ in range(3):
+        assert LARGE == compiled(ct.ones(LARGE)).item()
+    gc.collect()
+    assert ct.memory_allocated() - before < 4 * LARGE
+    assert 1 == compiled.hits, compiled.explain()
+
+
+def test_a_large_argument_that_the_function_stores_and_returns_is_the_callers() -> None:
+    class Layer:
+        def __init__(self) -> None:
+            self.x = ct.zeros(2)
+
+        def forward(self, x: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+            self.x = x
+            return x, x + 1.0
+
+    layer, x = Layer(), ct.ones(LARGE)
+    forward = compile(layer.forward, fullgraph=True)
+    for _ in range(4):
+        same, other = forward(x)
+        assert same is x and layer.x is x and 2 == other[0].item()
+
+
 def test_a_function_is_given_no_more_than_eight_graphs() -> None:
     compiled = compile(chain)
     for size in range(1, 11):
