@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
 from typing import Any, Final, NamedTuple
@@ -40,6 +42,7 @@ __all__ = [
     "full_reduction",
     "like",
     "perform",
+    "products_watched",
     "tuner",
 ]
 
@@ -211,11 +214,33 @@ def _start() -> None:
         import_module("cudatool.tunable._context").install()
 
 
+class _Watched(threading.local):
+    begins: Callable[[], None] | None = None
+
+
+_watched = _Watched()
+
+
+@contextmanager
+def products_watched(begins: Callable[[], None]) -> Iterator[None]:
+    """Call `begins` before the calling thread enqueues a product, which may be several kernels and fills.
+
+    It is called while there is a subscriber of events.
+    """
+    before, _watched.begins = _watched.begins, begins
+    try:
+        yield
+    finally:
+        _watched.begins = before
+
+
 def perform(implementation: Implementation, gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product by one implementation, and report it."""
     if not hooks.active and is_current(stream.device_index):
         implementation(gemm, stream)
         return
+    if _watched.begins is not None:
+        _watched.begins()
     with on_device(stream.device_index), operation() as correlation:
         implementation(gemm, stream)
     if correlation:

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, overload
 
 import numpy as np
 
+from cudatool.blas._gemm import products_watched
 from cudatool.blas._workspace import scoped_workspaces
 from cudatool.compiler._fusion import Player, planned_fusion
 from cudatool.compiler._inputs import (
@@ -284,6 +285,7 @@ class CompiledFunction:
             captured(cuda_graph, stream, trace),
             taken_over(trace.take),
             rows_taken_over(trace.take_rows),
+            products_watched(trace.product_begins),
             watched(trace.launched),
         ):
             results = self._function(*args, **kwargs)  # which must live until the trace has ended
@@ -323,6 +325,7 @@ class CompiledFunction:
             planned(arena, device),
             taken_over(player.take),
             rows_taken_over(player.take_rows),
+            products_watched(again.product_begins),
             watched(again.launched),
         ):
             entry.outputs = self._function(*args, **kwargs)

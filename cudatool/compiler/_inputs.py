@@ -54,9 +54,7 @@ def refuse_shared(arrays: dict[str, DeviceArray], state: dict[str, DeviceArray])
         They do.
     """
     if found := shared(arrays, state):
-        raise GraphBreakError(
-            f"{found[0]} shares memory with {found[1]}, and a graph may copy arguments"
-        )
+        raise GraphBreakError(f"{found[0]} shares memory with {found[1]}, and a graph may copy arguments")
 
 
 def refuse_gaps(path: str, array: DeviceArray) -> None:

@@ -34,7 +34,8 @@ def used_buffers(trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, 
         is_input = number < trace.inputs
         kept = buffer.kept and (not is_input or number in written)
         if not nodes and not kept and not is_input:
-            found.append(buffer)  # it may have been freed before the first node after its allocation
+            # What a product works in is freed before the event that tells of the product.
+            found.append(replace(buffer, last=max(buffer.last, min(buffer.first, last))))
             continue
         if not nodes or number in apart or not buffer.shares:
             nodes |= {min(buffer.first, last), buffer.last}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -121,6 +121,7 @@ class Trace:
         self._device = device
         self._origin = stream  # of the capture
         self._captured = 0  # nodes of the CUDA graph
+        self._before_product = -1  # how many there were when a product began, of which no event has told yet
         self._owed = 0  # nodes that an event has told of before they were captured
         self._of_operation: dict[int, int] = {}  # correlation -> node
         self._thread = hooks.thread_id()
@@ -236,18 +237,33 @@ class Trace:
         edge = event.kind in _NOT_CAPTURED
         self._launch = len(self.work) if event.kind is Kind.KERNEL_LAUNCH else -1
         early = event.kind is Kind.MEMCPY  # whose event comes before the call
-        unseen = self._unseen(self._owed + (not edge and not early))
+        if event.kind is Kind.GEMM and self._before_product >= 0:
+            unseen = self._unseen(self._owed, until=self._before_product)
+        else:
+            unseen = self._unseen(self._owed + (not edge and not early))
+        self._before_product = -1
         self._owed = int(early)
         self.work.append(Work([] if edge else None, after_unseen=unseen, stack=event.stack))
 
-    def _unseen(self, expected: int) -> bool:
-        """Return whether more was captured since the last node than `expected`: by others than cudatool."""
+    def product_begins(self) -> None:
+        """Note that all that is captured until the next node is a product's, which may fill memory first."""
+        with suppress(CudaError):  # the capture has failed, which its end will say
+            self._before_product = captured_nodes(self._origin)
+
+    def _unseen(self, expected: int, until: int = -1) -> bool:
+        """Return whether more was captured since the last node than `expected`: by others than cudatool.
+
+        Parameters
+        ----------
+        until
+            How many nodes there were when what the event tells of began; until now if it is negative.
+        """
         before = self._captured
         try:
             self._captured = captured_nodes(self._origin)
         except CudaError:  # the capture has failed, which its end will say
             return True
-        return before < 0 or self._captured - before > expected
+        return before < 0 or (self._captured if until < 0 else until) - before > expected
 
     def _allocate(self, event: Event) -> None:
         self._live[event.address] = len(self.buffers)

@@ -271,9 +271,13 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """Return what a device is."""
-    index = device_index(device)
+    return _properties(calls.core, device_index(device))
+
+
+@functools.cache  # two dozen questions to the driver take a millisecond
+def _properties(core: Any, index: int) -> DeviceProperties:
     with operation():
-        found = calls.core.Device(index)
+        found = core.Device(index)
         properties = found.properties
         return DeviceProperties(
             name=found.name,
