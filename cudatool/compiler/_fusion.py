@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Final
 
 from cudatool.compiler._accesses import (
@@ -35,7 +36,8 @@ from cudatool.compiler._common import Repetition, repetitions, without
 from cudatool.compiler._inputs import borrowed
 from cudatool.compiler._lifetimes import overwritten, used_buffers
 from cudatool.compiler._plan import Buffer, Plan, plan
-from cudatool.compiler._trace import Graph, Node, Trace
+from cudatool.compiler._recompute import recomputed
+from cudatool.compiler._trace import ORDERS, Graph, Node, Trace
 from cudatool.errors import GraphBreakError
 from cudatool.ops._fused import Fused, Head, Load, Number, Operand, Part, Value
 from cudatool.ops._pointwise import Call
@@ -48,8 +50,6 @@ __all__ = ["Fusion", "Group", "Player", "fuse", "planned_fusion"]
 
 _MOST_LOADS: Final = 16
 _MOST_ARRAYS: Final = 32  # of one kernel, whose parameters have 4 KiB
-
-_ORDERS: Final = ("record_event", "wait_event", "host function")  # nodes that other streams or the host wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +119,18 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     if most == 1:
         return unfused, memory
 
-    def fits(pairs: list[Repetition], rows: bool, adjacent: bool) -> tuple[Fusion, Plan] | None:
-        found = fuse(without(trace, pairs), most, rows=rows, adjacent=adjacent)
+    def fits(pairs: list[Repetition], rows: bool, adjacent: bool, again: bool) -> tuple[Fusion, Plan] | None:
+        found = fuse(without(trace, pairs), most, rows=rows, adjacent=adjacent, again=again)
         in_less = plan(found.buffers, found.in_place)
         return (found, in_less) if in_less.peak <= memory.peak else None
 
-    for rows, adjacent in ((True, False), (False, False), (True, True), (False, True)):
-        if (best := fits([], rows, adjacent)) is not None:
+    for adjacent, rows, again in product((False, True), (True, False), (True, False)):
+        if (best := fits([], rows, adjacent, again)) is not None:
             kept: list[Repetition] = []
             waiting = [repetitions(trace)]
             while waiting:  # all at once; if they do not fit, one half after the other
                 some = waiting.pop()
-                if some and (better := fits([*kept, *some], rows, adjacent)) is not None:
+                if some and (better := fits([*kept, *some], rows, adjacent, again)) is not None:
                     kept, best = [*kept, *some], better
                 elif len(some) > 1:
                     waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
@@ -138,7 +138,7 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     return unfused, memory
 
 
-def fuse(trace: Trace, most: int, *, rows: bool = False, adjacent: bool = False) -> Fusion:
+def fuse(trace: Trace, most: int, *, rows: bool = False, adjacent: bool = False, again: bool = False) -> Fusion:
     """Return a traced graph with groups of up to `most` members.
 
     Parameters
@@ -147,10 +147,15 @@ def fuse(trace: Trace, most: int, *, rows: bool = False, adjacent: bool = False)
         Kernels that work on rows are members, too.
     adjacent
         No member is moved past other work.
+    again
+        A node may be a member of several groups: see :mod:`~cudatool.compiler._recompute`.
     """
     nodes, work = trace.graph().nodes, trace.work
     buffers = trace.finished()
     waiting = sorted(_groups(nodes, work, most, rows, adjacent)) if most > 1 else []
+    if again and most > 1:
+        absent = _absent(trace, buffers, waiting)
+        waiting = sorted(recomputed(nodes, work, buffers, waiting, absent, trace.inputs, most))
     while True:
         absent = _absent(trace, buffers, waiting)
         groups = [_group(nodes, work, members, absent) for members in waiting]
@@ -164,7 +169,11 @@ def fuse(trace: Trace, most: int, *, rows: bool = False, adjacent: bool = False)
             view.buffer for known in members for call in (known.call, known.rows) if call for view in call.writes
         }
     place = _places(len(nodes), groups)
-    used = used_buffers(trace, buffers, {member: group.members[-1] for group in groups for member in group.members})
+    runs: dict[int, list[int]] = {}
+    for group in groups:
+        for member in group.members:
+            runs.setdefault(member, []).append(group.members[-1])
+    used = used_buffers(trace, buffers, runs)
     anchors = {group.members[-1]: group.node for group in groups}
     gone = {member for group in groups for member in group.members[:-1]}
     kept = [index for index in range(len(buffers)) if index not in absent and index not in trace.same]
@@ -338,7 +347,7 @@ def _groups(
             done.append(group)
 
     for index, (node, known) in enumerate(zip(nodes, work, strict=True)):
-        if known.after_unseen or node.kind in _ORDERS:
+        if known.after_unseen or node.kind in ORDERS:
             close(waiting.groups)
         call = known.call if known.call is not None and known.call.fusible else None
         near = waiting.near(known)
@@ -367,8 +376,12 @@ def _groups(
 def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int, ...]]) -> set[int]:
     """Return the allocations that one group alone uses, element by element, and that nothing needs afterwards."""
     work = trace.work
-    of_member = {member: number for number, members in enumerate(groups) for member in members}
-    users: dict[int, set[int]] = {}
+    of_member: dict[int, set[int]] = {}
+    for number, members in enumerate(groups):
+        for member in members:
+            of_member.setdefault(member, set()).add(number)
+    users: dict[int, list[set[int]]] = {}
+    makers: dict[int, list[set[int]]] = {}  # those that write
     written: set[View] = set()
     found = {index for index, buffer in enumerate(buffers) if not buffer.kept and index >= trace.inputs}
     for index, known in enumerate(work):
@@ -380,7 +393,10 @@ def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int,
         result = known.rows.writes[0].buffer if known.rows is not None else None
         for span in known.spans:
             is_element = result is None or span.buffer == result  # what else a kernel on rows uses is in memory
-            users.setdefault(span.buffer, set()).add(of_member.get(index, -1 - index) if is_element else -1 - index)
+            within = of_member.get(index, set()) if is_element else set()
+            users.setdefault(span.buffer, []).append(within)
+            if span.writes:
+                makers.setdefault(span.buffer, []).append(within)
         if index in of_member and known.rows is not None:
             written.update(known.rows.writes)
         if index in of_member and known.call is not None:
@@ -389,7 +405,11 @@ def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int,
             written.update(known.call.writes)
     if trace.ends_unseen:
         found -= {number for number in found if buffers[number].last >= len(work) - 1}
-    return {number for number in found if len(of := users.get(number, set())) == 1 and min(of) >= 0}
+    return {
+        number
+        for number in found
+        if number in makers and all(within and within <= set.intersection(*makers[number]) for within in users[number])
+    }
 
 
 def _group(nodes: Sequence[Node], work: Sequence[Work], members: tuple[int, ...], absent: set[int]) -> Group:
@@ -439,8 +459,8 @@ class Player:
         self._expected_rows = expected.rows
         self._address_of = address_of
         self._trace = trace
-        # Which launch belongs to which group, and as which of its members.
-        self._roles: dict[int, tuple[Group, int]] = {}
+        # Which launch belongs to which groups, and as which of their members.
+        self._roles: dict[int, list[tuple[Group, int]]] = {}
         self._roles_of_rows: dict[int, tuple[Group, int]] = {}
         launches = {id(call): number for number, call in enumerate(expected.calls)}
         of_rows = {id(call): number for number, call in enumerate(expected.rows)}
@@ -449,7 +469,8 @@ class Player:
                 if (rows := expected.work[member].rows) is not None:
                     self._roles_of_rows[of_rows[id(rows)]] = group, number
                 else:
-                    self._roles[launches[id(expected.work[member].call)]] = group, number
+                    roles = self._roles.setdefault(launches[id(expected.work[member].call)], [])
+                    roles.append((group, number))
         self._seen: dict[int, list[Call | RowCall]] = {}  # by the last member of a group
         self._next = self._next_rows = 0
 
@@ -461,20 +482,18 @@ class Player:
         self._trace.note_numbers(call.pointwise.scalars(call))
         if number in self._repeated:
             return None
-        role = self._roles.get(number)
-        if role is None:
+        if number not in self._roles:
             with watched(_ignore):  # its numbers are noted
                 return call.run()
-        group, member = role
-        seen = self._seen.setdefault(group.members[-1], [])
         order, shape = dimension_order(call), call.outs[0].shape
         outs, operands = (_borrowed(values, shape, order) for values in (call.outs, call.operands))
-        seen.append(call._replace(outs=outs, operands=operands))
-        if member < len(group.members) - 1:
-            return None
-        with watched(_ignore):
-            self._launch(group, seen, call.stream)
-        self._trace.replace_last(group.node)
+        for group, member in self._roles[number]:
+            seen = self._seen.setdefault(group.members[-1], [])
+            seen.append(call._replace(outs=outs, operands=operands))
+            if member == len(group.members) - 1:
+                with watched(_ignore):
+                    self._launch(group, seen, call.stream)
+                self._trace.replace_last(group.node)
         return None
 
     def take_rows(self, call: RowCall) -> None:

@@ -17,7 +17,7 @@ from cudatool.compiler._trace import Trace
 __all__ = ["overwritten", "used_buffers"]
 
 
-def used_buffers(trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, int]) -> list[Buffer]:
+def used_buffers(trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, Sequence[int]]) -> list[Buffer]:
     """Return the buffers with the nodes that need them.
 
     A buffer that no node is known to use is needed as long as it exists: it may be what a product works in. So is one
@@ -26,7 +26,7 @@ def used_buffers(trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, 
     Parameters
     ----------
     anchors
-        For each node that becomes a part of a kernel, the node where that kernel runs.
+        For each node that becomes a part of kernels, the nodes where these run.
     """
     users, written, apart = _uses(trace, buffers, anchors)
     last, found = len(trace.work) - 1, []
@@ -46,7 +46,7 @@ def used_buffers(trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, 
 
 
 def _uses(
-    trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, int]
+    trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, Sequence[int]]
 ) -> tuple[list[set[int]], set[int], set[int]]:
     """Return the nodes that use each buffer; which are written; and which another stream than their own uses."""
     users: list[set[int]] = [set() for _ in buffers]
@@ -64,7 +64,7 @@ def _uses(
     for index, known in enumerate(trace.work):
         for span in known.spans or ():
             if span.buffer != BEFORE:
-                users[span.buffer].add(anchors.get(index, index))
+                users[span.buffer].update(anchors.get(index, (index,)))
                 if span.writes:
                     written.add(span.buffer)
                 if streams[index] != buffers[span.buffer].stream:
@@ -104,7 +104,8 @@ def overwritten(
         if len(calls) < len(members):
             continue
         read, written = _places(calls, "reads"), _places(calls, "writes")
-        for source, target in ((s, t) for s in read.keys() - written.keys() for t in written):
+        new_ones = [target for target in written if target >= trace.inputs]  # others hold something from the beginning
+        for source, target in ((s, t) for s in read.keys() - written.keys() for t in new_ones):
             old, new = buffers[source], buffers[target]
             begins_before = old.first < node or source < trace.inputs  # which hold something from the beginning
             ends = old.last == node and not old.kept and new.first == node

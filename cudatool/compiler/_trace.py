@@ -30,7 +30,7 @@ from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind, PlanFlag
 
-__all__ = ["Graph", "Node", "Trace", "captured", "line_of_error", "plan_events", "traced_nodes"]
+__all__ = ["ORDERS", "Graph", "Node", "Trace", "captured", "line_of_error", "plan_events", "traced_nodes"]
 
 _NODES: Final = {
     Kind.KERNEL_LAUNCH: "kernel",
@@ -41,6 +41,9 @@ _NODES: Final = {
     Kind.EVENT_RECORD: "record_event",
     Kind.STREAM_WAIT_EVENT: "wait_event",
 }
+ORDERS: Final = ("record_event", "wait_event", "host function")
+"""Kinds of nodes that other streams or the host wait for."""
+
 _NOT_CAPTURED: Final = (Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT)  # edges of the CUDA graph, not nodes
 
 

@@ -216,6 +216,14 @@ def test_writes_in_place() -> None:
     assert ["fused_mul_add_mul_add"] == kernels(compiled)
 
 
+def test_an_argument_that_is_changed_first_is_not_where_another_ends() -> None:
+    def step(x: DeviceArray, y: DeviceArray) -> DeviceArray:
+        x.add_(y)
+        return ops.softmax(x, -1)
+
+    traced(step, numbers(4, 16), numbers(4, 16, seed=1))
+
+
 def test_elements_that_another_thread_has_written_are_read_by_another_kernel() -> None:
     def turned(x: DeviceArray) -> DeviceArray:
         x.mul_(2.0)
@@ -649,6 +657,50 @@ def test_what_has_changed_or_is_kept_is_computed_again() -> None:
         first, _, second = compiled(numbers(4, 8))
     first.add_(1.0)
     assert not np.array_equal(first.get(), second.get())
+
+
+def _layer(x: DeviceArray, w: DeviceArray, bias: DeviceArray, between: Callable[[DeviceArray], Any]) -> DeviceArray:
+    """Return the gradient of an activation, with a product between the two uses of what it is taken of."""
+    before = blas.mm(x, w) + bias
+    gradient = blas.mm(ops.gelu(before), w.T)
+    gradient = blas.mm(gradient, w)
+    between(before)
+    result = ops.gelu_backward(gradient, before)
+    return result + ops.sum(ops.softmax(ct.ones((512, 512)), -1))  # which needs most memory: all else may be in it
+
+
+def test_a_sum_with_a_bias_is_computed_again_by_what_reads_it_later() -> None:
+    given = numbers(256, 64), numbers(64, 128), numbers(128)
+    compiled = traced(lambda x, w, bias: _layer(x, w, bias, lambda before: None), *given)
+    assert ["fused_add_gelu", "fused_add_gelu_backward"] == [name for name in kernels(compiled) if "gelu" in name]
+    large = [buffer for buffer in compiled.plans[0].buffers if buffer.size == 256 * 128 * 4]
+    assert 5 == len(large), "two products, the activation, its gradient, and the result"
+
+
+def test_what_is_needed_in_memory_or_would_be_read_from_more_is_not_computed_again() -> None:
+    given = numbers(256, 64), numbers(64, 128), numbers(128)
+
+    def by_a_product(x: DeviceArray, w: DeviceArray, bias: DeviceArray) -> list[DeviceArray]:
+        products: list[DeviceArray] = []
+        return [_layer(x, w, bias, lambda before: products.append(blas.mm(before, w.T))), *products]
+
+    def returned(x: DeviceArray, w: DeviceArray, bias: DeviceArray) -> list[DeviceArray]:
+        results: list[DeviceArray] = []
+        return [_layer(x, w, bias, results.append), *results]
+
+    def changed_itself(x: DeviceArray, w: DeviceArray, bias: DeviceArray) -> DeviceArray:
+        return _layer(x, w, bias, lambda before: before[0].add_(1.0))
+
+    def of_two_arrays(x: DeviceArray, w: DeviceArray, bias: DeviceArray) -> DeviceArray:
+        large = blas.mm(x, w)
+        return _layer(x, w, large, lambda before: None) + large.sum()
+
+    def bias_changes(x: DeviceArray, w: DeviceArray, bias: DeviceArray) -> DeviceArray:
+        return _layer(x, w, bias, lambda before: bias.add_(1.0))
+
+    for function in (by_a_product, returned, changed_itself, of_two_arrays, bias_changes):
+        compiled = traced(function, *given)
+        assert "fused_add_gelu_backward" not in kernels(compiled), function.__name__
 
 
 def test_copies_and_fills_are_not_work_unknown_to_cudatool() -> None:
