@@ -176,13 +176,27 @@ typedef struct {
 } Table;
 
 static Table names, frames, stacks, places;
+static Table paths;    // of modules of PyTorch
+static Table modules;  // their addresses
+static uint32_t *path_of_module, module_room;  // by the number of an address; 0 for a module without a name
+static uint32_t *real_path, path_room;  // of a path of classes: that of the module that it stood for; itself if not known
+static uint32_t *variant_of, variant_room;  // of a path of classes: how often it has stood for another one
+static PyCodeObject* module_call;   // of torch.nn.Module.__call__; NULL while modules are not watched
+static PyObject* name_modules;      // called soon after a module without a name was seen
+static _Atomic int naming;          // whether it will be
+static uint64_t naming_took, watched_since;  // ns
+enum { MOST_UNNAMED = 64, MOST_NESTED = 16, MOST_VARIANTS = 64, MOST_PATH = 2048, NAMING_AT_FIRST = 200000000, NAMING_SHARE = 100 };
+static struct { uint32_t path; uint64_t module; } unnamed[MOST_UNNAMED];  // seen so
+static int unnamed_count;
 static Table noted;  // values that are noted only once
 static Table codes;  // addresses of the code objects in `places`
 static int watches_code;  // a destroyed code object is removed from `places`
 static uint32_t generation = 1;  // of the numbers of frames: a new one begins then
 static uint32_t* frame_of_place;  // by the number of a place
 static uint32_t place_room;
-static Table chains;  // of Python's frames: the number of the chain of outer ones, and that of the innermost
+// Of Python's frames: the number of the chain of outer ones, and that of the innermost, or of its module's path.
+static Table chains;
+#define IS_MODULE (1u << 31)
 static uint32_t* stack_of_chain;  // by the number of a chain; 0 if it has none yet
 static uint32_t chain_room;
 static void* contexts[64];
@@ -310,6 +324,8 @@ static int has_room(uint32_t** array, uint32_t* room, uint32_t at) {
   *room = size;
   return 1;
 }
+
+static uint32_t number_in(const uint32_t* array, uint32_t room, uint32_t number) { return number < room ? array[number] : 0; }
 
 // ---- images of code ----
 
@@ -469,8 +485,10 @@ static Thread* this_threads(void) {
 }
 
 #if PY_VERSION_HEX >= 0x030D0000
+#define EXECUTES(frame) ((PyCodeObject*)(frame)->f_executable)
 #define INSTRUCTION(frame) ((const void*)(frame)->instr_ptr)
 #else
+#define EXECUTES(frame) ((PyCodeObject*)(frame)->f_code)
 #define INSTRUCTION(frame) ((const void*)(frame)->prev_instr)
 #endif
 
@@ -520,14 +538,81 @@ static uint32_t chain_with(Thread* thread, uint32_t outer, const Known* one) {
   return chain;
 }
 
-// The number in `chains` of this thread's stack, 0 for none. The lock is held; the interpreter's need not be.
+static int name_soon(void* unused);
+
+
+// The number of a path of classes. Once it is known for which module one stood, the next one like it, which may stand for
+// another module, gets a number of its own: a few times, as numbers must not grow with each step. The lock is held.
+static uint32_t path_of_classes(char* path, size_t length, size_t room) {
+  uint32_t first = intern(&paths, path, length), number = first;
+  if (!first || !has_room(&variant_of, &variant_room, first)) return first;
+  for (uint32_t variant = variant_of[first];; variant++) {
+    if (variant) {
+      int more = snprintf(path + length, room - length, "\n%u", variant);
+      number = intern(&paths, path, length + (size_t)more);
+    }
+    uint32_t real = number_in(real_path, path_room, number);
+    variant_of[first] = variant;
+    if (!real || real == first || variant == MOST_VARIANTS) return number;
+  }
+}
+
+// The number of the path of a module, given what the stack has up to the innermost module with a name: its path, and
+// the modules inside of it, innermost first. Names are given in Python, which cannot run here: until then a path goes
+// on with their classes. So does that of a module which is made anew for each call. The lock is held.
+static uint32_t path_inside(uint32_t outer, PyObject* const* inside, int count) {
+  if (!count) return outer;
+  char path[4096];
+  size_t at = 0;
+  if (outer) {
+    at = paths.entries[outer - 1].length;
+    memcpy(path, paths.bytes + paths.entries[outer - 1].start, at);
+  }
+  for (int i = count - 1; i >= 0; i--) {
+    const char* class_name = Py_TYPE(inside[i])->tp_name;  // the frame holds the module, and that its class
+    size_t length = strlen(class_name);
+    if (at + 1 + length > sizeof path - 16) break;
+    if (at) path[at++] = '.';
+    memcpy(path + at, class_name, length);
+    at += length;
+  }
+  uint32_t number = path_of_classes(path, at, sizeof path);
+  int known = 0;
+  while (known < unnamed_count && (unnamed[known].path != number || unnamed[known].module != (uintptr_t)inside[0])) known++;
+  if (number && known == unnamed_count && known < MOST_UNNAMED) {
+    unnamed[known].path = number;
+    unnamed[unnamed_count++].module = (uintptr_t)inside[0];
+  }
+  // A model has its names at once; a program that makes modules for each step must not spend its time on them.
+  int may_name = naming_took < NAMING_AT_FIRST + (now() - watched_since) / NAMING_SHARE;
+  if (may_name && !atomic_exchange(&naming, 1) && Py_AddPendingCall(name_soon, NULL)) naming = 0;
+  return number;
+}
+
+// The number of the path of the innermost module of PyTorch that is called by these frames, 0 for none.
+static uint32_t module_path(struct _PyInterpreterFrame* frame) {
+  PyObject* inside[MOST_NESTED];
+  int nested = 0;
+  uint32_t outer = 0;
+  for (; frame && module_call && !outer; frame = frame->previous) {
+    if (EXECUTES(frame) != module_call || !frame->localsplus[0]) continue;
+    uint64_t module = (uintptr_t)frame->localsplus[0], slot;  // its first variable, which is no cell
+    uint32_t number = modules.count ? look_up(&modules, &module, sizeof module, &slot) : 0;
+    outer = number_in(path_of_module, module_room, number);
+    if (!outer && nested < MOST_NESTED) inside[nested++] = frame->localsplus[0];
+  }
+  return path_inside(outer, inside, nested);
+}
+
+// The number in `chains` of this thread's stack, 0 for none: a module that is called is the innermost. The lock is held;
+// the interpreter's need not be.
 static uint32_t python_chain(Thread* thread) {
   PyThreadState* state = PyGILState_GetThisThreadState();
   if (!state) return 0;
 #if PY_VERSION_HEX >= 0x030D0000
-  struct _PyInterpreterFrame* frame = state->current_frame;
+  struct _PyInterpreterFrame *frame = state->current_frame, *innermost = frame;
 #else
-  struct _PyInterpreterFrame* frame = state->cframe ? state->cframe->current_frame : NULL;
+  struct _PyInterpreterFrame *frame = state->cframe ? state->cframe->current_frame : NULL, *innermost = frame;
 #endif
   // A frame at the same instruction is the same, as long as no code object was destroyed. Code that is not watched may
   // have been.
@@ -549,19 +634,23 @@ static uint32_t python_chain(Thread* thread) {
     thread->known[thread->depth++] = one;
   }
   if (thread->depth == MOST_FRAMES) thread->depth = 0;  // it may be cut
-  return chain;
+  uint32_t key[2] = {chain, module_path(innermost)};
+  if (!key[1] || key[1] >= IS_MODULE) return chain;
+  key[1] |= IS_MODULE;
+  return intern(&chains, key, sizeof key);
 }
 
-// The number of this thread's stack: of the number of its calling library's frame or 0, and those of Python's frames,
-// innermost first; 0 if it has none. The lock is held.
+// The number of this thread's stack: of the number of its calling library's frame or 0, that of its module's path or 0,
+// and those of Python's frames, innermost first; 0 if it has none. The lock is held.
 static uint32_t stack_below(uint32_t library) {
   Thread* thread = this_threads();
   uint32_t chain = thread ? python_chain(thread) : 0;
   if (!library && (!chain || (chain < chain_room && stack_of_chain[chain]))) return chain ? stack_of_chain[chain] : 0;
-  uint32_t found[MOST_FRAMES + 1] = {library}, count = 1, key[2];
+  uint32_t found[MOST_FRAMES + 2] = {library}, count = 2, key[2];
   for (uint32_t at = chain; at; at = key[0]) {
     memcpy(key, chains.bytes + chains.entries[at - 1].start, sizeof key);
-    found[count++] = key[1];
+    if (key[1] & IS_MODULE) found[1] = key[1] & ~IS_MODULE;
+    else found[count++] = key[1];
   }
   uint32_t stack = intern(&stacks, found, count * sizeof *found);
   if (!library && has_room(&stack_of_chain, &chain_room, chain)) stack_of_chain[chain] = stack;
@@ -589,8 +678,128 @@ static int on_code(PyCodeEvent event, PyCodeObject* code) {
 }
 #endif
 #else
-static uint32_t stack_below(uint32_t library) { return !library ? 0 : intern(&stacks, &library, sizeof library); }
+static uint32_t stack_below(uint32_t library) {
+  uint32_t found[2] = {library, 0};
+  return !library ? 0 : intern(&stacks, found, sizeof found);
+}
 #endif
+
+// ---- modules of PyTorch ----
+//
+// Each call of a module runs the code of torch.nn.Module.__call__, whose first variable is the module: the innermost of
+// these frames says which module takes memory. torch_modules.py gives modules their paths, and takes them away when
+// modules are destroyed, before another object can have the address.
+
+#if READS_FRAMES
+static int name_soon(void* unused) {  // run by the interpreter, with its lock
+  (void)unused;
+  naming = 0;
+  if (!name_modules) return 0;
+  PyObject* callable = Py_NewRef(name_modules);  // it may be replaced meanwhile
+  PyObject* done = PyObject_CallNoArgs(callable);
+  Py_DECREF(callable);
+  Py_XDECREF(done);
+  return done ? 0 : -1;  // what a signal handler of the program raised meanwhile
+}
+#endif
+
+static PyObject* py_name_soon(PyObject* self, PyObject* unused) {
+  (void)self, (void)unused;
+#if READS_FRAMES
+  if (!atomic_exchange(&naming, 1) && Py_AddPendingCall(name_soon, NULL)) naming = 0;
+#endif
+  Py_RETURN_NONE;
+}
+
+static PyObject* py_watch_modules(PyObject* self, PyObject* arguments) {
+  (void)self;
+  PyObject *code, *callable;
+  if (!PyArg_ParseTuple(arguments, "OO", &code, &callable)) return NULL;
+  int watch = PyCode_Check(code);
+  Py_XINCREF(watch ? code : NULL);
+  Py_XINCREF(watch ? callable : NULL);
+  pthread_mutex_lock(&lock);
+  PyObject *old_code = (PyObject*)module_call, *old_callable = name_modules;
+  module_call = watch ? (PyCodeObject*)code : NULL;
+  name_modules = watch ? callable : NULL;
+  for (uint32_t i = 0; i < module_room; i++) path_of_module[i] = 0;  // what is destroyed while none are watched
+  unnamed_count = 0;
+  naming_took = 0;
+  watched_since = now();
+  pthread_mutex_unlock(&lock);
+  Py_XDECREF(old_code), Py_XDECREF(old_callable);
+  Py_RETURN_NONE;
+}
+
+static PyObject* py_name_module(PyObject* self, PyObject* arguments) {
+  (void)self;
+  unsigned long long address;
+  const char* path;
+  Py_ssize_t length;
+  if (!PyArg_ParseTuple(arguments, "Kz#", &address, &path, &length)) return NULL;
+  uint64_t key = address, slot;
+  if (length > MOST_PATH) length = MOST_PATH;
+  pthread_mutex_lock(&lock);
+  if (path) {
+    uint32_t number = intern(&modules, &key, sizeof key), named = intern(&paths, path, (size_t)length);
+    if (number && has_room(&path_of_module, &module_room, number)) path_of_module[number] = named;
+  } else {
+    uint32_t number = modules.count ? look_up(&modules, &key, sizeof key, &slot) : 0;
+    if (number && number < module_room) path_of_module[number] = 0;
+  }
+  pthread_mutex_unlock(&lock);
+  Py_RETURN_NONE;
+}
+
+static PyObject* py_unnamed_modules(PyObject* self, PyObject* unused) {
+  (void)self, (void)unused;
+  uint32_t path[MOST_UNNAMED];
+  uint64_t module[MOST_UNNAMED];
+  pthread_mutex_lock(&lock);
+  int count = unnamed_count;
+  for (int i = 0; i < count; i++) path[i] = unnamed[i].path, module[i] = unnamed[i].module;
+  unnamed_count = 0;
+  pthread_mutex_unlock(&lock);
+  PyObject* list = PyList_New(0);
+  for (int i = 0; list && i < count; i++) {
+    PyObject* pair = Py_BuildValue("(IK)", path[i], (unsigned long long)module[i]);
+    if (!pair || PyList_Append(list, pair)) Py_CLEAR(list);
+    Py_XDECREF(pair);
+  }
+  return list;
+}
+
+static PyObject* py_modules_named(PyObject* self, PyObject* arguments) {
+  (void)self;
+  PyObject* found;
+  unsigned long long took;
+  if (!PyArg_ParseTuple(arguments, "O!K", &PyDict_Type, &found, &took)) return NULL;
+  PyObject *number, *path;
+  Py_ssize_t at = 0;
+  pthread_mutex_lock(&lock);
+  naming_took += took;
+  while (PyDict_Next(found, &at, &number, &path)) {
+    uint32_t made_up = (uint32_t)PyLong_AsUnsignedLong(number);
+    Py_ssize_t length;
+    const char* text = PyUnicode_AsUTF8AndSize(path, &length);
+    if (length > MOST_PATH) length = MOST_PATH;
+    if (!text || !made_up || made_up > paths.count) break;
+    // Without a path it stays what it is: it may have stood for several modules.
+    const char* own = paths.bytes + paths.entries[made_up - 1].start;
+    size_t own_length = paths.entries[made_up - 1].length;
+    const char* variant = memchr(own, '\n', own_length);
+    char kept[4096];
+    if (!length) {
+      length = variant ? variant - own : (Py_ssize_t)own_length;
+      text = memcpy(kept, own, (size_t)length);
+    }
+    uint32_t real = intern(&paths, text, (size_t)length);
+    if (has_room(&real_path, &path_room, made_up) && !real_path[made_up]) real_path[made_up] = real;
+  }
+  pthread_mutex_unlock(&lock);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
+}
 
 // The file of the library that called the driver: the first one outside of the driver, its profiling library and its
 // runtime. The lock must not be held: the dynamic linker has its own, and programs call the driver while they hold that
@@ -1113,11 +1322,23 @@ static void note_text(uint16_t what, const char* text, const uint64_t* words) {
   pthread_mutex_unlock(&lock);
 }
 
+// The number of the path of the module that is called in a stack, 0 for none.
+static uint32_t module_of(uint32_t stack) {
+  uint32_t module = 0;
+  pthread_mutex_lock(&lock);
+  if (stack && stack <= stacks.count) {
+    memcpy(&module, stacks.bytes + stacks.entries[stack - 1].start + sizeof module, sizeof module);
+  }
+  pthread_mutex_unlock(&lock);
+  return module;
+}
+
 static struct {
   uint32_t (*stack_here)(void);
   void (*note)(uint16_t, uint32_t, uint32_t, const uint64_t*);
   void (*note_text)(uint16_t, const char*, const uint64_t*);
-} for_others = {stack_here, note, note_text};
+  uint32_t (*module_of)(uint32_t);
+} for_others = {stack_here, note, note_text, module_of};
 
 static int is_of_allocator(uint16_t what) { return what == BLOCK || what == POOL_ALLOC || what == POOL_FREE; }
 
@@ -1192,7 +1413,7 @@ static void begin_log(unsigned long long most) {
   blob_used = blob_base = 0;
   notes_launches = NO_LAUNCHES;
   captures = 0;
-  names.sent = frames.sent = stacks.sent = 0;
+  names.sent = frames.sent = stacks.sent = paths.sent = 0;
   context_count = 0;
   sees_work = sees_launches = 0;
   recordings++;
@@ -1371,8 +1592,10 @@ static PyObject* py_flush(PyObject* self, PyObject* arguments) {
 // Adds the entries that have not been returned yet.
 static int send_new(Table* table, PyObject* list) {
   for (; table->sent < table->count; table->sent++) {
+    uint32_t which = table->sent;
+    if (table == &paths && number_in(real_path, path_room, which + 1)) which = real_path[which + 1] - 1;
     PyObject* bytes = PyBytes_FromStringAndSize(
-        table->bytes + table->entries[table->sent].start, (Py_ssize_t)table->entries[table->sent].length);
+        table->bytes + table->entries[which].start, (Py_ssize_t)table->entries[which].length);
     int failed = !bytes || PyList_Append(list, bytes);
     Py_XDECREF(bytes);
     if (failed) return -1;
@@ -1393,13 +1616,13 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   // Made before the lock is taken: making a list may run the garbage collector, and that a finalizer, which calls the
   // driver. The collector does not track bytes.
   PyObject *new_names = PyList_New(0), *new_frames = PyList_New(0), *new_stacks = PyList_New(0), *data = NULL;
-  PyObject* pointed_to = NULL;
-  if (!new_names || !new_frames || !new_stacks) goto failed;
+  PyObject *new_paths = PyList_New(0), *pointed_to = NULL;
+  if (!new_names || !new_frames || !new_stacks || !new_paths) goto failed;
   // A thread that has this lock never waits for the interpreter's, so this cannot deadlock.
   pthread_mutex_lock(&lock);
   if (!row_count && !lost) {
     pthread_mutex_unlock(&lock);
-    Py_DECREF(new_names), Py_DECREF(new_frames), Py_DECREF(new_stacks);
+    Py_DECREF(new_names), Py_DECREF(new_frames), Py_DECREF(new_stacks), Py_DECREF(new_paths);
     Py_RETURN_NONE;
   }
   Row* taken = rows;
@@ -1408,7 +1631,8 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   rows = NULL;
   row_count = row_capacity = 0;
   lost = waiting = 0;
-  int failed = send_new(&names, new_names) || send_new(&frames, new_frames) || send_new(&stacks, new_stacks);
+  int failed = send_new(&names, new_names) || send_new(&frames, new_frames) || send_new(&stacks, new_stacks) ||
+               send_new(&paths, new_paths);
   uint64_t base = blob_base;
   if (!failed) pointed_to = PyBytes_FromStringAndSize(blob, (Py_ssize_t)blob_used);
   blob_base += blob_used;
@@ -1427,12 +1651,12 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   free(taken);
   Py_END_ALLOW_THREADS
   if (data) {
-    return Py_BuildValue("(NNNNKKN)", data, new_names, new_frames, new_stacks, (unsigned long long)missing,
+    return Py_BuildValue("(NNNNNKKN)", data, new_names, new_frames, new_stacks, new_paths, (unsigned long long)missing,
                          (unsigned long long)base, pointed_to);
   }
   Py_XDECREF(pointed_to);
 failed:
-  Py_XDECREF(new_names), Py_XDECREF(new_frames), Py_XDECREF(new_stacks);
+  Py_XDECREF(new_names), Py_XDECREF(new_frames), Py_XDECREF(new_stacks), Py_XDECREF(new_paths);
   return NULL;
 }
 
@@ -1516,7 +1740,7 @@ typedef struct __attribute__((packed)) {
   uint64_t address, size, aux0, aux1;
 } Record;
 
-enum { FREE_COMPLETED = 2, SNAPSHOT = 7, OUT_OF_MEMORY = 8, BLOCK_BYTES = 512 };
+enum { OF_MODULE = 8, OF_BACKWARD = 16, ALLOC = 0, FREE_COMPLETED = 2, SNAPSHOT = 7, OUT_OF_MEMORY = 8, BLOCK_BYTES = 512 };
 
 // Kinds of a trace's records, by what PyTorch's allocator did (torch_rows.Action).
 static const uint8_t kinds_of_actions[] = {1, 2, 3, 5, 6, 7, 8, 0, 9};
@@ -1579,17 +1803,19 @@ done:
 
 static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   (void)self;
-  Py_buffer in, how, stack_ids, correlations, out;
+  Py_buffer in, how, stack_ids, module_names, correlations, out;
   PyObject *streams, *events, *threads, *of_graphs;
   Py_ssize_t at;
-  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*O!O!O!O!w*", &in, &at, &how, &stack_ids, &correlations, &PyDict_Type, &streams,
-                        &PyDict_Type, &events, &PyDict_Type, &threads, &PySet_Type, &of_graphs, &out)) return NULL;
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*O!O!O!O!w*", &in, &at, &how, &stack_ids, &module_names, &correlations,
+                        &PyDict_Type, &streams, &PyDict_Type, &events, &PyDict_Type, &threads, &PySet_Type, &of_graphs,
+                        &out)) return NULL;
   const Row* row = in.buf;
   const How* all = how.buf;
-  const uint32_t *ids = stack_ids.buf, *numbers = correlations.buf;
+  const uint32_t *ids = stack_ids.buf, *modules_of = module_names.buf, *numbers = correlations.buf;
   Record* record = out.buf;
   Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, kinds = how.len / (Py_ssize_t)sizeof *all, made = 0, works = 0;
-  Py_ssize_t most = out.len / (Py_ssize_t)sizeof *record, stacks_known = stack_ids.len / 4, most_works = correlations.len / 4;
+  Py_ssize_t most = out.len / (Py_ssize_t)sizeof *record, most_works = correlations.len / 4;
+  Py_ssize_t stacks_known = (stack_ids.len < module_names.len ? stack_ids.len : module_names.len) / 4;
   int failed = 0;
   // What the dictionaries said last: most rows are of one thread and one stream.
   int64_t thread = -1, stream = -1;
@@ -1648,6 +1874,10 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
     } else if (is_block) {
       int is_one = words[0] <= FREE_COMPLETED, is_refused = words[0] == OUT_OF_MEMORY;
       to->kind = kinds_of_actions[words[0]];
+      if (words[0] == ALLOC) {
+        to->name = modules_of[one->stack];
+        to->flags = (to->name ? OF_MODULE : 0) | (words[7] ? OF_BACKWARD : 0);
+      }
       uint64_t rounded = (words[2] + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
       to->address = is_refused ? 0 : words[1];
       to->size = is_one || is_refused ? rounded : words[2];
@@ -1659,8 +1889,8 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
       to->aux0 = words[2];
     }
   }
-  PyBuffer_Release(&in), PyBuffer_Release(&how), PyBuffer_Release(&stack_ids), PyBuffer_Release(&correlations);
-  PyBuffer_Release(&out);
+  PyBuffer_Release(&in), PyBuffer_Release(&how), PyBuffer_Release(&stack_ids), PyBuffer_Release(&module_names);
+  PyBuffer_Release(&correlations), PyBuffer_Release(&out);
   return failed ? NULL : Py_BuildValue("(nnn)", at, made, works);
 }
 
@@ -1824,13 +2054,23 @@ static PyMethodDef methods[] = {
     {"watch_launches", py_watch_launches, METH_O, "watch_launches(how): each launch, too: 1 with its arguments, 2 with a sample of stacks, or no more: 0"},
     {"digest", py_digest, METH_O, "digest(image): the number by which rows name an image of code"},
     {"drain", py_drain, METH_NOARGS,
-     "drain(): rows, new names, new frames, new stacks, number of rows lost, offset of what rows point to, and its bytes; "
+     "drain(): rows, new names, new frames, new stacks, new paths of modules, number of rows lost, offset of what rows point to, and its bytes; "
      "None if there are no rows"},
+    {"watch_modules", py_watch_modules, METH_VARARGS,
+     "watch_modules(code, callable): note in stacks the module that is the first variable of the innermost frame of this "
+     "code, and have modules without a name named soon after; or no more: None, None"},
+    {"name_soon", py_name_soon, METH_NOARGS, "name_soon(): have that function called soon in the main thread"},
+    {"name_module", py_name_module, METH_VARARGS, "name_module(address, path): give a module its path, None for none"},
+    {"unnamed_modules", py_unnamed_modules, METH_NOARGS,
+     "unnamed_modules(): number of the path of classes that was noted, and address, of modules without a name since the last "
+     "call"},
+    {"modules_named", py_modules_named, METH_VARARGS,
+     "modules_named({number: path}, ns it took): for which modules these paths of classes stand; empty if it is not known"},
     {"sort", py_sort, METH_VARARGS,
      "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
      "rows of calls, of work that was done, of contexts, and of operations of our runtime"},
     {"translate", py_translate, METH_VARARGS,
-     "translate(rows, first, how, stack ids, correlations, streams, events, threads, blocks of graphs, records): "
+     "translate(rows, first, how, stack ids, names of their modules, correlations, streams, events, threads, blocks of graphs, records): "
      "the first row that is Python's, records made, correlations used"},
     {"ran", py_ran, METH_VARARGS,
      "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "
@@ -1868,6 +2108,7 @@ PyMODINIT_FUNC PyInit__cupti(void) {
   PyObject* made = PyModule_Create(&module);
   PyObject* capsule = PyCapsule_New(&for_others, "cudatool.collect._cupti.log", NULL);
   if (made && PyModule_AddObjectRef(made, "log", capsule)) Py_CLEAR(made);
+  if (made && PyModule_AddIntConstant(made, "MOST_UNNAMED", MOST_UNNAMED)) Py_CLEAR(made);
   Py_XDECREF(capsule);
   return made;
 }

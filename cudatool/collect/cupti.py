@@ -217,6 +217,11 @@ class CuptiCollector:
             for device, time in zip(changes["device"].tolist(), changes["time"].tolist(), strict=True)
         )
 
+    def pass_on(self, records: npt.NDArray[np.void], names: list[str]) -> None:
+        """Pass on records of another source that have one time, and before them what the log has up to then."""
+        self._read(int(records["time"][0]))
+        hooks.forward_rows(records, names, source=self._before_event)
+
     def note_living(self, events: Iterable[Event]) -> None:
         """Note memory of the driver, and blocks of CuPy's pool, from before the recording: its release is an event."""
         with self._lock:
@@ -288,11 +293,19 @@ class CuptiCollector:
                 self._reading = False
 
     def _sort(
-        self, data: bytes, names: list[bytes], frames: list[bytes], found: list[bytes], lost: int, at: int, blob: bytes
+        self,
+        data: bytes,
+        names: list[bytes],
+        frames: list[bytes],
+        found: list[bytes],
+        paths: list[bytes],
+        lost: int,
+        at: int,
+        blob: bytes,
     ) -> None:
         """Sort a part of the log, and drop what is not to be reported. Rows point to the `blob`, which begins `at`."""
         self._calls.pointed.add(at, blob)
-        self._tables.add(names, frames, found)
+        self._tables.add(names, frames, found, paths)
         if lost:
             self._calls.warn_of_lost(lost)
         elsewhere = self._runtime_works or self._pytorch_is_watched()

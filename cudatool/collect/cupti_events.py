@@ -21,6 +21,8 @@ from cudatool.collect.torch_rows import Action
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import hooks
 from cudatool.trace.events import (
+    OF_BACKWARD,
+    OF_MODULE,
     RECORD,
     Api,
     CopyFlag,
@@ -91,6 +93,7 @@ class CallEvents:
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
         self._texts = {"": 0}
+        self._module_texts = [0]  # of the tables' paths, as far as they were needed
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
         self._capturing: set[tuple[int, int]] = set()
         self._captured_events: set[int] = set()
@@ -154,7 +157,8 @@ class CallEvents:
     def read(self, calls: npt.NDArray[np.void]) -> None:
         """Report calls: most in C, others through their reader, which may change what is known of streams."""
         self._stream_of.clear()
-        ids = self._tables.columns()[0]
+        ids, _, modules = self._tables.columns()
+        module_names = self._names_of_modules()[modules]
         is_launch = calls["what"] == What.LAUNCH
         works = int(np.count_nonzero(self._is_work[calls["what"]] | is_launch))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
@@ -172,8 +176,8 @@ class CallEvents:
                 first = at
                 # fmt: off
                 at, made, works = _cupti.translate(
-                    calls, first, how, ids, correlations, self._stream_of, hooks.event_ids(), hooks.native_threads(),
-                    self._of_graphs, records,
+                    calls, first, how, ids, module_names, correlations, self._stream_of, hooks.event_ids(),
+                    hooks.native_threads(), self._of_graphs, records,
                 )
                 # fmt: on
                 if made:
@@ -195,6 +199,12 @@ class CallEvents:
                 records = records[1:]
                 at += 1
         self._called = self._tables.stacks[0]
+
+    def _names_of_modules(self) -> npt.NDArray[np.uint32]:
+        """Return the index in the texts of each path of a module."""
+        for path in self._tables.paths[len(self._module_texts) :]:
+            self._module_texts.append(self._texts.setdefault(path, len(self._texts)))
+        return np.array(self._module_texts, np.uint32)
 
     def _note_enqueued(self, calls: npt.NDArray[np.void], ours: npt.NDArray[Any], streams: npt.NDArray[Any]) -> None:
         of_calls = calls["correlation"].tolist()
@@ -252,6 +262,7 @@ class CallEvents:
                 hooks.forward_rows(rows, texts, source=self._source)
             if len(self._texts) > _FEW_TEXTS:  # numbered ranges
                 self._texts = dict(islice(self._texts.items(), self._lasting_texts))
+                self._module_texts = [0]
                 self._judged_before.clear()
 
     def _report(
@@ -365,7 +376,7 @@ class CallEvents:
 
     def _block(self, row: Row, name: str) -> None:
         """PyTorch's allocator."""
-        action, address, size, handle, captured, *pool = row.words[:7]
+        action, address, size, handle, captured, *pool, of_backward = row.words
         if action == Action.SNAPSHOT or not self._is_no_graphs(action, address, captured):
             return
         rounded = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
@@ -376,7 +387,10 @@ class CallEvents:
             self._report(Kind[Action(action).name], stream=stream, address=address, size=size, aux1=of_pool)
         else:
             kind = Kind[f"BLOCK_{Action(action).name}"]
-            self._report(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
+            path = self._tables.paths[self._called.module] if action == Action.ALLOC else ""
+            flags = (OF_MODULE if path else 0) | (OF_BACKWARD if of_backward and action == Action.ALLOC else 0)
+            what: dict[str, Any] = {"stream": stream, "name": path, "flags": flags, "aux0": size, "aux1": of_pool}
+            self._report(kind, address=address, size=rounded, **what)
 
     def _pooled(self, row: Row, name: str) -> None:
         """CuPy's pool."""

@@ -27,11 +27,14 @@ _FOLDER_OF_MODULES = re.compile(r"^.*/(site|dist)-packages/|^.*/lib-dynload/")
 
 
 class Stack(NamedTuple):
-    """A stack of the log: its id in traces, whether our runtime makes the call, and the library that does."""
+    """A stack of the log: its id in traces, whether our runtime makes the call, the library that does, and PyTorch's
+    module that is called, as an index into :attr:`Tables.paths`.
+    """
 
     id: int
     is_ours: bool
     library: str
+    module: int = 0
 
 
 class Tables:
@@ -45,36 +48,50 @@ class Tables:
         The same as events have them, after those of :data:`~cudatool.collect.cupti_rows.WORK`.
     stacks
         The stacks of calls; the first stands for none.
+    paths
+        The paths of modules of PyTorch; the first stands for none.
     """
 
     def __init__(self) -> None:
         self.native_names = [""]
         self.names = ["", *WORK.values()]
         self.stacks = [Stack(0, False, "")]
+        self.paths = [""]
         self._frames: list[Frame | None] = [None]
+        self._without_module: dict[tuple[int, bytes], Stack] = {}  # by library and frames: layers have them in common
         self._stack_ids, self._stack_is_ours = np.zeros(1, np.uint32), np.zeros(1, np.bool_)
+        self._modules = np.zeros(1, np.uint32)
 
-    def add(self, names: list[bytes], frames: list[bytes], found: list[bytes]) -> None:
+    def add(self, names: list[bytes], frames: list[bytes], found: list[bytes], paths: list[bytes]) -> None:
         """Add what the log has noted since the last time."""
         texts = [name.decode("utf-8", "replace") for name in names]
         self.native_names += texts
         self.names += map(kernel_name, texts)
         self._frames += map(_frame, frames)
+        self.paths += (path.decode("utf-8", "replace").partition("\n")[0] for path in paths)
         self.stacks += map(self._stack, found)
 
     def kernel(self, number: int) -> str:
         """Return the name of a kernel."""
         return self.names[len(WORK) + number]
 
-    def columns(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
-        """Return the id of each stack, and whether our runtime makes the call."""
+    def columns(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], npt.NDArray[np.uint32]]:
+        """Return the id of each stack, whether our runtime makes the call, and the module that does."""
         if len(self._stack_ids) != len(self.stacks):
             self._stack_ids = np.array([stack.id for stack in self.stacks], np.uint32)
             self._stack_is_ours = np.array([stack.is_ours for stack in self.stacks])
-        return self._stack_ids, self._stack_is_ours
+            self._modules = np.array([stack.module for stack in self.stacks], np.uint32)
+        return self._stack_ids, self._stack_is_ours, self._modules
 
     def _stack(self, numbers: bytes) -> Stack:
-        library, *python = np.frombuffer(numbers, np.uint32).tolist()
+        library, module = np.frombuffer(numbers, np.uint32, 2).tolist()
+        key = library, numbers[8:]
+        found = self._without_module.get(key)
+        if found is None:
+            found = self._without_module[key] = self._called_by(library, np.frombuffer(key[1], np.uint32).tolist())
+        return found._replace(module=module)
+
+    def _called_by(self, library: int, python: list[int]) -> Stack:
         of_library = self._frames[library]
         through_python = of_library is None or any(part in of_library.file for part in _CALLED_THROUGH)
         called = [frame for number in python if (frame := self._frames[number]) is not None]

@@ -98,7 +98,7 @@ class RangeLog:
             drained = _cupti.drain() if self._process == os.getpid() else None
             if drained is None:
                 return
-            data, _, _, _, lost, at, texts = drained
+            data, *_, lost, at, texts = drained
             rows = np.frombuffer(data, ROW)
             records, names = np.zeros(len(rows), RECORD), {"": 0}
             records["device"], records["time"] = -1, rows["time"]

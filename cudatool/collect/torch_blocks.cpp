@@ -1,7 +1,7 @@
 // Records what PyTorch's caching allocator does in the log of _cupti.c. It is built on the user's machine against the
 // PyTorch that the program imports (cudatool/collect/torch_build.py).
 //
-// A row has the stack of the Python code that allocates. While a node of the backward graph runs, that is the stack of
+// A row has the stack of the Python code that allocates, and with it the module that is called. While a node of the backward graph runs, that is the stack of
 // the forward operator for which autograd made the node; of a function that torch.compile generated, it is that of the
 // generated code, whose lines are known (torch_generated.py). No operator is observed, and no tensor is inspected:
 // PyTorch's own way (RecordFunction for operators) made steps of small operators take 1.15 times as long.
@@ -33,6 +33,8 @@ namespace {
 struct Log {
   uint32_t (*stack_here)();
   void (*note)(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words);
+  void (*note_text)(uint16_t what, const char* text, const uint64_t* words);
+  uint32_t (*module_of)(uint32_t stack);  // 0 for none
 };
 const Log* the_log = nullptr;
 constexpr uint16_t BLOCK = 0xFF10;
@@ -64,10 +66,17 @@ bool is_generated(const torch::autograd::Node& node) {
   return object && !strncmp(Py_TYPE(object)->tp_name, NAME, sizeof NAME - 1);
 }
 
+// Whether memory that is taken here is the backward pass's own. What a checkpoint computes anew in it is not.
+bool is_of_backward() { return torch::autograd::get_current_node() && !c10::GradMode::is_enabled(); }
+
 // The stack of memory that is taken here.
 uint32_t stack() {
   auto node = torch::autograd::get_current_node();
   uint32_t found = !node || is_generated(*node) ? the_log->stack_here() : 0;
+  if (node && !found && c10::GradMode::is_enabled()) {  // a checkpoint calls its modules again, or a second derivative
+    found = the_log->stack_here();
+    if (!the_log->module_of(found)) found = 0;
+  }
   if (node && !found) {
     std::lock_guard<std::mutex> guard(lock);
     const Forward& known = forward_at(node->thread_id(), node->sequence_nr());
@@ -185,7 +194,8 @@ void on_memory(const TraceEntry& entry) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (captures.load(std::memory_order_relaxed) && cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
   uint64_t words[8] = {uint64_t(entry.action_), uint64_t(entry.addr_), entry.size_, reinterpret_cast<uint64_t>(stream),
-                       status != cudaStreamCaptureStatusNone, entry.mempool_.first, entry.mempool_.second};
+                       status != cudaStreamCaptureStatusNone, entry.mempool_.first, entry.mempool_.second,
+                       is_of_backward()};
   uint32_t at = entry.action_ == TraceEntry::FREE_COMPLETED ? 0 : stack();
   the_log->note(BLOCK, uint32_t(entry.device_), at, words);
 }
@@ -236,6 +246,8 @@ PyObject* py_backward(PyObject*, PyObject* begins) {
 
 PyObject* py_stack(PyObject*, PyObject*) { return PyLong_FromUnsignedLong(enabled ? stack() : 0); }
 
+PyObject* py_is_of_backward(PyObject*, PyObject*) { return PyBool_FromLong(is_of_backward()); }
+
 PyObject* py_capture(PyObject*, PyObject* begins) {
   captures += PyObject_IsTrue(begins) == 1 ? 1 : -1;
   Py_RETURN_NONE;
@@ -247,6 +259,7 @@ PyMethodDef methods[] = {
 #ifdef WITH_CUDA
     {"watch_memory", py_watch_memory, METH_NOARGS, "watch_memory(): watch the caching allocators, from now on"},
 #endif
+    {"is_of_backward", py_is_of_backward, METH_NOARGS, "is_of_backward(): whether a block made here is the backward pass's"},
     {"stack", py_stack, METH_NOARGS, "stack(): the number of the stack that a block made here has"},
     {"stop", py_stop, METH_NOARGS, "stop(): watch no more"},
     {"forget", py_forget, METH_NOARGS, "forget(): log nothing more in this process"},

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from collections.abc import Callable
 from functools import wraps
 from types import ModuleType
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from cudatool.after_import import AfterImport
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_build import TorchBuildError, load
+from cudatool.collect.torch_modules import TorchModules
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Kind, WarningCode, WarningFlag
 
@@ -26,11 +32,21 @@ _log = logging.getLogger("cudatool.collect")
 
 
 class TorchBlocks:
-    """Watches PyTorch's allocator, from its import or from now if it is imported already, until :meth:`stop`."""
+    """Watches PyTorch's allocator, from its import or from now if it is imported already, until :meth:`stop`.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    report
+        Called with records, and the names that they refer to, of tensors that modules hold: these do not come through
+        the log.
+    """
+
+    def __init__(self, report: Callable[[npt.NDArray[np.void], list[str]], None]) -> None:
+        self._report = report
         self._extension: Any = None
+        self._modules: TorchModules | None = None
         self._replaced = Replaced()
+        self._was_imported = "torch" in sys.modules
         self._finder = AfterImport({"torch": self._watch})
         self._finder.start()
 
@@ -39,9 +55,23 @@ class TorchBlocks:
         """Whether PyTorch has been imported and is watched."""
         return self._extension is not None
 
+    def sample(self) -> None:
+        """Name the tensors of modules and optimizers that may be new."""
+        if self._modules is not None:
+            self._modules.sample()
+
+    def name_tensors(self) -> None:
+        """Name the tensors that modules and optimizers hold now."""
+        if self._modules is not None:
+            self._modules.name_tensors()
+
     def stop(self) -> None:
         """Stop watching. Stopping again changes nothing."""
         self._finder.stop()
+        if self._modules is not None:
+            self._modules.name_tensors()
+            self._modules.stop()
+        self._modules = None
         if self._extension is not None:
             self._extension.stop()
             self._replaced.put_back()
@@ -62,6 +92,7 @@ class TorchBlocks:
             text = "memory of PyTorch's backward pass has the line of backward(), not that of the forward operator"
             hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.PYTORCH_BACKWARD_LINES)
             _log.warning("%s", text)
+        self._modules = TorchModules(torch, self._report, was_imported=self._was_imported)
         os.register_at_fork(after_in_child=self._extension.forget)
         torch.cuda._lazy_call(self._watch_memory)
         self._wrap(torch)

@@ -58,12 +58,19 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
     if level is Level.KERNELS and graphs_may_exist:
         level = Level.GRAPH_NODES
     torch_generated.start()
+    jax = JaxMemory()
+
+    def sample() -> None:
+        jax.sample()
+        if _blocks is not None:
+            _blocks.sample()
+
     try:
         _cupti = CuptiCollector(
             torch_program.is_watching,
             level,
             _sees_blocks,
-            sample=JaxMemory().sample,
+            sample=sample,
             graphs_may_exist=graphs_may_exist,
         )
     except CuptiUnavailable as error:
@@ -75,7 +82,7 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
         facts["cupti_error"] = _cupti.activity_error
         torch_program.start()
     else:
-        _blocks = TorchBlocks()
+        _blocks = TorchBlocks(_cupti.pass_on)
     cupy = CupyPool()
     try:
         yield facts
@@ -119,6 +126,8 @@ def _sees_blocks() -> bool:
 def flush() -> None:
     """Pass on what was logged: PyTorch's and the driver's part."""
     torch_program.flush()
+    if _blocks is not None:
+        _blocks.name_tensors()
     if _cupti is not None:
         _cupti.flush()
 

@@ -32,10 +32,13 @@ __all__ = [
     "GeneratedFlag",
     "LaunchFlag",
     "LIVED",
+    "OF_BACKWARD",
+    "OF_MODULE",
     "Kind",
     "PlanFlag",
     "ProcessFlag",
     "StreamFlag",
+    "TensorRole",
     "UseFlag",
     "WORK",
     "WarningCode",
@@ -143,6 +146,8 @@ class Kind(IntEnum):
     CHILD_PROCESS = 79
     CHILD_RECORDED = 80
     LIBRARY_OOM = 81
+    # What PyTorch's modules and optimizers hold.
+    MODULE_TENSOR = 82
 
 
 FAILED_REQUESTS: Final = (Kind.OOM, Kind.LIBRARY_OOM)
@@ -154,12 +159,20 @@ WORK: Final = (
 )
 """Calls that enqueue work of the device."""
 
+OF_MODULE: Final = 8
+"""Flag of BLOCK_ALLOC: its name is the path of a module of PyTorch."""
+
+OF_BACKWARD: Final = 16
+"""Flag of BLOCK_ALLOC: a node of PyTorch's backward graph allocates it."""
+
 LIVED: Final = 4
 """Flag of MEM_ALLOC, HOST_ALLOC and POOL_ALLOC: the memory was there when the recording began."""
 
 FIELDS: Final[dict[Kind, str]] = {
     # What the fields mean for each kind. Where a field is not named it is 0.
-    Kind.BLOCK_ALLOC: "address, size=rounded block, aux0=requested bytes, aux1=pack_pool (0 default), stream, stack",
+    Kind.BLOCK_ALLOC: "address, size=rounded block, aux0=requested bytes, aux1=pack_pool (0 default), stream, stack, "
+    "flags=OF_MODULE: name=path of the module of PyTorch that allocates, as ResNet.layer1.0.conv1: the class of the "
+    "outermost one, then attributes; +OF_BACKWARD, and then it is the module that made the node",
     Kind.BLOCK_FREE_REQUESTED: "address, size=rounded block, aux0=requested bytes, aux1=pool, stream, stack",
     Kind.BLOCK_FREE_COMPLETED: "address, size=rounded block, aux0=requested bytes, aux1=pool, stream",
     Kind.BLOCK_RECORD_STREAM: "address=block, size, stream=the other stream, stack",
@@ -253,6 +266,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "stack=the lines of the program that it was made from",
     Kind.GENERATED_FACT: "about the GENERATED_LINE that begins at line aux0 of file number correlation: "
     "flags=GeneratedFact, name=the node, module or buffer",
+    Kind.MODULE_TENSOR: "a tensor that a module of PyTorch or an optimizer holds, told some time after it was made: "
+    "address and size=of its storage, flags=TensorRole, name=path of the parameter or buffer: that of the module as of "
+    "BLOCK_ALLOC, and its own name",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
@@ -421,6 +437,15 @@ class GeneratedFact(IntEnum):
     """The path of the module, as ``layers.3.self_attn.q_proj``."""
     REUSED_BY = 3
     """A later buffer that takes over the memory."""
+
+
+class TensorRole(IntEnum):
+    """Flags of ``MODULE_TENSOR``: what the tensor is to the module."""
+
+    PARAMETER = 1
+    BUFFER = 2
+    OPTIMIZER_STATE = 3
+    """Of the parameter that the name says."""
 
 
 class EventFlag(IntFlag):

@@ -171,6 +171,7 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     Kind.FUSED_OPERATION: {"aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
     Kind.GENERATED_LINE: {"aux0": MAX_MEMORY, "aux1": MAX_MEMORY},
     Kind.GENERATED_FACT: {"aux0": MAX_MEMORY},
+    Kind.MODULE_TENSOR: _PLACE,
     Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0"), MAX_MEMORY),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,

@@ -17,7 +17,7 @@ from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.cupti_rows import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
+from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
 
 _HERE = threading.get_native_id()
 
@@ -29,7 +29,7 @@ class Log:
     """Stands in for the extension: rows that a test puts there are what the next reading gets."""
 
     def __init__(self):
-        self.rows, self.names, self.frames, self.stacks, self.lost = [], [], [], [], 0
+        self.rows, self.names, self.frames, self.stacks, self.paths, self.lost = [], [], [], [], [], 0
         self.numbers = {}
         self.error = ""
         self.blob, self.sent, self.watched = b"", 0, []
@@ -66,8 +66,8 @@ class Log:
         if not self.rows and not self.lost:
             return None
         rows, self.rows = np.array(self.rows, ROW), []
-        tables = [self.names, self.frames, self.stacks]
-        self.names, self.frames, self.stacks = [], [], []
+        tables = [self.names, self.frames, self.stacks, self.paths]
+        self.names, self.frames, self.stacks, self.paths = [], [], [], []
         lost, self.lost = self.lost, 0
         at, self.sent = self.sent, len(self.blob)
         return (rows.tobytes(), *tables, lost, at, self.blob[at:])
@@ -80,18 +80,22 @@ class Log:
         padded = (*words, *[0] * (8 - len(words)))
         self.rows.append((time, number, result, thread, correlation, stack, device, 1, padded))
 
-    def call(self, library, *frames):
-        """Add a stack: the library's file, and pairs of file and line, innermost first."""
+    def call(self, library, *frames, module=""):
+        """Add a stack: the library's file, pairs of file and line, innermost first, and the path of a module."""
         keys = [(0).to_bytes(4, "little") + library.encode() + b"\0"]
         keys += [line.to_bytes(4, "little") + file.encode() + b"\0function" for file, line in frames]
         first = self.count + 1
         self.frames += keys
-        self.stacks.append(np.arange(first, first + len(keys), dtype=np.uint32).tobytes())
+        if module:
+            self.paths.append(module.encode())
+            self.named += 1
+        numbers = [first, self.named if module else 0, *range(first + 1, first + len(keys))]
+        self.stacks.append(np.array(numbers, np.uint32).tobytes())
         self.count += len(keys)
         self.made += 1
         return self.made
 
-    count = made = 0
+    count = made = named = 0
 
 
 @pytest.fixture
@@ -429,6 +433,8 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
         0,
         collected.log.call("/x/libcublas.so", ("/home/p.py", 3)),
         collected.log.call("/x/libtorch.so", ("/home/p.py", 9)),
+        collected.log.call("/x/libtorch.so", ("/home/p.py", 9), module="Net.fc1"),
+        collected.log.call("/x/libtorch.so", ("/home/p.py", 9), module="Net.fc2"),
     ]
 
     def one():
@@ -514,6 +520,32 @@ def test_blocks_of_pytorch_are_told_and_those_of_graphs_are_not(collected):
     assert [(event.address, event.size, event.aux0) for event in found[:2]] == [(0x7000, 1000, 0), (0x7000, 1024, 1000)]
     assert (found[4].size, found[4].aux0) == (5120, 1 << 20)
     assert stacks.frames(found[1].stack)[1].line == 3
+
+
+def test_blocks_of_equal_layers_have_one_stack_and_the_paths_of_their_modules(collected):
+    log = collected.log
+    for address, module in ((0x7000, "Net.layers.0"), (0x8000, "Net.layers.1"), (0x9000, "")):
+        where = log.call("/x/libtorch.so", ("/home/p.py", 3), module=module)
+        log.put(What.BLOCK, 0, address, 512, 0xABC, 0, 0, 0, stack=where)
+        log.put(What.BLOCK, 1, address, 512, 0xABC, 0, 0, 0, stack=where)
+    collected.collector.flush()
+    made = [event for event in collected.events if event.kind is Kind.BLOCK_ALLOC]
+    assert [event.name for event in made] == ["Net.layers.0", "Net.layers.1", ""]
+    assert len({event.stack for event in made}) == 1
+    assert {event.name for event in collected.events if event.kind is Kind.BLOCK_FREE_REQUESTED} == {""}
+
+
+def test_modules_keep_their_names_after_many_numbered_ranges(collected):
+    log = collected.log
+    where = log.call("/x/libtorch.so", ("/home/p.py", 3), module="Net.fc1")
+    for number in range(5000):
+        text = f"step {number}".encode()
+        log.put(What.RANGE, Kind.RANGE_PUSH, len(log.blob), len(text), 0)
+        log.blob += text
+    for _ in range(2):
+        log.put(What.BLOCK, 0, 0x7000, 512, 0xABC, 0, 0, 0, stack=where)
+        collected.collector.flush()
+    assert [event.name for event in collected.events if event.kind is Kind.BLOCK_ALLOC] == ["Net.fc1"] * 2
 
 
 def _block(log, address, time, device=0):
@@ -700,3 +732,18 @@ def test_at_the_level_of_launches_a_kernel_has_the_stack_of_its_call_and_the_tim
     assert [("/home/me/train.py", 7)] == [(frame.file, frame.line) for frame in stacks.frames(launch.stack)]
     assert (launch.correlation, 1000, 2000) == (ran.correlation, ran.aux0, ran.aux1)
     assert log.watched == [2]
+
+
+def test_records_of_another_source_come_after_what_the_log_has_up_to_their_time(collected):
+    _block(collected.log, 0x7000, time=5)
+    _block(collected.log, 0x8000, time=9)
+    records = np.zeros(1, RECORD)
+    records["kind"], records["time"], records["name"] = Kind.MODULE_TENSOR, 7, 1
+    collected.collector.pass_on(records, ["", "Net.weight"])
+    collected.collector.flush()
+    told = [(event.kind, event.address, event.name) for event in collected.events if event.kind != Kind.STREAM_CREATE]
+    assert told == [
+        (Kind.BLOCK_ALLOC, 0x7000, ""),
+        (Kind.MODULE_TENSOR, 0, "Net.weight"),
+        (Kind.BLOCK_ALLOC, 0x8000, ""),
+    ]

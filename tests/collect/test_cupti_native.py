@@ -28,6 +28,13 @@ def test_memory_of_a_backward_pass_has_the_stack_of_the_forward_operator_that_an
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_memory_has_the_module_that_is_called_or_whose_forward_pass_made_the_node(libcupti):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "ignore", _HERE / "torch_modules.py", libcupti]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_memory_of_a_compiled_backward_pass_has_the_line_of_the_generated_code(libcupti):
     pytest.importorskip("torch")
     command = [sys.executable, "-W", "ignore", _HERE / "torch_compiled.py", libcupti]
@@ -162,7 +169,7 @@ driver.call_driver(5, ctypes.addressof(handle), ctypes.addressof(ptx))
 driver.call_driver(5, ctypes.addressof(handle), ctypes.addressof(code))
 driver.call_driver(6, ctypes.addressof(handle), 0x77)
 driver.launch(0x77, 3, b"arguments", 9)
-rows, names, _, _, _, base, blob = _cupti.drain()
+rows, names, *_, base, blob = _cupti.drain()
 rows = [row for row in np.frombuffer(rows, ROW) if row["what"] != What.CONTEXT]
 text, machine, found, launched = (row["words"].tolist() for row in rows)
 assert (0x77, 1 | 12 << 8) == tuple(text[:2]) and blob[text[3] - base :][:12] == b".version 8.0", text

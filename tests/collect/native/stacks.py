@@ -114,7 +114,7 @@ for at in range(0, len(rows), 96):
     if int.from_bytes(row[8:10], "little") != 1:  # no call
         continue
     number, index = int.from_bytes(row[20:24], "little"), int.from_bytes(row[32:40], "little")
-    _, *found = memoryview(stacks[number - 1]).cast("I").tolist()
+    _, _, *found = memoryview(stacks[number - 1]).cast("I").tolist()
     checked += 1
     wanted = expected[index][: max(len(found), MOST_FRAMES - 6)]  # the interpreter's own frames count, too
     wrong += [known[one - 1] for one in found] != wanted
