@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cudatool.analyze import Cause, Shortage
-from cudatool.cli._snapshot_text import print_advice, print_categories, print_ledger, print_sites, print_split
+from cudatool.cli._snapshot_text import (
+    print_advice,
+    print_categories,
+    print_ledger,
+    print_modules,
+    print_sites,
+    print_split,
+)
 from cudatool.cli._text import counted, new_table, plain
 from cudatool.trace.family import process_name
 from cudatool.units import format_bytes
@@ -35,6 +42,7 @@ def print_failure(console: Console, trace: Trace, failure: Failure) -> None:
         console.print(tried, markup=False)
     print_sites(console, "Held when memory ran out", failure.held)
     print_categories(console, "Held when memory ran out, by purpose (inferred)", failure.categories)
+    print_modules(console, "Held when memory ran out, by module", failure.modules)
     if failure.split is not None:
         print_split(console, failure.split)
     if failure.ledger is not None:

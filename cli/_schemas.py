@@ -172,6 +172,13 @@ def _categories() -> _Schema:
     return _object(inferred=_FLAG, at_peak=_array(share))
 
 
+def _modules() -> _Schema:
+    held, without = _array(_of(analyze.ModuleMemory)), _array(_of(analyze.WithoutModuleShare))
+    schema = _object(size=_INTEGER, with_module=_INTEGER, named=_INTEGER, held=held, without=without)
+    described = _descriptions(analyze.Modules.__doc__ or "")
+    return _with(schema, **{name: _said(one, described[name]) for name, one in schema["properties"].items()})
+
+
 def _steps() -> _Schema:
     return _object(count=_INTEGER, source=_TEXT, confidence=_of(analyze.Confidence))
 
@@ -191,6 +198,7 @@ def _diagnosis() -> _Schema:
     schema = _object(
         tree=_tree(),
         categories=_categories(),
+        modules=_nullable(_of(analyze.Modules)),
         by_stream=usage,
         by_pool=usage,
         fragmentation=_array(_of(analyze.Fragmentation)),
@@ -220,6 +228,7 @@ _PLAIN: Final[dict[Any, Callable[[], _Schema]]] = {
     analyze.DeviceMemory: _device_memory,
     analyze.Categories: _categories,
     analyze.Leaks: _leaks,
+    analyze.Modules: _modules,
     analyze.Ledger: _ledger,
     analyze.DiffRow: lambda: _with(_of_fields(analyze.DiffRow), change=_INTEGER),
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Ledger,
         LintFinding,
         MemoryPlan,
+        Modules,
         Remedy,
         Report,
         Summary,
@@ -31,7 +32,15 @@ if TYPE_CHECKING:
     from cudatool.collect.nvml import NvmlDevice
     from cudatool.trace.model import PinnedMemory
 
-__all__ = ["print_advice", "print_categories", "print_ledger", "print_report", "print_sites", "print_split"]
+__all__ = [
+    "print_advice",
+    "print_categories",
+    "print_ledger",
+    "print_modules",
+    "print_report",
+    "print_sites",
+    "print_split",
+]
 
 _MOST = 8  # rows of each table
 _MOST_HOLES = 3
@@ -85,6 +94,7 @@ def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) 
     for sentence in () if device.generated is None else device.generated.sentences():
         _print_line(console, sentence)
     print_categories(console, "Held at the peak, by purpose (inferred)", diagnosis.categories)
+    print_modules(console, "Held at the peak, by module", diagnosis.modules)
     split = diagnosis.fragmentation
     for moment in [*split[:1], *(m for m in split[-1:] if len(split) > 1)]:
         print_split(console, moment)
@@ -147,6 +157,22 @@ def print_categories(console: Console, title: str, categories: Categories) -> No
         table.add_row(str(rule.category), rule.reason, str(rule.confidence), format_bytes(share.size))
     print_table(console, title, table)
     print_rest(console, len(shares), _MOST, "rows")
+
+
+def print_modules(console: Console, title: str, modules: Modules | None) -> None:
+    """Print what modules of PyTorch hold, equal layers as one, if anything is known of it."""
+    if modules is None:
+        return
+    table = new_table("Module", numbers=("Parameters", "Gradients", "Optimizer", "Activations", "In all"))
+    rows = analyze.merged_layers(modules.held)
+    for row in rows[:_MOST]:
+        sizes = (row.parameters, row.gradients, row.optimizer_state, row.activations, row.size)
+        several = f" ({row.modules})" if row.modules > 1 else ""
+        table.add_row(plain(row.path) + several, *(format_bytes(size) if size else "" for size in sizes))
+    print_table(console, title, table)
+    print_rest(console, len(rows), _MOST, "modules")
+    for sentence in modules.sentences():
+        _print_line(console, sentence)
 
 
 def print_split(console: Console, moment: Fragmentation) -> None:

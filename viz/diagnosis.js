@@ -1,5 +1,7 @@
 // Why so much is reserved, what memory is for, and what holds it: the analysis as charts and tables.
 
+const MOST_MODULES = 200; // rows
+
 class DiagnosisView {
   constructor(shared, memory) {
     Object.assign(this, { shared, memory });
@@ -27,6 +29,7 @@ class DiagnosisView {
     this.drawHoles(diagnosis.fragmentation);
     this.drawUsage(diagnosis);
     this.drawOutside(diagnosis.outside);
+    this.drawModules(diagnosis.modules);
     this.drawLedger(device.ledger);
     this.drawCharts();
     byId("generated").hidden = !device.generated;
@@ -136,6 +139,23 @@ class DiagnosisView {
         element("thead", {}, cells("th", [id === "by-stream" ? "Stream" : "Pool", "In use at the peak", "highest", "Reserved at the peak", "highest"])),
         element("tbody", {}, ...rows.map((row) => cells("td", [row.label, ...[row.at_peak, row.peak, row.reserved_at_peak, row.reserved_peak].map(formatBytes)]))));
     }
+  }
+
+  /** What each module of PyTorch holds; layers that differ in their number alone are one row, unless each is asked for. */
+  drawModules(modules) {
+    byId("modules-card").hidden = !modules;
+    if (!modules) return;
+    const each = byId("each-module");
+    each.onchange = () => this.drawModules(modules);
+    const rows = each.checked ? modules.held : modules.merged;
+    const sizes = ["parameters", "gradients", "optimizer_state", "activations", "workspace", "unknown"].filter((name) => rows.some((row) => row[name]));
+    const cells = (tag, values) => element("tr", {}, ...values.map((value) => element(tag, {}, value)));
+    const name = ({ path, modules: count }) => (count > 1 ? `${path} (${counted(count, "module")})` : path);
+    byId("modules-count").textContent = rows.length > MOST_MODULES ? `the largest ${formatCount(MOST_MODULES)} of ${formatCount(rows.length)}` : "";
+    byId("modules-text").textContent = modules.sentences.join(" ");
+    byId("modules").replaceChildren(
+      element("thead", {}, cells("th", ["Module", ...sizes.map((size) => size.replace("_", " ")), "In all"])),
+      element("tbody", {}, ...rows.slice(0, MOST_MODULES).map((row) => cells("td", [name(row), ...[...sizes, "size"].map((size) => (row[size] ? formatBytes(row[size]) : ""))]))));
   }
 
   drawLeaks({ leaks, unclear, why, steps, verdict }) {

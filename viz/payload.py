@@ -35,6 +35,7 @@ from cudatool.analyze import (
     calls,
     compiled_sites,
     is_private_pool,
+    merged_layers,
     range_at,
     ranges,
     site_keys,
@@ -213,6 +214,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
     np.logical_and.at(before, site, before_recording(trace, blocks))
     compiled = compiled_sites(trace, blocks, site, keys[:, 0].tolist())
     labels = site_labels(trace, keys, before)
+    modules = diagnosis.modules
     if not keys[:, 0].any():  # only the sizes distinguish these sites, and chips are short
         labels = [f"{exact_bytes(requested)} each" for requested in keys[:, 1].tolist()]
     return {
@@ -222,7 +224,9 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
             "site": columns.add(site),
             "rule": columns.add(diagnosis.categories.rule),
             "range": columns.add(range_at(trace, blocks.start)),
+            "module": columns.add(np.zeros(len(blocks), np.int64) if modules is None else modules.path),
         },
+        "modules": [""] if modules is None else modules.paths,
         "segments": {
             **_lifetimes(segments, diagnosis, rows, columns),
             "small": columns.add(segments.small),
@@ -298,6 +302,9 @@ def _diagnosis(diagnosis: Diagnosis, rows: _Rows) -> dict[str, Any]:
     """Return a diagnosis as plain data, without the tree: the page builds it from the stacks for any moment."""
     plain = diagnosis.as_dict()
     del plain["tree"]
+    if diagnosis.modules is not None:
+        merged = [asdict(row) for row in merged_layers(diagnosis.modules.held)]
+        plain["modules"] |= {"merged": merged, "sentences": diagnosis.modules.sentences()}
     for moment in plain["fragmentation"]:
         moment["row"] = int(rows.of(moment["index"]))
     pins = [pin for moment in plain["fragmentation"] for hole in moment["holes"] for pin in hole["pins"]]

@@ -31,7 +31,7 @@ class Selection {
     const rows = {
       Size: `${facts.size}, ${facts.requested}${facts.state ? `; ${facts.state}` : ""}`,
       Allocated: facts.allocated, Freed: facts.freed, "Reusable from": facts.reusable,
-      Address: `${facts.address}, ${facts.where}`, "Call site": facts.site, Range: facts.range, Purpose: facts.purpose,
+      Address: `${facts.address}, ${facts.where}`, "Call site": facts.site, Module: facts.module, Range: facts.range, Purpose: facts.purpose,
     };
     byId("selection-title").replaceChildren(swatch(memory.css(memory.pinned)), ` ${facts.size} of ${facts.site}`);
     byId("selection-facts").replaceChildren(...Object.entries(rows).filter(([, value]) => value)

@@ -40,6 +40,7 @@ from cudatool.analyze.fragmentation import (
 from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
 from cudatool.analyze.ledger import Holder, Ledger, LedgerLine, ledger
 from cudatool.analyze.lint import LintFinding, Severity, lint
+from cudatool.analyze.modules import ModuleMemory, Modules, WithoutModule, WithoutModuleShare, merged_layers
 from cudatool.analyze.moments import (
     Block,
     CallSite,
@@ -79,9 +80,17 @@ from cudatool.analyze.whatif import (
 )
 from cudatool.trace.lifetimes import Lifetimes, Timeline, blocks, segments, timeline
 from cudatool.trace.model import recorded_from
+from cudatool.trace.module_tensors import BlockModules, block_modules
 from cudatool.trace.window import window
 
 __all__ = [
+    "BlockModules",
+    "block_modules",
+    "merged_layers",
+    "WithoutModuleShare",
+    "WithoutModule",
+    "Modules",
+    "ModuleMemory",
     "Advice",
     "Block",
     "Call",

@@ -1,8 +1,9 @@
-"""What memory is for: parameters, gradients, optimizer state, activations, workspaces. Always an inference.
+"""What memory is for: parameters, gradients, optimizer state, activations, workspaces. Mostly an inference.
 
-Neither the driver nor the allocator knows. What a block is for is read from the frames that allocated it, from the
-ranges it was allocated or freed in, and from when in a step it was allocated and freed. Every block gets the first rule
-of :data:`RULES` that applies; the rule says what decided, and how sure that is.
+Neither the driver nor the allocator knows. The recorder names tensors that modules and optimizers of PyTorch hold. What
+any other block is for is read from the frames that allocated it, from the ranges it was allocated or freed in, and from
+when in a step it was allocated and freed. Every block gets the first rule of :data:`RULES` that applies; the rule says
+what decided, and how sure that is.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import numpy as np
 
 from cudatool.analyze.sites import range_at
 from cudatool.analyze.steps import Confidence, Steps
-from cudatool.trace.events import GeneratedFlag
+from cudatool.trace.events import OF_BACKWARD, OF_MODULE, GeneratedFlag, Kind, TensorRole
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline
 from cudatool.trace.model import Frame, Trace, recorded_from
+from cudatool.trace.module_tensors import BlockModules, block_modules
 
 __all__ = ["RULES", "Categories", "Category", "CategoryShare", "Rule", "categorize"]
 
@@ -103,11 +105,15 @@ class _Seen(IntFlag):
     LIBRARY = 64
 
 
+_LIBRARIES: Final = re.compile(r"(^|/)lib(cublas|cudnn|cufft|cusolver|cusparse|cutensor|nccl)[^/]*\.so[^/]*$")
+"""Libraries that take memory from the driver for themselves."""
+
+
 def _frame_flags(frame: Frame) -> _Seen:
     """Return what one frame shows; names as in PyTorch 2, with and without C++ frames."""
     seen = _Seen.ANY
     file, function = frame.file.lower(), frame.function
-    if re.search("workspace|CUDABlas(Lt)?Handle", function, re.IGNORECASE):
+    if re.search("workspace|CUDABlas(Lt)?Handle", function, re.IGNORECASE) or _LIBRARIES.search(file):
         seen |= _Seen.LIBRARY
     if "torch/optim/" in file:
         seen |= _Seen.OPTIMIZER
@@ -139,6 +145,12 @@ def _stack_flags(trace: Trace) -> Ints:
 class _Facts:
     """The inputs of the rules; a row for each block."""
 
+    role: Ints
+    """The :class:`~cudatool.trace.events.TensorRole` of what a module or optimizer holds in it, 0 for none."""
+    in_module: Mask
+    """Allocated while a module of PyTorch was called."""
+    in_backward: Mask
+    """Allocated by a node of PyTorch's backward graph."""
     seen: Ints
     born_in: dict[str, Mask]
     """Whether the innermost range at the allocation is the optimizer's, a backward or a forward pass."""
@@ -169,6 +181,13 @@ _CUBLAS_WORKSPACES: Final = (8_519_680, 33_554_432)
 
 _P, _G, _O, _A, _W = list(Category)[:5]
 _TABLE: Final[list[tuple[Category, Confidence, str, Callable[[_Facts], Mask]]]] = [
+    (
+        _P,
+        Confidence.HIGH,
+        "a parameter or buffer of a module",
+        lambda f: np.isin(f.role, (TensorRole.PARAMETER, TensorRole.BUFFER)),
+    ),
+    (_O, Confidence.HIGH, "in the state of an optimizer", lambda f: f.role == TensorRole.OPTIMIZER_STATE),
     (_O, Confidence.HIGH, "allocated where torch.optim sets up its state", lambda f: f.shows(_Seen.OPTIMIZER_INIT)),
     (_W, Confidence.HIGH, "a frame that makes a library's workspace", lambda f: f.shows(_Seen.LIBRARY)),
     (
@@ -191,7 +210,9 @@ _TABLE: Final[list[tuple[Category, Confidence, str, Callable[[_Facts], Mask]]]] 
         "a frame of torch.autograd's backward, or of a compiled one",
         lambda f: f.shows(_Seen.BACKWARD),
     ),
+    (_G, Confidence.HIGH, "allocated by a node of the backward graph", lambda f: f.in_backward),
     (_A, Confidence.HIGH, "a frame of a module's forward", lambda f: f.shows(_Seen.FORWARD)),
+    (_A, Confidence.HIGH, "allocated in the call of a module", lambda f: f.in_module),
     (
         _O,
         Confidence.MEDIUM,
@@ -233,15 +254,25 @@ RULES: Final = tuple(Rule(category, confidence, reason) for category, confidence
 """The rules, in the order in which they are tried."""
 
 
-def categorize(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, device: int, index: int) -> Categories:
+def categorize(
+    trace: Trace,
+    blocks: Lifetimes,
+    curve: Timeline,
+    steps: Steps,
+    device: int,
+    index: int,
+    modules: BlockModules | None = None,
+) -> Categories:
     """Return what each block is for, where it can be inferred, and the shares right after record `index`.
 
     Parameters
     ----------
     blocks, curve, steps
         Of this device.
+    modules
+        Of these blocks; looked up if the caller does not have them.
     """
-    facts = _facts(trace, blocks, curve, steps, device)
+    facts = _facts(trace, blocks, curve, steps, device, modules or block_modules(trace, blocks))
     rule = np.full(len(blocks), len(RULES) - 1, np.int64)
     undecided = np.ones(len(blocks), np.bool_)
     for i, (*_, applies) in enumerate(_TABLE):
@@ -259,7 +290,9 @@ def categorize(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, d
 _RANGES: Final = {"optimizer": r"optimizer\.step|\boptim", "backward": "backward", "forward": "forward"}
 
 
-def _facts(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, device: int) -> _Facts:
+def _facts(
+    trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, device: int, modules: BlockModules
+) -> _Facts:
     never = len(trace.records)
     stack_flags = _stack_flags(trace)
     in_range = range_at(trace, blocks.start)
@@ -287,7 +320,12 @@ def _facts(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, devic
     # Whether blocks of the last two steps stay is not known yet.
     next_bound, third_bound = np.append(bounds, never)[step], np.append(bounds, [never + 1] * 3)[step + 2]
     in_step = np.full(len(blocks), bool(len(bounds)))
+    born = trace.records[blocks.start]
+    is_block = born["kind"] == Kind.BLOCK_ALLOC
     return _Facts(
+        role=modules.role,
+        in_module=(is_block & (born["flags"] & OF_MODULE != 0)),
+        in_backward=(is_block & (born["flags"] & OF_BACKWARD != 0)),
         seen=stack_flags[blocks.stack],
         born_in=born_in,
         zeroed=zeroed,

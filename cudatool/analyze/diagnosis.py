@@ -10,6 +10,7 @@ from typing import Any, Final
 from cudatool.analyze.categories import Categories, Category, categorize
 from cudatool.analyze.fragmentation import Cause, Fragmentation, fragmentation
 from cudatool.analyze.leaks import PARTS_OF_LEAKS, Leaks, leaks
+from cudatool.analyze.modules import Modules, modules
 from cudatool.analyze.moments import CallSite, by_call_site
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.recorded import recorded_settings
@@ -22,6 +23,7 @@ from cudatool.memory.settings import Settings, setting_texts
 from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from
+from cudatool.trace.module_tensors import block_modules
 from cudatool.units import format_bytes
 
 __all__ = ["PARTS_OF_DIAGNOSIS", "Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
@@ -76,6 +78,8 @@ class Diagnosis:
         Live bytes at the peak of active bytes, by call stack.
     categories
         What blocks are for, where it can be inferred.
+    modules
+        What each module of PyTorch holds at the peak of active bytes; None if the recording knows no module.
     by_stream, by_pool
         How much each stream, or pool, held.
     fragmentation
@@ -93,6 +97,7 @@ class Diagnosis:
     device: int
     tree: SiteTree
     categories: Categories
+    modules: Modules | None
     by_stream: tuple[Usage, ...]
     by_pool: tuple[Usage, ...]
     fragmentation: tuple[Fragmentation, ...]
@@ -106,6 +111,7 @@ class Diagnosis:
         return {
             "tree": self.tree.as_dict(),
             "categories": self.categories.as_dict(),
+            "modules": None if self.modules is None else self.modules.as_dict(),
             "by_stream": [asdict(usage) for usage in self.by_stream],
             "by_pool": [asdict(usage) for usage in self.by_pool],
             "fragmentation": [moment.as_dict() for moment in self.fragmentation],
@@ -147,7 +153,8 @@ def diagnose(
     steps = find_steps(trace, blocks, device)
     split = fragmentation(trace, blocks, segments, curve, device, settings)
     advance()
-    categories = categorize(trace, blocks, curve, steps, device, peak)
+    in_modules = block_modules(trace, blocks)
+    categories = categorize(trace, blocks, curve, steps, device, peak, in_modules)
     advance()
     grows = leaks(trace, blocks, device, steps)
     beside = outside(trace, segments, curve, device, peak, total)
@@ -165,6 +172,7 @@ def diagnose(
         device=device,
         tree=tree,
         categories=categories,
+        modules=modules(trace, blocks, in_modules, categories, peak),
         by_stream=by_stream,
         by_pool=by_pool,
         fragmentation=split,

@@ -27,6 +27,7 @@ from cudatool.analyze.diagnosis import Remedy, Topic, advice
 from cudatool.analyze.fragmentation import Fragmentation, fragmentation
 from cudatool.analyze.leaks import Leaks, leaks
 from cudatool.analyze.ledger import Ledger, ledger
+from cudatool.analyze.modules import Modules, modules
 from cudatool.analyze.moments import CallSite, by_call_site
 from cudatool.analyze.outside import Outside, outside
 from cudatool.analyze.recorded import recorded_settings
@@ -39,6 +40,7 @@ from cudatool.trace import lifetimes
 from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, Kind
 from cudatool.trace.frames import call_site, user_frames
 from cudatool.trace.model import Frame, Trace, is_of_kind
+from cudatool.trace.module_tensors import block_modules
 from cudatool.units import format_bytes
 
 __all__ = ["Failure", "Shortage", "failure"]
@@ -85,6 +87,8 @@ class Failure:
         Live memory by call site, the largest first.
     categories
         What live blocks were for, where it can be inferred.
+    modules
+        What each module of PyTorch held; None if the recording knows no module.
     ledger
         What all the process's memory was, where NVML was read.
     settings
@@ -111,6 +115,7 @@ class Failure:
     split: Fragmentation | None
     held: tuple[CallSite, ...]
     categories: Categories
+    modules: Modules | None
     leaks: Leaks
     ledger: Ledger | None
     settings: Advice | None
@@ -126,6 +131,7 @@ class Failure:
             "split": None if self.split is None else self.split.as_dict(),
             "held": [asdict(site) for site in self.held],
             "categories": self.categories.as_dict(),
+            "modules": None if self.modules is None else self.modules.as_dict(),
             "leaks": self.leaks.as_dict(),
             "ledger": None if self.ledger is None else self.ledger.as_dict(),
             "settings": None if self.settings is None else asdict(self.settings),
@@ -158,7 +164,8 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
     split = fragmentation(part, blocks, segments, curve, device, settings or Settings())
     beside = outside(part, segments, curve, device, index, total)
     steps = find_steps(part, blocks, device)
-    categories = categorize(part, blocks, curve, steps, device, index)
+    in_modules = block_modules(part, blocks)
+    categories = categorize(part, blocks, curve, steps, device, index, in_modules)
     grows = leaks(part, blocks, device, steps)
     held = by_call_site(part, blocks.at(index))
     is_larger = beside.total is not None and size > beside.total
@@ -194,6 +201,7 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
         split=last,
         held=held,
         categories=categories,
+        modules=modules(part, blocks, in_modules, categories, index),
         leaks=grows,
         ledger=of_device,
         settings=tried,

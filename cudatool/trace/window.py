@@ -12,6 +12,7 @@ from cudatool.trace import lifetimes
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
+from cudatool.trace.module_tensors import tensors_in
 
 __all__ = ["window"]
 
@@ -26,10 +27,10 @@ _GENERATED: Final = (Kind.GENERATED_FILE, Kind.GENERATED_LINE, Kind.GENERATED_FA
 def window(trace: Trace, start: int, stop: int) -> Trace:
     """Return the events from `start` to before `stop`, after events that lead to the state right before `start`.
 
-    These describe the segments, mapped pages, blocks, pinned memory, streams, open ranges and generated files that
-    existed: each by the event that made it, and blocks that wait for a stream also by the requested free. Like the
-    state that a reader infers for the time before a recording, they are not part of what happened:
-    :func:`recorded_from` returns where that begins. They have the time of `start`.
+    These describe the segments, mapped pages, blocks, tensors of modules, pinned memory, streams, open ranges and
+    generated files that existed: each by the event that made it, and blocks that wait for a stream also by the
+    requested free. Like the state that a reader infers for the time before a recording, they are not part of what
+    happened: :func:`recorded_from` returns where that begins. They have the time of `start`.
 
     Parameters
     ----------
@@ -62,7 +63,9 @@ def _state(trace: Trace, start: int) -> tuple[npt.NDArray[np.void], Ints]:
     waiting = blocks[blocks.freed < start]
     opened = _opened(trace, start)
     idle = _idle_chunks(trace, all_blocks, blocks, segments, start)
-    source = np.concatenate([opened, segments.start, idle, blocks.start[~of_driver], waiting.freed])
+    tensors = np.array([record for _, record in tensors_in(trace, blocks)], np.int64)
+    tensors = np.sort(tensors[tensors < start])
+    source = np.concatenate([opened, segments.start, idle, blocks.start[~of_driver], waiting.freed, tensors])
     records = trace.records[source]
     first = len(opened)
     # The remainder of mapped pages.

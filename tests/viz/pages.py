@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatool.sanitize import Report, check
-from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Kind, PlanFlag, StreamFlag
+from cudatool.trace.events import OF_BACKWARD, OF_MODULE, RECORD, AccessFlag, CopyFlag, Kind, PlanFlag, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>{{payload}}"
@@ -70,6 +70,21 @@ def racy(name: str = "kernel", *, timed: bool = True) -> tuple[Trace, Report]:
     frames = [Frame(f"/home/{name}.py", name, 3), Frame("/home/u/other.py", "consume", 9)]
     trace = Trace(records, names=["", name], stacks=[(), (0,), (1,)], frames=frames, source="racy.ctrace")
     return trace, check(trace)
+
+
+def layered(name: str = "kernel") -> Trace:
+    """A program of PyTorch: a layer twice, and a block of no module."""
+    trace = program(name, repeat=1)
+    paths = ("Net.layers.0", "Net.layers.1", "Net.layers.1", "")
+    more = np.zeros(len(paths), RECORD)
+    more["kind"], more["address"] = Kind.BLOCK_ALLOC, (1 << 44) + 4096 * np.arange(len(paths))
+    more["size"] = more["aux0"] = 1024 * np.arange(1, 1 + len(paths))
+    more["time"], more["stack"] = trace.records["time"][-1], 1
+    names = [*trace.names, *dict.fromkeys(path for path in paths if path)]
+    more["name"] = [names.index(path) for path in paths]
+    more["flags"] = [OF_MODULE if path else 0 for path in paths]
+    more["flags"][2] |= OF_BACKWARD
+    return replace(trace, names=names, records=np.concatenate([trace.records, more]))
 
 
 def planned(name: str = "kernel") -> Trace:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import EXECUTABLE, SETTLE, Page
-from pages import HOSTILE, planned, program, racy
+from pages import HOSTILE, layered, planned, program, racy
 
 from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
@@ -383,6 +383,18 @@ def test_colours_can_stand_for_each_kind(page: Page, kind: str) -> None:
     page.evaluate(SETTLE)
     assert page.evaluate(COLOURS.format("#timeline")) > 3
     assert page.evaluate("byId('stacked-by').textContent") in ("call site", "purpose", "size", "stream", "pool")
+
+
+def test_modules_are_a_table_of_equal_layers_or_of_each(tmp_path: Path) -> None:
+    viz.write_page(layered(), tmp_path / "page.html")
+    rows = "[...document.querySelectorAll('#modules tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    with Page(tmp_path / "page.html") as page:
+        assert [["layers.* (2 modules)", "3 KiB", "3 KiB", "6 KiB"]] == page.evaluate(rows)
+        page.evaluate("byId('each-module').click()")
+        assert [["layers.1", "3 KiB", "2 KiB", "5 KiB"], ["layers.0", "", "1 KiB", "1 KiB"]] == page.evaluate(rows)
+        assert "have a module" in page.evaluate("byId('modules-text').textContent")
+        assert "module layers.1" in page.evaluate("memoryView.describeBlock(2, memoryView.row)")
+        assert [] == page.errors
 
 
 def test_private_pools_are_hatched_and_named(pools_page: Page) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import HOSTILE, program, racy
+from pages import HOSTILE, layered, program, racy
 from twin import decode, payload_of, unpack
 
 from cudatool import analyze, viz
@@ -86,6 +86,24 @@ def test_streams_pools_and_sites_arrive_by_name() -> None:
     sites = device["sites"]
     expected = [f"{exact_bytes(requested)} each" for requested in report.blocks.requested.tolist()]  # it has no stacks
     assert expected == [sites["label"][i] for i in device["blocks"]["site"]]
+
+
+def test_modules_arrive_with_what_they_hold_and_that_of_each_block() -> None:
+    report = analyze.report(layered())
+    (device,) = unpack(payload(report))["devices"]
+    assert ["", "layers.0", "layers.1", "layers.1", ""] == [device["modules"][i] for i in device["blocks"]["module"]]
+    modules = device["diagnosis"]["modules"]
+    assert [("layers.1", 2048, 3072), ("layers.0", 1024, 0)] == [
+        (row["path"], row["activations"], row["gradients"]) for row in modules["held"]
+    ]
+    assert [("layers.*", 2, 6144)] == [(row["path"], row["modules"], row["size"]) for row in modules["merged"]]
+    assert list(report.diagnoses[0].modules.sentences()) == modules["sentences"]
+
+
+def test_a_program_without_modules_has_none() -> None:
+    (device,) = unpack(payload(analyze.report(program(repeat=2))))["devices"]
+    assert device["diagnosis"]["modules"] is None
+    assert {""} == {device["modules"][i] for i in device["blocks"]["module"]}
 
 
 def test_operations_arrive_with_names_and_times_from_the_first_on() -> None:
