@@ -1,12 +1,13 @@
-"""Compiled models: the share of their memory at the peak whose graph node and line of the program are known. On a GPU.
+"""The share of models' memory at the peak that is attributed: to modules, or to nodes of compiled graphs. On a GPU.
 
-    python benchmarks/bench_attribution.py [--jobs 4] [--only NAME] [--keep FOLDER]
+    python benchmarks/bench_attribution.py [--jobs 4] [--only NAME] [--eager] [--keep FOLDER]
 
 Needs timm and transformers; the weights are random. `cudatool run` records each model in a process of its own, with an
 empty cache of PyTorch's compiler, and PyTorch's own recorder keeps its history of the same run:
 ``torch.cuda.memory._snapshot(augment_with_fx_traces=True)`` with ``enrich_profiler_metadata`` on, if this PyTorch has
-them. Of that the column "PyTorch" has the share of all bytes at the peak that have a node. The last model runs again,
-with the compiler's cache of the first run.
+them. Of that the column "PyTorch" has the share of all bytes at the peak that have a node. The last compiled model runs
+again, with the compiler's cache of the first run. Models that are not compiled (mode "eager", the last rows) have the
+share of all bytes with a module of the program, and with a module and a purpose.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ ROWS = [
     ("llama", "infer", "reduce-overhead"),
     ("llama", "train", "default"),
 ]
+EAGER = [
+    ("resnet50", "train", "eager"),
+    ("resnet50", "infer", "eager"),
+    ("vit_tiny_patch16_224", "train", "eager"),
+    ("gpt2", "train", "eager"),
+    ("bert", "train", "eager"),
+    ("llama", "train", "eager"),
+    ("llama-checkpoints", "train", "eager"),
+    ("llama", "infer", "eager"),
+]
 STEPS = 5
 
 
@@ -46,7 +57,7 @@ def make(name: str) -> tuple[Any, Any]:
     """Return a model and its input."""
     import torch
 
-    if name in ("gpt2", "bert", "llama"):
+    if name.partition("-")[0] in ("gpt2", "bert", "llama"):
         import transformers as t
 
         sizes = {"vocab_size": 4096}
@@ -58,6 +69,8 @@ def make(name: str) -> tuple[Any, Any]:
             model = t.BertForMaskedLM(t.BertConfig(**sizes, **more))
         else:
             model = t.LlamaForCausalLM(t.LlamaConfig(**sizes, **more, use_cache=False))
+        if name.endswith("-checkpoints"):
+            model.gradient_checkpointing_enable()
         return model.cuda(), torch.randint(0, 4096, (8, 256), device="cuda")
     import timm
 
@@ -75,16 +88,23 @@ def work(name: str, what: str, mode: str, snapshot: str) -> None:
     torch.manual_seed(0)
     model, x = make(name)
     model.train(what == "train")
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    compiled = torch.compile(model, mode=mode)
+    optimizer = (torch.optim.AdamW if mode == "eager" else torch.optim.SGD)(model.parameters(), lr=1e-3)
+    compiled = model if mode == "eager" else torch.compile(model, mode=mode)
 
     def forward() -> Any:
         result = compiled(x)
         return getattr(result, "logits", result)
 
+    def loss() -> Any:
+        if mode != "eager":
+            return forward().square().mean()
+        if hasattr(model, "config"):
+            return model(x, labels=x).loss
+        return torch.nn.CrossEntropyLoss()(model(x), torch.zeros(len(x), dtype=torch.long, device="cuda"))
+
     for _ in range(STEPS):
         if what == "train":
-            forward().square().mean().backward()
+            loss().backward()
             optimizer.step()
             optimizer.zero_grad()
         else:
@@ -125,6 +145,11 @@ def measure(row: tuple[str, str, str], folder: Path, again: bool = False) -> str
     device = described(trace)
     of_torch = described(snapshot)
     active, own = device["peak"]["active"], device["generated"]
+    if row[2] == "eager":
+        found = device["diagnosis"]["modules"]
+        missing = ", ".join(f"{part['size'] / 2**20:.1f} MiB {part['reason']}" for part in found["without"])
+        shares = f"{found['with_module'] / found['size']:8.1%} {found['named'] / found['size']:8.1%}"
+        return f"{words} {active / 2**20:8.1f} {shares} {took:6.1f}  {missing}"
     if own is None:
         return f"{words} {active / 2**20:8.1f} MiB, nothing by compiled code"
     noted = sum(site["size"] for site in of_torch["at_peak"] if site["compiled"]["fx_node"])
@@ -139,13 +164,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--only", default="")
+    parser.add_argument("--eager", action="store_true", help="only models that are not compiled")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         work(*options.work)
         return
-    rows = [row for row in ROWS if options.only in row[0]]
+    rows = [] if options.eager else [row for row in ROWS if options.only in row[0]]
+    eager = [row for row in EAGER if options.only in row[0]]
     with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(options.jobs) as pool:
         folder = options.keep or Path(made)
         folder.mkdir(exist_ok=True)
@@ -158,7 +185,11 @@ def main() -> None:
         began = time.perf_counter()
         for line in pool.map(lambda row: measure(row, folder), rows):
             print(line, flush=True)
-        print(f"{measure(rows[-1], folder, again=True)}  (from PyTorch's cache)")
+        if rows:
+            print(f"{measure(rows[-1], folder, again=True)}  (from PyTorch's cache)")
+        print(f"{'not compiled':44} {'peak':>8}   module +purpose      s  missing")
+        for line in pool.map(lambda row: measure(row, folder), eager):
+            print(line, flush=True)
         print(f"{time.perf_counter() - began:.0f} s in all")
 
 
