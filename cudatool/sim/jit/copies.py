@@ -46,13 +46,14 @@ def separate_copies(function: Function, special: Iterable[str]) -> Function:
     block_of = [number for number, block in enumerate(flow.blocks) for _ in range(block.start, block.stop)]
     everywhere = frozenset(range(len(flow.blocks)))
     code, registers = list(code), dict(function.registers)
+    uses = list(map(reads, code))
     added: dict[int, Instruction] = {}
     for index, name in found.items():
         others = [other for other in sets[name] if other != index]
         after = flow.reached({block_of[other] for other in others}, everywhere)
         own = f"{name}$own{index}"
         for place, instruction in enumerate(code):
-            if name not in reads(instruction) or name in writes(instruction) or block_of[place] in after:
+            if name not in uses[place] or name in writes(instruction) or block_of[place] in after:
                 continue
             if any(block_of[other] == block_of[place] and other < place for other in others):
                 continue
@@ -60,6 +61,7 @@ def separate_copies(function: Function, special: Iterable[str]) -> Function:
             operands = tuple(renamed(operand, {name: own}) for operand in instruction.operands)
             assert guard is None or isinstance(guard, Register)
             code[place] = replace(instruction, operands=operands, guard=guard)
+            uses[place] = reads(code[place])
             registers[own] = registers[name]
             added[index] = replace(code[index], operands=(Register(own), *code[index].operands[1:]))
     return _with_added(function, code, registers, added) if added else function

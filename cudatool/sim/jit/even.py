@@ -175,6 +175,8 @@ class _Region:
         self.has_loop = any(number in self.reached(self.after(number)) for number in self.blocks)
         self.loops = flow.natural_loops() if self.has_loop else {}
         self.order = self._order()
+        self._ending = {number for number in self.blocks if self._can_end(number)}
+        self._meeting: dict[int, int | None] = {}
 
     def after(self, number: int) -> list[int]:
         return [] if number in self.ends else self.flow.blocks[number].successors
@@ -223,16 +225,35 @@ class _Region:
         return found
 
     def meeting_point(self, number: int) -> int | None:
-        """Return the first block that all ways from a block come through, None if some end before."""
-        found: int | None = None
-        for one in self.reached(self.after(number)) - {number}:
-            around = self.reached(self.after(number), without=one)
-            if any(self._can_end(other) for other in around | {number}):
-                continue
-            # Of several, the one that is reached first leaves the fewest blocks before it.
-            if found is None or found not in around:
-                found = one
-        return found
+        """Return the first block that all ways from a block come through, None if some end before or none ends."""
+        if number not in self._meeting:
+            self._meeting[number] = self._first_met(number)
+        return self._meeting[number]
+
+    def _first_met(self, number: int) -> int | None:
+        if number in self._ending:
+            return None
+        after = self.after(number)
+        # A block that all ways come through is on this one, too, and of several, the first on it is the first on all.
+        for one in self._way_to_an_end(after):
+            if self._ending.isdisjoint(self.reached(after, without=one)):
+                return one
+        return None
+
+    def _way_to_an_end(self, start: Iterable[int]) -> list[int]:
+        """Return the blocks of a shortest way from one of `start` to one that can end, none if there is no such way."""
+        came_from: dict[int, int | None] = dict.fromkeys(start)
+        for number in (pending := list(came_from)):
+            if number in self._ending:
+                way = [number]
+                while (one := came_from[way[-1]]) is not None:
+                    way.append(one)
+                return way[::-1]
+            for one in self.after(number):
+                if one not in came_from:
+                    came_from[one] = number
+                    pending.append(one)
+        return []
 
     def _can_end(self, number: int) -> bool:
         last = self.last(number)
@@ -271,18 +292,18 @@ def _with_uneven(
             found |= dict.fromkeys(name for one in region.instructions(number) for name in writes(one))
         else:
             together += region.instructions(number)
+    written = [(name, one) for one in together for name in writes(one)]
     while True:
         before_round = dict(found)
-        for one in together:
-            for name in writes(one):
-                known, distance = _of(one, found)
-                if known:
-                    if name not in registers or (distance and not _is_whole(registers[name], one)):
-                        distance = None
-                    found[name] = distance if found.get(name, distance) == distance else None
+        for name, one in written:
+            known, distance = _of(one, found)
+            if known:
+                if name not in registers or (distance and not _is_whole(registers[name], one)):
+                    distance = None
+                found[name] = distance if found.get(name, distance) == distance else None
         if found == before_round:
             # What is still unknown is only ever set from itself.
-            unknown = {name for one in together for name in writes(one)} - found.keys()
+            unknown = {name for name, _ in written} - found.keys()
             if not unknown:
                 return found
             found |= dict.fromkeys(unknown)

@@ -11,6 +11,7 @@ from even_kernels import even_kernel
 from random_kernels import WORDS, inputs, module_of
 
 from cudatool.sim import jit
+from cudatool.sim.jit import even
 
 FIRST = int(os.environ.get("CUDATOOL_TEST_SEED", "0"))
 
@@ -265,3 +266,31 @@ def test_the_random_kernels_have_loops_that_rows_run_together():
 def test_the_random_kernels_have_loops_that_threads_run_together():
     texts = (module_of([even_kernel(seed, 64)]).encode() for seed in range(FIRST, FIRST + 12))
     assert sum(runs_together(jit.load(text).kernels["k"]) for text in texts) >= 6
+
+
+def test_where_branches_meet_is_looked_up_once_for_each(monkeypatch):
+    """Most of the time to translate a kernel with many branches once went into that."""
+    looks = []
+    reached = even._Region.reached
+    monkeypatch.setattr(
+        even._Region, "reached", lambda self, *words, **known: looks.append(1) or reached(self, *words, **known)
+    )
+    branches = "".join(
+        f"@p bra A{k}; add.u32 sum, sum, {k}; A{k}: shr.u32 x, x, 1; setp.ne.u32 p, x, 0;\n" for k in range(20)
+    )
+    text = f"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 out) {{
+    .reg .pred p, q; .reg .b32 x, sum, left; .reg .b64 address, offset;
+    ld.param.u64 address, [out];
+    mov.u32 x, %tid.x; mov.u32 sum, 0; mov.u32 left, 4; setp.ne.u32 p, x, 0;
+LOOP:
+    {branches}
+    sub.u32 left, left, 1; setp.ne.u32 q, left, 0; @q bra LOOP;
+    mul.wide.u32 offset, %tid.x, 4; add.u64 address, address, offset; st.global.u32 [address], sum;
+    ret;
+}}"""
+    assert runs_together(jit.load(text.encode()).kernels["k"])
+    assert 0 < len(looks) < 100  # 62: one for each block, and one for each branch
