@@ -30,7 +30,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from cudatool.errors import CudatoolError, OutputError, UsageError
-from cudatool.fleet.database import connect, write_table
+from cudatool.fleet.database import connect, need_duckdb, write_table
 from cudatool.fleet.schema import LAYOUT, NO_RANK, SCHEMA, TABLES
 from cudatool.fleet.tables import Tables
 from cudatool.progress import step
@@ -112,7 +112,7 @@ def convert(
     OutputError
         The directory cannot be written.
     """
-    connect().close()
+    need_duckdb()
     with _locked(dataset):
         known = parts_of(dataset)
         waiting = []

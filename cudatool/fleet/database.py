@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cudatool.errors import UsageError
 from cudatool.fleet.schema import TABLES
 from cudatool.fleet.tables import NULL, Columns
 
-__all__ = ["connect", "write_table"]
+__all__ = ["connect", "need_duckdb", "write_table"]
 
 
-def connect(**settings: Any) -> Any:
-    """Return a new database in memory.
+def need_duckdb() -> Any:
+    """Return the module.
 
     Raises
     ------
@@ -25,23 +28,38 @@ def connect(**settings: Any) -> Any:
         import duckdb
     except ImportError as error:
         raise UsageError("this needs DuckDB: pip install 'cudatool[fleet]'") from error
-    return duckdb.connect(":memory:", config={"autoinstall_known_extensions": False, **settings})
+    return duckdb
+
+
+def connect(**settings: Any) -> Any:
+    """Return a new database in memory; raise UsageError if DuckDB is not installed."""
+    return need_duckdb().connect(":memory:", config={"autoinstall_known_extensions": False, **settings})
 
 
 def write_table(database: Any, path: Path, table: str, columns: Columns) -> None:
     """Write one table of a part as a Parquet file; no columns are no rows."""
+    if not columns:  # most tables of most traces, and the same bytes each time
+        path.write_bytes(_empty(table))
+        return
     schema = TABLES[table]
-    if not columns:
-        nothing = ", ".join(f'CAST(NULL AS {c.type}) AS "{c.name}"' for c in schema)
-        source, chosen = "(SELECT 1) WHERE false", nothing
-    else:
-        database.register("columns", {column.name: columns[column.name] for column in schema})
-        chosen = ", ".join(_cast(column.name, column.type, columns) for column in schema)
-        source = "columns"
+    database.register("columns", {column.name: columns[column.name] for column in schema})
+    _copy(database, f"{', '.join(_cast(column.name, column.type, columns) for column in schema)} FROM columns", path)
+    database.unregister("columns")
+
+
+@cache
+def _empty(table: str) -> bytes:
+    """Return a Parquet file that has the columns of a table and no rows."""
+    names = ", ".join(f'CAST(NULL AS {column.type}) AS "{column.name}"' for column in TABLES[table])
+    with closing(connect(threads=1)) as database, TemporaryDirectory(prefix="cudatool-empty-") as folder:
+        path = Path(folder) / "empty.parquet"
+        _copy(database, f"{names} WHERE false", path)
+        return path.read_bytes()
+
+
+def _copy(database: Any, selected: str, path: Path) -> None:
     target = str(path).replace("'", "''")
-    database.execute(f"COPY (SELECT {chosen} FROM {source}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
-    if columns:
-        database.unregister("columns")
+    database.execute(f"COPY (SELECT {selected}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
 
 
 def _cast(name: str, type: str, columns: Mapping[str, Any]) -> str:

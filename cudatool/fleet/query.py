@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cudatool.errors import UsageError
 from cudatool.fleet.convert import PART, parts_of
-from cudatool.fleet.database import connect
+from cudatool.fleet.database import connect, need_duckdb
 from cudatool.fleet.schema import LAYOUT, PARTITIONS, TABLES, Column
 from cudatool.limits import QUESTION_MEMORY
 from cudatool.text import printable, quoted, shortened
@@ -63,8 +63,7 @@ def opened(
     UsageError
         DuckDB is not installed, or a directory is no data set, or has what no conversion writes.
     """
-    connect().close()
-    import duckdb
+    duckdb = need_duckdb()
 
     for dataset in datasets:
         _check_links(dataset.resolve(), [dataset.resolve()] if parts is None else list(parts))

@@ -61,6 +61,23 @@ def answer(dataset: Path, question: str) -> list:
         return list(ask(database, question).rows)
 
 
+def test_databases_are_made_for_what_is_read_or_written_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new database takes 17 ms: one for each input, one for each question, and no table without rows needs any."""
+    import duckdb
+
+    made = []
+    connect = duckdb.connect
+    monkeypatch.setattr(
+        duckdb, "connect", lambda *words, **settings: made.append(settings) or connect(*words, **settings)
+    )
+    converted(copies(tmp_path, "first"), tmp_path / "set")  # keeps what an empty table is
+    made.clear()
+    converted(copies(tmp_path, "second", "third"), tmp_path / "set")
+    assert 2 == len(made)
+    assert [(3,)] == answer(tmp_path / "set", "SELECT count(*) FROM ranks")
+    assert 3 == len(made)
+
+
 def test_the_reference_in_the_docs_is_the_schema() -> None:
     assert page() == PAGE.read_text(), "run python tests/fleet_reference.py"
 
