@@ -11,7 +11,18 @@ from operator import and_, or_
 from cudatool.limits import FLOW_STEPS
 from cudatool.ptx.effects import has_result
 from cudatool.ptx.isa import Control, opcode_of
-from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, PtxError, Register, Symbol, VectorOperand
+from cudatool.ptx.model import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Operand,
+    Pair,
+    PtxError,
+    Register,
+    Symbol,
+    VectorOperand,
+)
 
 __all__ = ["Block", "Flow", "reads", "writes"]
 
@@ -38,9 +49,10 @@ def writes(instruction: Instruction) -> list[str]:
     """Return the registers that an instruction sets."""
     if not instruction.operands or not has_result(instruction):
         return []
-    if isinstance(instruction.operands[0], Address):
-        return []
-    return list(_registers(instruction.operands[0]))
+    first = instruction.operands[0]
+    if isinstance(first, Register):  # most are: the rest takes three times as long
+        return [first.name]
+    return [] if isinstance(first, Address) else list(_registers(first))
 
 
 def reads(instruction: Instruction) -> list[str]:
@@ -48,7 +60,12 @@ def reads(instruction: Instruction) -> list[str]:
     operands = instruction.operands
     if operands and has_result(instruction) and not isinstance(operands[0], Address):
         operands = operands[1:]
-    found = [name for operand in operands for name in _registers(operand)]
+    found = []
+    for operand in operands:
+        if isinstance(operand, Register):
+            found.append(operand.name)
+        elif not isinstance(operand, Immediate):
+            found += _registers(operand)
     if instruction.guard is not None:
         found.append(instruction.guard.name)
     return found

@@ -55,19 +55,25 @@ class _Kernel(Protocol):
     def header(self, e: Emitter) -> list[str]: ...
 
 
-def _live(kernel: _Kernel, head: int, region: list[Instruction]) -> list[str]:
-    """Return the registers of a `region` that a part of it needs, or what follows that; others stay in their slots."""
-    touched = {name for one in region for names in (reads(one), writes(one)) for name in names}
-    return sorted(kernel.flow.blocks[head].live_in & touched & kernel.function.registers.keys())
+def _touched(kernel: _Kernel, region: list[Instruction]) -> set[str]:
+    """Return the registers that a `region` reads or sets; others stay in their slots."""
+    found = {name for one in region for names in (reads(one), writes(one)) for name in names}
+    return found & kernel.function.registers.keys()
+
+
+def _live(kernel: _Kernel, head: int, touched: set[str]) -> list[str]:
+    """Return the registers, of those that the region has `touched`, that a part of it needs, or what follows that."""
+    return sorted(kernel.flow.blocks[head].live_in & touched)
 
 
 def enter_at_heads(kernel: _Kernel, e: Emitter, heads: list[int], region: list[Instruction]) -> None:
     """Emit how a thread finds where to begin: ``%from`` is one more than one of `heads`, 0 where the region begins."""
     cases = " ".join(f"i32 {head + 1}, label %from{head}" for head in heads)
     e.emit(f"switch i32 %from, label %start [ {cases} ]")
+    touched = _touched(kernel, region)
     for head in heads:
         e.label(f"from{head}")
-        for register in _live(kernel, head, region):
+        for register in _live(kernel, head, touched):
             kernel.take(e, register)
         e.emit(f"br label %b{head}")
     e.label("start")
@@ -121,7 +127,7 @@ class Together:
     ) -> None:
         self.kernel, self.number, self.index, self.even = kernel, number, index, even
         self.before, self.own, self.only = before, sorted(own), only
-        self.region = region + before
+        self.touched = _touched(kernel, region + before)
         self.written = {name for one in region for name in writes(one)}
         self.arrays: dict[str, str] = {}
         self.loops: list[int] = []
@@ -166,7 +172,7 @@ class Together:
         return "i8" if kind == "i1" else kind
 
     def _live(self, head: int) -> list[str]:
-        return _live(self.kernel, head, self.region)
+        return _live(self.kernel, head, self.touched)
 
     def _array(self, name: str) -> str:
         return self.arrays.setdefault(name, f'%"array {name}"')
