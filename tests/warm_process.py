@@ -8,6 +8,7 @@ reads has no effect: its options, and variables such as PYTHONPATH.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -165,6 +166,9 @@ def serve() -> str:
 
     gc.collect()
     gc.freeze()  # no page is copied because a child's collection looked at it
+    # Nor because its end frees what modules hold; names still become None, and what the program itself made is freed.
+    held = [list(vars(module).values()) for module in list(sys.modules.values())]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
     requests, answers = os.dup(0), os.dup(1)
     with open(requests, closefd=False) as lines:

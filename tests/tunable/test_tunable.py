@@ -14,7 +14,7 @@ from cudatool.blas import _gemm
 from cudatool.errors import ConfigError, FileFormatError, UsageError
 from cudatool.graphs import CUDAGraph, graph
 from cudatool.trace.events import Kind
-from cudatool.tunable import _candidates, _context, _tune
+from cudatool.tunable import _candidates, _context, _triton, _tune
 from cudatool.tunable._problem import example, problem_of
 from cudatool.tunable._results import Result
 
@@ -23,7 +23,11 @@ KERNEL = "Kernel_16x16"
 
 @pytest.fixture(autouse=True)
 def tuning(monkeypatch, tmp_path):
-    """Nothing is set, and files are in a directory of the test's own."""
+    """Nothing is set, files are in a directory of the test's own, and of Triton's kernels only the smallest is tried.
+
+    Triton compiles each for seconds; test_tunable_triton.py computes products by all of them.
+    """
+    monkeypatch.setattr(_triton, "TILES", dict([*_triton.TILES.items()][:1]))
     for name in list(os.environ):
         if "_TUNABLEOP_" in name:
             monkeypatch.delenv(name)
@@ -384,14 +388,22 @@ def test_defaults_are_pytorchs():
 
 
 def test_a_program_is_tuned_by_the_environment_alone(tmp_path):
-    program = "import cudatool\na = cudatool.ones((4, 4))\nfor _ in range(2):\n    b = cudatool.blas.mm(a, a)\n"
+    program = """
+import cudatool
+from cudatool import blas
+from cudatool.tunable import _triton
+_triton.TILES.clear()
+a = cudatool.ones((4, 4))
+for _ in range(2):
+    b = blas.mm(a, a)
+"""
     environment = {
         **os.environ,
         "PYTORCH_TUNABLEOP_ENABLED": "1",
         "PYTORCH_TUNABLEOP_MAX_TUNING_ITERATIONS": "1",
         "PYTORCH_TUNABLEOP_FILENAME": str(tmp_path / "found.csv"),
     }
-    done = run_python(program.replace("cudatool.blas", "__import__('cudatool.blas').blas"), environment=environment)
+    done = run_python(program, environment=environment)
     assert done.returncode == 0, done.stderr
     assert (
         (tmp_path / "found0.csv").read_text().splitlines()[-1].startswith("GemmTunableOp_float_NN,nn_4_4_4_ld_4_4_4,")
