@@ -6,8 +6,7 @@ device takes PTX, so no ptxas is run. Its own launcher, the one for NVIDIA's dri
 Kernels take arrays of ours, and any other object with a ``data_ptr()`` in the device's memory, on our current stream.
 They also take PyTorch's tensors in the host's memory, of a PyTorch built for processors: those of
 ``triton.runtime.driver.active.get_active_torch_device()``. Such memory is registered (``cuMemHostRegister``) as long as
-the tensor's storage lives, and the launch waits for the kernel, since PyTorch would not wait before it reads. Where
-kernels are checked for races, which is done in the device's memory alone, a launch gets copies of its tensors there.
+the tensor's storage lives, and the launch waits for the kernel, since PyTorch would not wait before it reads.
 
 This module imports Triton. It is imported when a program has imported Triton and uses the software device.
 """
@@ -21,7 +20,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from importlib import import_module
 from typing import Any, Final
 
@@ -39,7 +37,7 @@ from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import current_device, get_device_capability, set_device
 from cudatool.runtime.stream import current_stream
 from cudatool.sim.host_library import path_of
-from cudatool.sim.kernels import looks_for_races, modeled_ns
+from cudatool.sim.kernels import modeled_ns
 from cudatool.trace import hooks
 
 __all__ = ["TARGET", "Compiler", "Driver", "install"]
@@ -192,9 +190,6 @@ class _Launcher(CudaLauncher):  # type: ignore[misc]
         storages = _storages(rest) if "torch" in sys.modules else {}
         if not storages:
             super().__call__(x, y, z, stream, function, *rest)
-        elif looks_for_races():
-            with _copies(storages, stream) as places:
-                super().__call__(x, y, z, stream, function, *_placed(rest, places))
         else:
             for storage in storages.values():
                 _register(storage)
@@ -258,56 +253,6 @@ def _register_what_is_asked_for() -> None:
         return int(ask(self))
 
     tensor.data_ptr = data_ptr
-
-
-# ---- PyTorch's tensors in the device's memory, where kernels are checked for races ----
-
-
-class _Placed:
-    """Stands for a tensor whose storage is copied to the device's memory."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def data_ptr(self) -> int:
-        return self._address
-
-
-@contextmanager
-def _copies(storages: dict[int, Any], stream: int) -> Iterator[dict[int, int]]:
-    """Copy storages to the device's memory and, afterwards, back; yield where the copy of each address is."""
-    sizes = {address: storage.nbytes() for address, storage in storages.items() if storage.nbytes()}
-    places: dict[int, int] = {}
-    driver = calls.driver
-    try:
-        with operation():
-            for address, size in sizes.items():
-                places[address] = int(check(driver.cuMemAlloc(size)))
-                check(driver.cuMemcpyHtoD(places[address], address, size))
-        yield places
-        _wait(stream)
-        with operation():
-            for address, place in places.items():
-                check(driver.cuMemcpyDtoH(address, place, sizes[address]))
-    finally:
-        with operation():
-            for place in places.values():
-                check(driver.cuMemFree(place))
-
-
-def _placed(arguments: Iterable[Any], places: dict[int, int]) -> list[Any]:
-    """Return `arguments` with the copies of tensors in the place of tensors."""
-    placed, tensor = [], sys.modules["torch"].Tensor
-    for argument in arguments:
-        if isinstance(argument, tensor) and (start := argument.untyped_storage().data_ptr()) in places:
-            argument = _Placed(places[start] + argument.storage_offset() * argument.element_size())
-        elif isinstance(argument, tuple):
-            argument = type(argument)(_placed(argument, places))
-        elif isinstance(getattr(argument, "base", None), tensor):
-            argument, descriptor = copy(argument), argument
-            (argument.base,) = _placed((descriptor.base,), places)
-        placed.append(argument)
-    return placed
 
 
 # ---- the autotuner ----

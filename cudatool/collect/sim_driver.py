@@ -276,13 +276,14 @@ class SimDriverCollector:
     def _findings(self, operation: Operation, **who: int) -> None:
         for found in operation.findings:
             if found.is_gap:
+                is_part = found.kind == "unchecked"
                 hooks.emit(
                     Kind.WARNING,
                     name=found.text,
-                    flags=WarningFlag.RACES,
+                    flags=WarningFlag.RACES if is_part else WarningFlag.UNSEEN,
                     correlation=who["correlation"],
                     stack=0,
-                    aux0=WarningCode.RACECHECK_PARTIAL,
+                    aux0=WarningCode.RACECHECK_PARTIAL if is_part else WarningCode.ACCESSES_NOT_KNOWN,
                 )
             else:
                 self._finding(found, **who)

@@ -190,6 +190,14 @@ class KernelAccesses:
     accesses: tuple[Access, ...]
     doubts: frozenset[Doubt]
 
+    @property
+    def may_find_pointers(self) -> bool:
+        """Whether there are arguments for which it may access memory that none of them points to."""
+        known = (BaseKind.PARAMETER, BaseKind.VARIABLE)
+        return bool(self.doubts) or any(
+            not access.bases or any(base.kind not in known for base in access.bases) for access in self.accesses
+        )
+
 
 def infer_accesses(module: Module, kernel: str) -> KernelAccesses:
     """Return what a kernel of a parsed module may access.

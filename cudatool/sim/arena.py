@@ -52,8 +52,9 @@ SLAB_LIMIT: Final = 1 << 20
 """Bytes from which on an allocation has pages of its own."""
 _HOST_PAGE: Final = mmap.PAGESIZE
 _PLACE: Final = 1 << 45  # where device memory begins if nothing else is there: addresses are the same in each process
-# Bytes before device memory that fault, so that a negative index reaches nothing else. At most as many as it has.
-_GUARD: Final = 1 << 30
+# Bytes before device memory that fault, so that a negative index reaches nothing else; maps of memory have room for the
+# host's there. At most as many as device memory has.
+_GUARD: Final = 4 << 30
 _PROT_NONE, _PROT_READ, _PROT_RW = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _UNUSED = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE  # with no access: addresses that cost nothing
@@ -190,17 +191,19 @@ class Allocations(Ranges[Allocation]):
     def __init__(self) -> None:
         super().__init__()
         self.watchers: list[AllocationWatcher] = []
-        self.on_host = 0  # how many are memory of the host
+        self.on_host: dict[int, int] = {}  # address -> size of those that are memory of the host
 
     def add(self, item: Allocation) -> None:
         super().add(item)
-        self.on_host += item.device < 0
+        if item.device < 0:
+            self.on_host[item.address] = item.size
         for watcher in self.watchers:
             watcher.added(item)
 
     def remove(self, item: Allocation) -> None:
         super().remove(item)
-        self.on_host -= item.device < 0
+        if item.device < 0:
+            del self.on_host[item.address]
         for watcher in self.watchers:
             watcher.removed(item)
 
@@ -259,6 +262,8 @@ class Arena:
         What may hold device memory. It grows with the ranges that programs reserve, up to `limit`.
     ranges
         The addresses for those.
+    before
+        Addresses directly before it, which no memory ever has.
     """
 
     def __init__(self, size: int, ranges_size: int) -> None:
@@ -268,6 +273,7 @@ class Arena:
         if reserved in (None, ctypes.c_void_p(-1).value):
             raise AddressSpaceError(whole)
         self.base: int = -(-(reserved + guard) // PAGE) * PAGE
+        self.before = range(self.base - guard // PAGE * PAGE, self.base)
         self._fixed = size
         self.limit = size + ranges_size
         self.ranges = AddressSpace(self.base + size, ranges_size)

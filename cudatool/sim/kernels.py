@@ -22,9 +22,10 @@ from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.arena import Allocation, Variable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device
-from cudatool.sim.observe.host_accesses import HostMemoryBefore
+from cudatool.sim.observe.checkers import CheckFinding
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
+from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,6 @@ __all__ = [
     "examined",
     "launch_attributes",
     "max_dynamic_shared",
-    "looks_for_races",
     "modeled_ns",
     "prepared",
     "registers",
@@ -225,12 +225,6 @@ def prepared(function: Function, device: Device) -> JitKernel:
     return kernel
 
 
-def looks_for_races() -> bool:
-    """Return whether threads of a kernel that race are looked for: in the device's memory, not in the host's."""
-    checkers = state.machine.checkers
-    return checkers is not None and bool(checkers.shadow.kinds & _translator().Instrument.RACECHECK)
-
-
 def _instrument() -> Instrument:
     """Return what kernels are instrumented for now."""
     machine = state.machine
@@ -314,21 +308,21 @@ class Launch:
     def host_memory(self) -> list[tuple[int, int]]:
         """Return the allocations that arguments point into, if the host's memory is watched or there is any.
 
-        And all managed memory, of which accesses are measured, if the kernel may find other pointers in memory.
+        And all of the host's memory if the kernel may find other pointers in memory.
         """
         allocations, watch = state.machine.allocations, state.machine.scheduler.watch
         if watch is None and not allocations.on_host:
             return []
         words = memoryview(bytes(self.params)[: len(self.params) // 8 * 8]).cast("Q")
         found = {(one.address, one.size) for one in map(allocations.holding, words) if one is not None}
-        if watch is not None and not watch.managed <= found:
+        managed = watch.managed if watch is not None else set()
 
-            def place(address: int) -> tuple[int, int] | None:
-                one = allocations.holding(address)
-                return None if one is None else (one.address, one.size)
+        def place(address: int) -> tuple[int, int] | None:
+            one = allocations.holding(address)
+            return None if one is None else (one.address, one.size)
 
-            if self.kernel.follows_pointers(bytes(self.params), place):
-                found |= watch.managed
+        if (managed or allocations.on_host) and self.kernel.follows_pointers(bytes(self.params), place):
+            found.update(managed, allocations.on_host.items())
         return list(found)
 
     def cooperating(self) -> Launch:
@@ -456,12 +450,13 @@ def _untranslated(error: PtxError) -> DriverError:
 def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
-    footprint = None
+    footprint, before = None, machine.arena.before
+    host = jit.HostPlaces(machine.allocations.on_host, before)
     if machine.measure_accesses:
         footprint, machine.footprint = machine.footprint, None
-        if footprint is None or footprint.size < machine.arena.size:  # it grows with ranges that programs reserve
-            footprint = jit.Footprint(machine.arena.base, machine.arena.size)
-        on_host = HostMemoryBefore(launch, machine.allocations)
+        # It grows with ranges that programs reserve.
+        if footprint is None or footprint.size < len(before) + machine.arena.size:
+            footprint = jit.Footprint(before.start, len(before) + machine.arena.size)
     checkers = machine.checkers
     if machine.tape is not None:
         machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
@@ -477,7 +472,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
             threads=1 if machine.tape is not None else _threads(),
             footprint=footprint,
             shadow=checkers.shadow if checkers is not None else None,
-            host_ranges=checkers.host_ranges() if checkers is not None else (),
+            host=host,
             heap=_heap_of(operation.stream.context),
             stack_bytes=limit_of(operation.stream.context, STACK_SIZE),
             cooperative=launch.cooperative,
@@ -491,11 +486,21 @@ def _execute(launch: Launch, operation: Operation) -> None:
     if checkers is not None:
         params = bytes(launch.params)
         operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block, params) for one in found]
+    if host.had_no_room:
+        operation.findings = [*operation.findings, _without_room(launch)]
     if failure is not None:
         raise _failed(failure, launch) from failure
     if footprint is not None:
-        operation.footprint = [*footprint.take(), *on_host.accesses()]
+        operation.footprint = host.footprint(footprint.take())
         machine.footprint = footprint
+
+
+def _without_room(launch: Launch) -> CheckFinding:
+    """Return that a launch used memory of the host of which its accesses are not known."""
+    room = format_bytes(len(state.machine.arena.before))
+    name = kernel_name(launch.function.name)
+    text = f"what {name} accesses of pinned memory, of which the program has more than {room}, is not known"
+    return CheckFinding("", "unmeasured", text, kernel=name)
 
 
 class LaunchConfig(ctypes.Structure):

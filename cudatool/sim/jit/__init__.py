@@ -6,6 +6,7 @@ are host addresses.
 
 from cudatool.sim.jit.emit import UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
+from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.instrument import Defect, Instrument
 from cudatool.sim.jit.launch import (
     KernelAssert,
@@ -27,6 +28,7 @@ __all__ = [
     "Param",
     "GlobalVariable",
     "Footprint",
+    "HostPlaces",
     "Instrument",
     "Reason",
     "Shadow",

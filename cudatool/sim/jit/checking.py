@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from cudatool.sim.jit.context import Context
+from cudatool.sim.jit.host_places import HOST_PLACE
 from cudatool.sim.jit.instrument import KINDS, WHO, FoundRecord, Instrument, ones
 from cudatool.sim.jit.races import NO_MOMENTS, moments
 
@@ -30,6 +31,7 @@ def functions(kinds: Instrument, validated: set[int]) -> str:
         parts.append(NO_MOMENTS)
     if kinds & ~Instrument.FOOTPRINT:
         parts.append(_report_function())
+    parts.append(HOST_PLACE)
     parts += [_valid(size) for size in sorted(validated)]
     parts.append('!4 = !{!"branch_weights", i32 2000, i32 1}')
     return "\n".join(parts)
@@ -196,27 +198,9 @@ entry:
   %some = or i1 %some.a, %in.params
   br i1 %some, label %yes, label %host
 host:
-{load_field("host_ranges", "ranges", "ptr")}
-{load_field("host_count", "count")}
-  br label %next
-next:
-  %i = phi i64 [ 0, %host ], [ %i.next, %try ]
-  %done = icmp uge i64 %i, %count
-  br i1 %done, label %no, label %try
-try:
-  %i.2 = shl i64 %i, 1
-  %start.p = getelementptr i64, ptr %ranges, i64 %i.2
-  %start = load i64, ptr %start.p
-  %i.21 = or i64 %i.2, 1
-  %size.p = getelementptr i64, ptr %ranges, i64 %i.21
-  %bytes = load i64, ptr %size.p
-  %h = sub i64 %address, %start
-  %h.last = add i64 %h, {size}
-  %h.low = icmp ult i64 %h, %bytes
-  %h.high = icmp ule i64 %h.last, %bytes
-  %in.host = and i1 %h.low, %h.high
-  %i.next = add i64 %i, 1
-  br i1 %in.host, label %yes, label %next
+  %place = call i64 @host_place(ptr %context, i64 %address, i64 {size})
+  %in.host = icmp ne i64 %place, -1
+  br i1 %in.host, label %yes, label %no
 yes:
   ret i1 true
 no:

@@ -47,7 +47,7 @@ class Context(ctypes.Structure):
     nowhere, nowhere_read
         Where suppressed accesses go: stores, and loads, which find zeros.
     host_ranges, host_count
-        Pinned host memory, as pairs of address and size.
+        The host's memory that kernels may use (:mod:`.host_places`).
     found_counts, found_records
         Defects: a count for each of `found_lines` lines of PTX and kind, and the first of each, of which
         `found_capacity` are kept.

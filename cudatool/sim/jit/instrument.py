@@ -31,6 +31,7 @@ __all__ = [
     "Instrument",
     "Mode",
     "Needless",
+    "host_place",
     "observe",
     "ones",
     "race_access",
@@ -231,37 +232,52 @@ def _observe(
         return pointer
     offset = e.op(f"sub i64 {address}, {e.field('arena_base')}")
     inside = e.op(f"icmp ult i64 {offset}, {e.field('arena_bytes')}")
-    device, after = e.new_label(), e.new_label()
-    outside = after
+    if not kinds & (Instrument.RACECHECK | Instrument.FOOTPRINT):  # the host's memory has values always
+        with e.when(inside):
+            _check_initialized(e, space, address, offset, size, mode, line)
+        return pointer
+    device, outside, after = e.new_label(), e.new_label(), e.new_label()
+    e.emit(f"br i1 {inside}, label %{device}, label %{outside}, !prof !4")
+    e.label(outside)
     if space == "generic" and kinds & Instrument.RACECHECK:
-        outside = e.new_label()
-    e.emit(f"br i1 {inside}, label %{device}, label %{outside}")
-    if outside != after:
-        e.label(outside)
         base = e.op("ptrtoint ptr %shared to i64")
         within = e.op(f"sub i64 {address}, {base}")
         is_shared = e.op(f"icmp ult i64 {within}, {e.field('shared_bytes')}")
-        shared = e.new_label()
-        e.emit(f"br i1 {is_shared}, label %{shared}, label %{after}")
+        shared, elsewhere = e.new_label(), e.new_label()
+        e.emit(f"br i1 {is_shared}, label %{shared}, label %{elsewhere}")
         e.label(shared)
         race_access(e, within, size, mode, line, 1, flags)
         e.emit(f"br label %{after}")
+        e.label(elsewhere)
+    host, placed = e.new_label(), e.new_label()
+    e.emit(f"br label %{host}")
+    e.label(host)
+    place, has_place = host_place(e, address, str(size))
+    e.emit(f"br i1 {has_place}, label %{placed}, label %{after}")
     e.label(device)
     if kinds & Instrument.INITCHECK:
         _check_initialized(e, space, address, offset, size, mode, line)
+    known = e.new_label()
+    e.emit(f"br label %{known}")
+    e.label(known)
+    e.emit(f"br label %{placed}")
+    e.label(placed)
+    place = e.op(f"phi i64 [ {place}, %{host} ], [ {offset}, %{known} ]")
     if kinds & Instrument.RACECHECK and mode is Mode.READ:
-        # Nothing races with a read of what no thread of the launch writes.
-        first = e.op(f"sub i64 {e.field('written_first')}, {size - 1}")
-        reach = e.op(f"add i64 {e.field('written_bytes')}, {size - 1}")
-        with e.when(e.op(f"icmp ult i64 {e.op(f'sub i64 {offset}, {first}')}, {reach}")):
-            _race_read(e, offset, size, line, flags)
+        _race_read_of_written(e, offset, place, size, line, flags)
     elif kinds & Instrument.RACECHECK:
-        race_access(e, offset, size, mode, line, 0, flags)
+        race_access(e, place, size, mode, line, 0, flags)
     if kinds & Instrument.FOOTPRINT:
-        _mark(e, space, offset, size, mode)
+        _mark(e, space, place, size, mode)
     e.emit(f"br label %{after}")
     e.label(after)
     return pointer
+
+
+def host_place(e: Emitter, address: str, size: str) -> tuple[str, str]:
+    """Emit the place that host memory has in the maps (:mod:`.host_places`), and whether it has one (i1)."""
+    place = e.op(f"call i64 @host_place(ptr %context, i64 {address}, i64 {size})")
+    return place, e.op(f"icmp ult i64 {place}, {e.field('arena_bytes')}")
 
 
 def ones(size: int) -> int:
@@ -345,6 +361,14 @@ def race_call(e: Emitter, name: str, *arguments: str) -> None:
     kinds = ", ".join(argument.split()[0] for argument in arguments)
     e.define(f"declare void @cudatool_race_{name}(ptr, {kinds})")
     e.emit(f"call void @cudatool_race_{name}(ptr {_engine(e)}, {', '.join(arguments)})")
+
+
+def _race_read_of_written(e: Emitter, offset: str, place: str, size: int, line: int, flags: Flag) -> None:
+    """Emit that the engine looks at a read at `offset`, whose history is at `place`, if the launch may write there."""
+    first = e.op(f"sub i64 {e.field('written_first')}, {size - 1}")
+    reach = e.op(f"add i64 {e.field('written_bytes')}, {size - 1}")
+    with e.when(e.op(f"icmp ult i64 {e.op(f'sub i64 {offset}, {first}')}, {reach}")):
+        _race_read(e, place, size, line, flags)
 
 
 def _race_read(e: Emitter, offset: str, size: int, line: int, flags: Flag) -> None:

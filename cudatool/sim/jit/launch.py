@@ -20,6 +20,7 @@ from cudatool.sim import signals
 from cudatool.sim.jit.collective import ROW, array_offset
 from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context, Stop
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
+from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.native import STOP_SIGNAL, guarded_call
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ class NativeLaunch:
         Whether all blocks run at the same time, and the address of what they synchronize with.
     timeout_s
         After which the launch is ended; 0 for never.
+    host
+        The host's memory that instrumented code may meet.
     """
 
     entry: int
@@ -147,6 +150,7 @@ class NativeLaunch:
     cooperative: bool = False
     workspace: int = 0
     timeout_s: float = 0
+    host: HostPlaces | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +356,8 @@ class Run:
         context.workspace, context.stack_bytes = launch.workspace, launch.stack_bytes
         context.status = context.message = context.progress = 0
         context.arena_base = context.arena_bytes = 0
+        if launch.host is not None:
+            context.host_ranges, context.host_count = launch.host.address, launch.host.count
         if footprint is not None:
             context.arena_base, context.arena_bytes = footprint.base, footprint.size
             context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,8 +15,6 @@ from cudatool.ptx import (
     Immediate,
     Instruction,
     KernelAccesses,
-    LaunchAccesses,
-    Mode,
     Module,
     ModuleCalls,
     PtxError,
@@ -39,6 +37,7 @@ from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.copies import separate_copies
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction, UntranslatedInstruction
 from cudatool.sim.jit.footprint import Footprint
+from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.independent import Independent, needless
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.launch import (
@@ -328,28 +327,19 @@ class JitKernel:
         except PtxError:
             return ()
 
-    def reads(self, params: bytes, find_allocation: Callable[[int], tuple[int, int] | None]) -> list[tuple[int, int]]:
-        """Return address and size of the memory that a launch may read, of what `find_allocation` knows.
+    def follows_pointers(self, params: bytes, find_allocation: Callable[[int], tuple[int, int] | None]) -> bool:
+        """Return whether a launch may access memory of `find_allocation` that no argument points to.
 
         It is inferred from the PTX (:func:`cudatool.ptx.accesses_of_launch`). `params` are the packed arguments.
         """
         try:
-            found = self._inferred(params, find_allocation)
-        except PtxError:
-            return []
-        return [(one.address, one.size) for one in found.ranges if one.mode & (Mode.READ | Mode.ATOMIC)]
-
-    def follows_pointers(self, params: bytes, find_allocation: Callable[[int], tuple[int, int] | None]) -> bool:
-        """Return whether a launch may access memory that no argument points to, as far as its PTX tells."""
-        try:
-            return self._inferred(params, find_allocation).unknown
+            if self._accesses is None:
+                self._accesses = infer_accesses(self._owner._module, self.name)
+            if not self._accesses.may_find_pointers:
+                return False
+            return accesses_of_launch(self._accesses, params, find_allocation).unknown
         except PtxError:
             return True
-
-    def _inferred(self, params: bytes, find_allocation: Callable[[int], tuple[int, int] | None]) -> LaunchAccesses:
-        if self._accesses is None:
-            self._accesses = infer_accesses(self._owner._module, self.name)
-        return accesses_of_launch(self._accesses, params, find_allocation)
 
     # ---- translating ----
 
@@ -450,7 +440,7 @@ class JitKernel:
         seed: int | None = None,
         footprint: Footprint | None = None,
         shadow: Shadow | None = None,
-        host_ranges: Sequence[tuple[int, int]] = (),
+        host: HostPlaces | None = None,
         heap: int = 0,
         stack_bytes: int = 1024,
         cooperative: bool = False,
@@ -472,8 +462,8 @@ class JitKernel:
             Filled with what the kernel accesses.
         shadow
             What the checkers know of memory; they check the kernel. When races are looked for it runs on one thread.
-        host_ranges
-            Address and size of the host memory that the kernel may access.
+        host
+            The host memory that the kernel may access.
         heap
             Of ``malloc`` in kernels; 0 for none.
         stack_bytes
@@ -511,22 +501,23 @@ class JitKernel:
             how = self._find_checked(grid, block, shared_bytes, params, instrument, shadow)
         translated = self._translate(how.kinds, large, how.left_out)
         workspace = (ctypes.c_uint32 * 16)()
+        places = HostPlaces({}) if host is None else host
+        if cooperative:  # its blocks synchronize by memory that the driver gives it
+            places.add_unwatched(ctypes.addressof(workspace), ctypes.sizeof(workspace))
         launch = replace(
             self._described(translated, grid, block, shared_bytes, heap, stack_bytes),
             params=params,
             cooperative=cooperative,
             workspace=ctypes.addressof(workspace) if cooperative else 0,
             timeout_s=timeout_s,
+            host=places,
         )
         checked: list[Launching] = []
-        # Blocks synchronize by memory that the driver gives a cooperative launch.
-        ranges = [*host_ranges, (ctypes.addressof(workspace), ctypes.sizeof(workspace))]
-
         order = Order(self._acquires, self._is_plain, programs=PROGRAMS in self._function.pragmas)
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(shadow.prepare(contexts, self._lines, ranges, order, how.written, how.sound))
+                checked.append(shadow.prepare(contexts, self._lines, places, order, how.written, how.sound))
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)

@@ -30,9 +30,9 @@ Capability 5.x, Global Memory). What a texture fetch or surface read reads must 
 launch (the same, "Read/Write Coherency"; PTX ISA, "Memory Hierarchy").
 
 Taken as the software device has it: a cluster is one block, so that scope ``.cluster`` is ``.cta``. Not looked at:
-strong accesses of different sizes to the same bytes, which the model calls a race; pinned memory of the host. Which
-threads met at a barrier with a count is taken from the run: that others could have come first is seen where they wait
-at it, too.
+strong accesses of different sizes to the same bytes, which the model calls a race. Which threads met at a barrier with
+a count is taken from the run: that others could have come first is seen where they wait at it, too. Kernels' accesses
+to the host's memory are looked at (:mod:`.host_places`); those of the host itself are :mod:`cudatool.sanitize`'s.
 
 **The engine** (``_races.c``). One host thread runs all threads in some order; the engine decides from that one run
 whether *another* order was possible. It keeps
@@ -64,7 +64,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.instrument import Flag, Instrument, Mode, race_access, race_call
+from cudatool.sim.jit.instrument import Flag, Instrument, Mode, host_place, race_access, race_call
 
 if TYPE_CHECKING:
     from cudatool.ptx import Instruction
@@ -196,8 +196,10 @@ def range_access(e: Emitter, i: Instruction, space: str, pointer: str, size: str
         race_access(e, offset, size, mode, i.line, 1, Flag.ASYNC)
         return
     offset = e.op(f"sub i64 {address}, {e.field('arena_base')}")
-    with e.when(e.op(f"icmp ult i64 {offset}, {e.field('arena_bytes')}")):
-        race_access(e, offset, size, mode, i.line, 0, Flag.ASYNC)
+    inside = e.op(f"icmp ult i64 {offset}, {e.field('arena_bytes')}")
+    place, has_place = host_place(e, address, e.op(f"zext i32 {size} to i64"))
+    with e.when(e.op(f"or i1 {inside}, {has_place}")):
+        race_access(e, e.op(f"select i1 {inside}, i64 {offset}, i64 {place}"), size, mode, i.line, 0, Flag.ASYNC)
 
 
 def fence(e: Emitter, i: Instruction) -> None:

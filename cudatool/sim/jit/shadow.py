@@ -17,6 +17,7 @@ import numpy.typing as npt
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
+from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.instrument import CELL, KINDS, WORD, Defect, FoundRecord, Instrument
 from cudatool.sim.jit.race_engine import HISTORY_LIMIT, Order, RaceRecord, Races, Reason
 from cudatool.sim.results import AddressSpaceError
@@ -32,6 +33,7 @@ _READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
 _RACES = (Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE, Defect.STALE_READ)  # by kind
 _versions = itertools.count()  # of all shadows: a number is never given twice
 _STAMPS, _LAST_STAMP = 4, 252  # of launches, a byte: the distance from one to the next, and the last one
+_EVERYWHERE = range((1 << 64) - PAGE)  # an access that begins before it and ends in it must not wrap around
 _LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
 
@@ -79,7 +81,8 @@ class Shadow:
     Parameters
     ----------
     base, size
-        All memory that a device can have, bytes; `base` is a multiple of the page size.
+        All memory that a device can have, and the addresses before it where the host's has places
+        (:mod:`.host_places`), bytes; `base` is a multiple of the page size.
     kinds
         What is checked.
 
@@ -297,7 +300,7 @@ class Shadow:
         self,
         contexts: list[Context],
         lines: int,
-        host: Sequence[tuple[int, int]],
+        host: HostPlaces,
         order: Order,
         written: range | None,
         sound: Sequence[tuple[int, int]] = (),
@@ -335,17 +338,17 @@ class Launching:
         shadow: Shadow,
         contexts: list[Context],
         lines: int,
-        host: Sequence[tuple[int, int]],
+        host: HostPlaces,
         order: Order,
         written: range | None,
         sound: Sequence[tuple[int, int]],
     ) -> None:
-        written = range(shadow.base, shadow.base + shadow.size) if written is None else written
+        written = _EVERYWHERE if written is None else written
         self._shadow = shadow
         self._contexts = contexts
         self._counts = (ctypes.c_uint32 * (lines * KINDS))()
         self._records = (ctypes.c_uint8 * (16 + _CAPACITY * ctypes.sizeof(FoundRecord)))()
-        self._host = (ctypes.c_uint64 * max(2 * len(host), 1))(*(word for pair in host for word in pair))
+        self._host = host
         self._races: Races | None = None
         if shadow.kinds & Instrument.RACECHECK:
             first = contexts[0]
@@ -375,7 +378,6 @@ class Launching:
             context.found_lines, context.found_capacity = lines, _CAPACITY
             context.found_counts = ctypes.addressof(self._counts)
             context.found_records = ctypes.addressof(self._records)
-            context.host_ranges, context.host_count = ctypes.addressof(self._host), len(host)
             context.race = self._races.handle if self._races else 0
             for number, (start, stop) in enumerate(sound):
                 context.argument_first[number], context.argument_bytes[number] = start, stop - start
@@ -411,7 +413,7 @@ class Launching:
         return Found(
             defect=_RACES[record.kind],
             space=("global", "shared")[record.space],
-            address=record.address,
+            address=record.address if record.space else self._host.address_at(record.address),
             size=record.size,
             mode=_MODES[record.mode & 3],
             block=own,

@@ -59,8 +59,8 @@ class CheckFinding:
     kind
         ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"read-only"``, ``"misaligned"``,
         ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``, ``"bad-mask"``,
-        ``"invalid-free"``, ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which a part was
-        not looked at.
+        ``"invalid-free"``, ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which racecheck
+        looked at a part, ``"unmeasured"`` for one whose accesses are not all known.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
     space, address, size
@@ -98,7 +98,7 @@ class CheckFinding:
     @property
     def is_gap(self) -> bool:
         """Whether this says that something was not checked, rather than that something is wrong."""
-        return self.kind == "unchecked"
+        return self.kind in ("unchecked", "unmeasured")
 
 
 class Checkers:
@@ -118,11 +118,11 @@ class Checkers:
         self._machine = machine
         kinds = _instrument(checks)
         if machine.shadow is None:
-            machine.shadow = jit.Shadow(machine.arena.base, machine.arena.limit, kinds)
+            before = machine.arena.before
+            machine.shadow = jit.Shadow(before.start, len(before) + machine.arena.limit, kinds)
         self.shadow = machine.shadow
         self.shadow.reset(kinds)
         self.quarantines = bool(kinds & jit.Instrument.MEMCHECK)
-        self._host: dict[int, int] = {}  # pinned memory: address -> size
         self._freed: deque[Allocation] = deque(maxlen=4096)  # the last ones, to say whose an address was
         self._held: deque[tuple[int, Callable[[], None]]] = deque()  # size, and what gives the memory back
         self._held_bytes = 0
@@ -143,7 +143,6 @@ class Checkers:
     def added(self, allocation: Allocation) -> None:
         """Memory can be used from now on."""
         if allocation.device < 0:
-            self._host[allocation.address] = allocation.size
             return
         self.shadow.allocated(allocation.address, allocation.size)
         if allocation.variables:
@@ -170,9 +169,7 @@ class Checkers:
 
     def removed(self, allocation: Allocation) -> None:
         """Memory must not be used any more."""
-        if allocation.device < 0:
-            self._host.pop(allocation.address, None)
-        else:
+        if allocation.device >= 0:
             self.shadow.freed(allocation.address, allocation.size)
         self._freed.append(replace(allocation))
 
@@ -212,10 +209,6 @@ class Checkers:
         size, give_back = self._held.popleft()
         self._held_bytes -= size
         give_back()
-
-    def host_ranges(self) -> list[tuple[int, int]]:
-        """Return address and size of all pinned memory."""
-        return list(self._host.items())
 
     # ---- findings ----
 

@@ -393,8 +393,12 @@ class Tape:
                     f"memcheck kept kernel {kernel_name(operation.name)} from accesses that a replay would make"
                 )
             self._writes((address, size) for address, size, flags in operation.footprint if flags & _CHANGES)
-            for memory in self._in_use.pop(operation.sequence, ()):
+            in_use = self._in_use.pop(operation.sequence, ())
+            for memory in in_use:
                 memory.see_written()
+            used = (self._memory(address) for address, _, _ in operation.footprint if not self.is_device(address))
+            if any(memory is not None and memory not in in_use for memory in used):
+                self.refuse(f"kernel {kernel_name(operation.name)} finds pinned memory by a pointer in memory")
 
     def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Nothing to do."""

@@ -25,6 +25,8 @@ shl.b32 %s1, %r1, 2;
 add.u32 %s1, %s1, %s0;
 """
 
+HOST_ROOM = 16 * 4096  # addresses before the memory, for the host's
+
 Check = Callable[..., list[jit.Found]]
 
 
@@ -53,7 +55,7 @@ def check(memory, ptx_kernel) -> Check:
         shared_bytes: int = 0,
         **options: Any,
     ) -> list[jit.Found]:
-        shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, kinds)
+        shadow = jit.Shadow(memory.ctypes.data - HOST_ROOM, HOST_ROOM + memory.nbytes, kinds)
         if allocated:
             shadow.allocated(memory.ctypes.data, allocated)
         shadow.written(memory.ctypes.data, written)
@@ -65,7 +67,7 @@ def check(memory, ptx_kernel) -> Check:
             shared_bytes=shared_bytes,
             params=ctypes.addressof(params),
             shadow=shadow,
-            host_ranges=host,
+            host=jit.HostPlaces(dict(host), range(shadow.base, memory.ctypes.data)),
             **options,
         )
 
@@ -181,6 +183,27 @@ def test_pinned_memory_of_the_host_may_be_used_and_other_memory_not(check):
     host[:] = 9
     assert 2 == len(check(Instrument.MEMCHECK, body, block=16, address=at))
     assert [9] * 16 == host.tolist()
+
+
+@pytest.mark.parametrize("space", ["global.", ""], ids=["global", "generic"])
+@pytest.mark.parametrize("kind", ["ld", "st", "atom", "red"])
+def test_races_in_memory_of_the_host_are_found_where_it_is(check, space, kind):
+    host = np.zeros((2, 1024), np.uint32)
+    first, second = (one.ctypes.data for one in host)
+    ranges = ((first, 4000), (second + 4, 4000))  # whose places must not meet
+    access = {
+        "ld": f"ld.{space}u32 %r2, [%a1+4];",
+        "st": f"st.{space}u32 [%a1+4], 2;",
+        "atom": f"atom.{space}add.u32 %r2, [%a1+4], 1;",
+        "red": f"red.{space}add.u32 [%a1+4], 1;",
+    }[kind]
+    body = f"st.{space}u32 [%a2], 1;\n{access}\nret;"
+    found = check(Instrument.RACECHECK, body, block=64, address=second + 4, host=ranges)
+    assert {second + 8} == {one.address for one in found}
+    assert all(one.space == "global" for one in found)
+    own = access.replace("[%a1+4]", "[%a2]")  # each thread its own
+    body = f"st.{space}u32 [%a2], 1;\n{own}\nret;"
+    assert [] == check(Instrument.RACECHECK, body, block=64, address=second + 4, host=ranges)
 
 
 def test_shared_memory_ends_where_the_launch_says(check):
