@@ -1120,6 +1120,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   }
   if (!call->arguments[0] || (data->site == API_ENTER) != (call->at_enter != 0)) return;
   uint32_t stream = 0;
+  int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
   uint64_t words[WORDS] = {0};
   const char* at = data->params;
   for (int i = 0; at && call->arguments[i]; i++) {
@@ -1133,10 +1134,9 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     } else if (kind != '.') {
       memcpy(&words[i], at, size);
     }
-    if (kind == 'n' && !is_first(words[i])) return;
+    if (kind == 'n' && !result && !is_first(words[i])) return;  // a call that fails leaves the first one to come
     at += size;
   }
-  int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
   if (call->use == CAPTURE_BEGINS && !result) __atomic_fetch_add(&captures, 1, __ATOMIC_RELAXED);
   else if (call->use == CAPTURE_ENDS) {  // also queried for streams that are not captured
     if (__atomic_sub_fetch(&captures, 1, __ATOMIC_RELAXED) < 0) __atomic_store_n(&captures, 0, __ATOMIC_RELAXED);

@@ -61,6 +61,28 @@ def test_a_call_that_every_launch_makes_is_noted_once_for_each_handle(libcupti):
     assert "2\n" == done.stdout, done.stderr
 
 
+FAILED = """
+import ctypes, sys
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
+_cupti.open(sys.argv[1])
+_cupti.start({"cuEventRecord": (".n", False, False, False, 0, False)}, 1 << 20)
+library = ctypes.CDLL(sys.argv[1])
+library.call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+result = ctypes.c_int.in_dll(library, "result")
+for result.value in (600, 0, 0, 600, 0):
+    library.call_driver(1, 0, 5)
+rows = np.frombuffer(_cupti.drain()[0], ROW)
+print(rows["result"][rows["what"] != What.CONTEXT].tolist())
+"""
+
+
+def test_a_handle_whose_call_failed_is_noted_when_a_later_one_succeeds(libcupti):
+    done = subprocess.run([sys.executable, "-c", FAILED, libcupti], capture_output=True, text=True, timeout=60)
+    assert "[600, 0, 600]\n" == done.stdout, done.stderr
+
+
 OPERATIONS = """
 import ctypes, sys, threading
 import numpy as np

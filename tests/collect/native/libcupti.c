@@ -1,4 +1,5 @@
-// Stands in for libcupti where there is no GPU: all calls succeed, and `call_driver` is a call of the driver's.
+// Stands in for libcupti where there is no GPU: all its calls succeed, and `call_driver` is a call of the driver's, which
+// ends with `result`.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -77,9 +78,10 @@ int cuptiActivityGetNumDroppedRecords(void* context, uint32_t stream, size_t* dr
   return 0;
 }
 
+int result;
+
 static void call_with(uint32_t site, uint32_t correlation, uint32_t number, const void* arguments, const char* symbol) {
   if (!(enabled >> number & 1)) return;
-  int result = 0;
   struct {
     uint32_t site;
     const char* function;
