@@ -69,8 +69,9 @@ def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = 
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
     _print_work(console, summary)
+    own = [gpu for gpu in gpus if report.trace.header.get("pid") in gpu.processes]
     for gpu in gpus:
-        _print_gpu(console, gpu, report)
+        _print_gpu(console, gpu, report, is_only=own == [gpu])
 
 
 def _print_line(console: Console, text: str) -> None:
@@ -297,15 +298,19 @@ def _print_work(console: Console, summary: Summary) -> None:
         print_table(console, "Copies", table)
 
 
-def _print_gpu(console: Console, gpu: NvmlDevice, report: Report) -> None:
-    """Print which processes use a device of this machine now; with details for the trace's program if it still runs."""
+def _print_gpu(console: Console, gpu: NvmlDevice, report: Report, *, is_only: bool) -> None:
+    """Print which processes use a device of this machine now; with details for the trace's program if it still runs.
+
+    And if `is_only` this device has that program: CUDA numbers devices in another order than NVML, so that only one
+    device of a trace and one of the machine can be said to be the same.
+    """
 
     console.print(f"\nOn this machine now, GPU {gpu.index}: {plain(gpu.name)}", style="bold")
     console.print(f"{format_bytes(gpu.used)} of {format_bytes(gpu.total)} are used", markup=False)
     process = report.trace.header.get("pid")
-    if process in gpu.processes:
-        reserved = sum(device.now.reserved for device in report.summary.devices if device.device == gpu.index)
-        use = analyze.device_use(gpu.used, gpu.processes, process, reserved)
+    reserved = [device.now.reserved for device in report.summary.devices if device.now.reserved]
+    if process in gpu.processes and is_only and len(reserved) <= 1:
+        use = analyze.device_use(gpu.used, gpu.processes, process, sum(reserved))
         rows = {
             "reserved by this program's allocator": use.allocator,
             "this program, not its allocator: context, kernels, libraries": use.beside_allocator,

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from cudatool.after_import import AfterImport
 from cudatool.code_cache import CodeCache, size_limit
@@ -51,6 +52,7 @@ __all__ = [
     "nvidia_address_range",
     "nvidia_devices_in_use",
     "nvidia_has_started",
+    "nvidia_uuid",
     "nvml",
     "refused_address_space",
     "started",
@@ -242,7 +244,7 @@ def _visible(setting: str, uuids: list[str]) -> list[int]:
 
 @contextmanager
 def nvml(uuid: str) -> Iterator[tuple[Any, Any]]:
-    """Open NVML inside the ``with`` block; the value is :mod:`pynvml` and its handle of a GPU.
+    """Open NVML inside the ``with`` block; the value is :mod:`pynvml` and its handle of a GPU, or of a slice of one.
 
     Raises
     ------
@@ -254,11 +256,21 @@ def nvml(uuid: str) -> Iterator[tuple[Any, Any]]:
     try:
         pynvml.nvmlInit()
         try:
-            yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+            yield pynvml, _handle(pynvml, uuid)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         raise UsageError(f"NVML does not answer for GPU {uuid}: {error}") from error
+
+
+def _handle(pynvml: Any, uuid: str) -> Any:
+    """Return NVML's handle of a GPU or slice, whose UUID CUDA gives without saying which of the two it is."""
+    if uuid.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
 def gpu_processes(uuid: str) -> list[tuple[int, int]]:
@@ -384,6 +396,18 @@ def nvidia_devices_in_use() -> list[int]:
         if not failed and is_active.value:
             found.append(device)
     return found
+
+
+def nvidia_uuid(device: int) -> str | None:
+    """Return the UUID of a device of NVIDIA's driver, by CUDA's number; None where the driver does not say.
+
+    NVML numbers the GPUs of the machine, CUDA those that ``CUDA_VISIBLE_DEVICES`` shows to this process, in an order of
+    its own. To both the UUID is of the same GPU, or slice of one.
+    """
+    driver, uuid = loaded("libcuda.so.1"), ctypes.create_string_buffer(16)
+    if driver is None or driver.cuDeviceGetUuid_v2(uuid, device):
+        return None
+    return str(UUID(bytes=uuid.raw))
 
 
 def nvidia_address_range(address: int) -> tuple[int, int] | None:

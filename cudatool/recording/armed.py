@@ -27,7 +27,6 @@ from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
 from cudatool import _driver, recording
-from cudatool.collect import nvml
 from cudatool.errors import ConfigError, OutputError, UsageError
 from cudatool.progress import announce
 from cudatool.recording import children
@@ -357,11 +356,16 @@ def program_name() -> str:
 def _total_memory(device: int) -> int | None:
     """Return the bytes of a device, None if they are not known."""
     choice = _driver.chosen()
-    if choice is None:
-        return None
-    if choice.machine is not None:
+    if choice is not None and choice.machine is not None:
         return int(choice.machine.options.memory)
-    return next((found.total for found in nvml.devices() if found.index == device), None)
+    uuid = _driver.nvidia_uuid(device)
+    if uuid is None:
+        return None
+    try:
+        with _driver.nvml(uuid) as (pynvml, handle):
+            return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except UsageError:  # NVML does not say
+        return None
 
 
 def _kept(text: str) -> tuple[int, int | None]:

@@ -152,6 +152,31 @@ def test_a_card_is_split_up_for_a_program_that_still_runs() -> None:
     ] == lines[-4:]
 
 
+@pytest.mark.parametrize(
+    ("devices", "processes", "is_split"),
+    [
+        ([1], [{}, {41: 50 * MIB}], True),
+        ([0], [{}, {41: 50 * MIB}], True),
+        ([0, 1], [{}, {41: 50 * MIB}], False),
+        ([0], [{41: MIB}, {41: 50 * MIB}], False),
+    ],
+    ids=["same number", "other number", "devices", "cards"],
+)
+def test_a_card_is_split_up_where_it_alone_can_be_the_device_of_the_trace(
+    devices: list[int], processes: list[dict[int, int]], is_split: bool
+) -> None:
+    """CUDA_VISIBLE_DEVICES and the order of CUDA make its numbers others than NVML's."""
+    records = np.zeros(len(devices), RECORD)
+    records["kind"], records["size"], records["device"] = Kind.SEGMENT_ALLOC, 20 * MIB, devices
+    records["address"] = np.arange(len(devices)) * 100 * MIB
+    report, out = analyze.report(Trace(records, header={"pid": 41})), io.StringIO()
+    cards = [nvml.NvmlDevice(index, "X", 100 * MIB, 30 * MIB, found) for index, found in enumerate(processes)]
+    print_report(Console(file=out, width=80), report, cards)
+    text = " ".join(out.getvalue().partition("GPU 1: X")[2].split())
+    assert is_split == ("reserved by this program's allocator 20 MiB" in text)
+    assert is_split != ("process 41 50 MiB" in text)
+
+
 def test_a_recording_of_the_software_device_knows_its_memory_and_asks_no_card(
     run_warm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

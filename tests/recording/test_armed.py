@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
 
 import pytest
 from warm_process import COMMAND_LINE, SCRIPT, run_python
 
+from cudatool import _driver
 from cudatool.analyze import blocks
 from cudatool.errors import UsageError
+from cudatool.recording import armed
 from cudatool.recording.triggers import Condition, Metric, RangeOf, Reason, Watch
 from cudatool.trace.events import Event, Kind
 from cudatool.trace.reader import read
+
+CARDS = [("GPU", 0xA0, 10), ("GPU", 0xB0, 80), ("MIG", 0xC0, 20)]  # as NVML numbers them: kind, UUID, bytes
 
 _PROGRAM = """
 import os, signal, time
@@ -252,6 +260,38 @@ def test_program_that_ends_inside_of_the_ranges_leaves_what_there_is(tmp_path):
     done = _run(tmp_path, work, "run", "--range", "step:1-9")
     assert (0, ["range"]) == (done.returncode, _reasons(tmp_path)), done.stderr
     assert "step:1-9, of which the last did not end" in done.stderr
+
+
+@pytest.mark.parametrize(("shown", "total"), [(0, 80), (1, 10), (2, 20), (3, None)])
+def test_the_memory_of_a_gpu_is_that_of_the_card_or_slice_that_cuda_shows(monkeypatch, shown, total):
+    """The environment decides which card has CUDA's number 0, and whether that is a slice of one."""
+    uuids = [bytes([0xB0] * 16), bytes([0xA0] * 16), bytes([0xC0] * 16)]  # by CUDA's numbers
+
+    def uuid_of(buffer: Any, device: int) -> int:
+        if device >= len(uuids):
+            return 101  # CUDA_ERROR_INVALID_DEVICE
+        buffer.raw = uuids[device]
+        return 0
+
+    error = type("NVMLError", (Exception,), {})
+    totals = {f"{kind}-{UUID(bytes=bytes([byte] * 16))}": size for kind, byte, size in CARDS}
+
+    def by_uuid(name: str) -> str:
+        if name not in totals:
+            raise error("not found")
+        return name
+
+    library = SimpleNamespace(
+        NVMLError=error,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetMemoryInfo=lambda name: SimpleNamespace(total=totals[name]),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr(_driver, "loaded", lambda name: SimpleNamespace(cuDeviceGetUuid_v2=uuid_of))
+    monkeypatch.setattr(_driver, "_choice", None)
+    assert total == armed._total_memory(shown)
 
 
 @pytest.mark.parametrize(
