@@ -202,8 +202,6 @@ def _cast(column: Column, *, is_null: bool) -> str:
 
 def _oldest_layout(dataset: Path) -> int:
     """Return the layout of the part that was written first."""
-    if LAYOUT == 1:
-        return 1  # there are no others; a part's file would have to be read to know more
     said = (part.get("layout") for _, part in parts_of(dataset).values())
     return min((layout if isinstance(layout, int) else 1 for layout in said), default=1)
 

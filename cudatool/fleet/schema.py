@@ -9,7 +9,7 @@ __all__ = ["LAYOUT", "NO_RANK", "PARTITIONS", "SCHEMA", "TABLES", "Column"]
 SCHEMA: Final = "cudatool.dataset/1"
 """Columns are added under the same number, never renamed or removed."""
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Rises by one when columns are added; each part says which one it was written with."""
 
 NO_RANK: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -40,6 +40,9 @@ _STEP: Final = Column("step", "INTEGER", "the step it is in, from 0; NULL outsid
 _STACK: Final = Column("stack", "BIGINT", "hash of its stack's frames, the same in every trace; NULL without a stack")
 _SITE: Final = Column(
     "site", "VARCHAR", "innermost frame of the user's own code, as `train.py:12 (step)`, or why there is none"
+)
+_LIBRARY: Final = Column(
+    "library", "VARCHAR", "library whose own memory pool it is of, such as CuPy's; NULL for all others", since=2
 )
 _TIME: Final = Column("time", "BIGINT", "when; NULL if the recording has no clock")
 _MEMORY: Final = (
@@ -126,6 +129,7 @@ TABLES: Final[dict[str, tuple[Column, ...]]] = {
         _STACK,
         _SITE,
         Column("category", "VARCHAR", "what it is for, inferred as in `cudatool snapshot`"),
+        _LIBRARY,
         Column("own_hash", "BIGINT", "hash of the user's own frames of its stack, and of the requested bytes"),
         Column("full_hash", "BIGINT", "hash of all frames of its stack, and of the requested bytes"),
     ),
@@ -139,6 +143,7 @@ TABLES: Final[dict[str, tuple[Column, ...]]] = {
         Column("free_time", "BIGINT", "when it was given back; NULL if never"),
         _STEP,
         _STACK,
+        _LIBRARY,
     ),
     "kernels": (
         Column("event", "BIGINT", "number of the event that enqueued it"),

@@ -219,6 +219,7 @@ class Tables:
             "stack": self._stack(own.stack),
             "site": self._labels[self._site_of[own.stack]],
             "category": _CATEGORIES[category],
+            "library": self._names[own.library],
             "own_hash": own_hash,
             "full_hash": full_hash,
         }
@@ -236,6 +237,7 @@ class Tables:
             "free_time": self._time(own.end),
             "step": self._step(own.start, own.device),
             "stack": self._stack(own.stack),
+            "library": self._names[own.library],
         }
 
     @cached_property

@@ -142,21 +142,38 @@ def test_parts_without_a_column_that_was_added_later_have_null(
     dataset = Path(shutil.copytree(five_ranks, tmp_path / "set"))
     newer = {
         **TABLES,
-        "ranks": (*TABLES["ranks"], Column("colour", "VARCHAR", "of the rank", 2), Column("later", "BIGINT", "", 2)),
+        "ranks": (*TABLES["ranks"], Column("colour", "VARCHAR", "of the rank", 3), Column("later", "BIGINT", "", 3)),
     }
     monkeypatch.setattr(query, "TABLES", newer)
-    monkeypatch.setattr(query, "LAYOUT", 2)
+    monkeypatch.setattr(query, "LAYOUT", 3)
     assert [(5, 0, 0)] == answer(dataset, "SELECT count(*), count(colour), count(later) FROM ranks")
     for rank in (0, 4):
         [part] = dataset.glob(f"run=*/rank={rank}/trace=*")
         rewrite(part / "ranks.parquet", "SELECT *, 'red' AS colour FROM old")
         said = json.loads((part / PART).read_text())
-        assert 1 == said["layout"]
-        (part / PART).write_text(json.dumps({**said, "layout": 2}))
+        assert 2 == said["layout"]
+        (part / PART).write_text(json.dumps({**said, "layout": 3}))
     rows = answer(dataset, "SELECT rank, colour, later, peak_active > 0 FROM ranks ORDER BY rank")
     assert [(rank, "red" if rank in (0, 4) else None, None, True) for rank in range(5)] == rows
     with opened(dataset) as database:
         assert 5 == len(fleet_report(database)[0].ranks)
+
+
+def test_memory_of_a_librarys_pool_has_its_name_and_older_parts_say_nothing_of_it(tmp_path: Path) -> None:
+    records = np.zeros(4, RECORD)
+    records["kind"] = (Kind.SEGMENT_ALLOC, Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.POOL_ALLOC)
+    records["address"], records["size"], records["name"] = (512, 512, 8192, 8192), (512, 512, 4096, 1024), (0, 0, 0, 1)
+    trace = Trace(records, ["", "CuPy"], [()], [], ["main"], {"device_kind": "cuda"}, [], "x")
+    dataset = tmp_path / "set"
+    converted(copies(tmp_path, "one"), dataset, read=lambda path: trace)
+    tables = ("allocations", "segments")
+    named = [f"SELECT address, library FROM {table} ORDER BY address" for table in tables]
+    assert [[(512, None), (8192, "CuPy")]] * 2 == [answer(dataset, one) for one in named]
+    [part] = dataset.glob("run=*/rank=*/trace=*")
+    for table in tables:
+        rewrite(part / f"{table}.parquet", "SELECT * EXCLUDE (library) FROM old")
+    (part / PART).write_text(json.dumps({**json.loads((part / PART).read_text()), "layout": 1}))
+    assert [[(512, None), (8192, None)]] * 2 == [answer(dataset, one) for one in named]
 
 
 def test_a_column_that_every_layout_has_is_never_left_out(
@@ -165,7 +182,7 @@ def test_a_column_that_every_layout_has_is_never_left_out(
     dataset = Path(shutil.copytree(five_ranks, tmp_path / "set"))
     for table in dataset.glob("run=*/rank=*/trace=*/ranks.parquet"):
         rewrite(table, "SELECT * EXCLUDE (notes) FROM old")
-    for layout in (1, 2):
+    for layout in (2, 3):
         monkeypatch.setattr(query, "LAYOUT", layout)
         with pytest.raises(UsageError, match="the table ranks of"):
             answer(dataset, "FROM ranks")
