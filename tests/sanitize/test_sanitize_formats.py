@@ -318,6 +318,23 @@ def test_gitlab_code_quality_names_the_line_and_leaves_out_what_was_set_aside(ru
     assert all(set(one) == {"description", "check_name", "fingerprint", "severity", "location"} for one in found)
 
 
+def test_gitlab_code_quality_names_a_line_of_the_repository_where_there_is_one_and_else_the_way_to_the_file(run):
+    root = Path(run.root).resolve()
+    helper = str(root.parent / "lib dir" / "helper.py")
+    outside = race(helper)
+    library = Frame(str(root / ".venv/lib/python3.11/site-packages/lib/ops.py"), "empty", 3)
+    stack = (library, Frame(helper, "consume", 7), Frame(str(root / "main.py"), "<module>", 30))
+    caller = replace(outside, second=replace(outside.second, stack=stack), fingerprint="called")
+    nowhere = replace(race("<string>"), fingerprint="string")
+    text = render_gitlab(Report((outside, caller, nowhere)), run)
+    check_code_quality(text)
+    found = {one["fingerprint"]: one for one in json.loads(text)}
+    assert {"path": "../lib dir/helper.py", "lines": {"begin": 7}} == found["fp-race-raw"]["location"]
+    assert {"path": "main.py", "lines": {"begin": 30}} == found["called"]["location"]
+    assert {"path": ".", "lines": {"begin": 1}} == found["string"]["location"]
+    assert all(f"({helper}:7)" in found[name]["description"] for name in ("fp-race-raw", "called"))
+
+
 def test_gitlab_code_quality_is_not_empty_after_a_workload_that_failed(run):
     (failed,) = json.loads(render_gitlab(Report(()), replace(run, status=-15)))
     assert ("blocker", "the workload itself was ended by SIGTERM") == (failed["severity"], failed["description"])

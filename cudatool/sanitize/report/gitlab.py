@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import PurePath
+
 from cudatool.sanitize.coverage import gap_why
-from cudatool.sanitize.findings import Report, digest
+from cudatool.sanitize.findings import DeviceFinding, Finding, Report, digest
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import relative_path
-from cudatool.sanitize.report.views import Run, describe, ended, entries, failure, place
+from cudatool.sanitize.report.views import Run, describe, ended, entries, failure, place, sites
 from cudatool.text import json_text, printable
+from cudatool.trace.frames import user_frames
 
 __all__ = ["render_gitlab"]
 
@@ -15,24 +19,26 @@ __all__ = ["render_gitlab"]
 def render_gitlab(report: Report, run: Run) -> str:
     """Return what was found and not set aside, what was not checked, and a workload that failed.
 
-    What has no line in the repository is at line 1 of ``.``: GitLab takes no absolute path.
+    GitLab asks for "the relative path to the file" and the line. It links to lines of the repository: where the stacks
+    have one, it is that. Else it is the finding's own line, at a path that leads out of the repository (``../lib.py``).
+    What has no line of a file, as what was not checked, is at line 1 of ``.``.
     """
     found = []
     for entry in entries(report):
         if entry.aside is not None:
             continue
-        finding, frame = entry.finding, place(entry.finding)
-        path = relative_path(frame.file, run.root) if frame else None
+        finding, own = entry.finding, place(entry.finding)
         text = f"{KINDS[finding.kind].title}: {describe(finding)}"
-        if frame and path is None:
-            text += f" ({frame.file}:{frame.line})"
+        path, line = _location(finding, run.root)
+        if own and relative_path(own.file, run.root) is None:
+            text += f" ({own.file}:{own.line})"
         found.append(
             {
                 "description": printable(text),
                 "check_name": finding.kind.value,
                 "fingerprint": finding.fingerprint,
                 "severity": "critical" if entry.level == "error" else "minor",
-                "location": {"path": path or ".", "lines": {"begin": max(frame.line, 1) if frame and path else 1}},
+                "location": {"path": path, "lines": {"begin": line}},
             }
         )
     rest = [
@@ -52,3 +58,16 @@ def render_gitlab(report: Report, run: Run) -> str:
             }
         )
     return json_text(found)
+
+
+def _location(finding: Finding | DeviceFinding, root: str) -> tuple[str, int]:
+    """Return the path from `root` to the file that a finding is shown at, and the line."""
+    own = place(finding)
+    frames = [*filter(None, [own]), *(frame for site in sites(finding) for frame in user_frames(site.stack))]
+    for frame in frames:
+        path = relative_path(frame.file, root)
+        if path is not None:
+            return path, max(frame.line, 1)
+    if own is not None and os.path.isabs(own.file):
+        return PurePath(os.path.relpath(own.file, root)).as_posix(), max(own.line, 1)
+    return ".", 1
