@@ -79,6 +79,7 @@ typedef struct {
   int open_count;
   struct { const void* domain; uint64_t number; } open[MOST_OPEN];  // of other domains, innermost last
 } Thread;
+static __thread uint64_t notes;  // of this thread, in all recordings
 static __thread Thread this_one;
 
 static Thread* this_thread(void) {
@@ -90,6 +91,7 @@ static Thread* this_thread(void) {
 }
 
 static void note(uint64_t kind, const char* name, uint64_t number) {
+  notes++;
   uint64_t words[WORDS] = {kind, 0, 0, number};
   log_->note_text(ROW, name ? name : "", words);
 }
@@ -300,11 +302,17 @@ static PyObject* py_stop(PyObject* self, PyObject* unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject* py_notes(PyObject* self, PyObject* unused) {
+  (void)self, (void)unused;
+  return PyLong_FromUnsignedLongLong(notes);
+}
+
 static PyMethodDef methods[] = {
     {"start", py_start, METH_O,
      "start(callback): write ranges to the log of _cupti from now on; whether NVTX is in use already. If not, the callback "
      "is called in the main thread when it is. It may be None."},
     {"stop", py_stop, METH_NOARGS, "stop(): write nothing more"},
+    {"notes", py_notes, METH_NOARGS, "notes(): how many ranges and marks of this thread have been written to the log"},
     {NULL, NULL, 0, NULL},
 };
 

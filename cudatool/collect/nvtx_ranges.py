@@ -8,21 +8,26 @@
 
 A program that uses no NVTX pays for a variable in its environment. A library that called NVTX before the recording
 began found no tool, and stays without one. Where the GPU's driver runs already, the variable is not set: libraries have
-threads then that may read the environment, which the C library does not allow while another one changes it.
+threads then that may read the environment, which the C library does not allow while another one changes it. So where
+the first call of a package through which Python programs use NVTX leaves nothing in the log, the trace says so.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from functools import wraps
+from types import ModuleType
+from typing import Any, Final
 
 import numpy as np
 
+from cudatool.after_import import AfterImport
 from cudatool.collect import _cupti, _nvtx
 from cudatool.collect.cupti_rows import ROW
+from cudatool.collect.replaced import Replaced
 from cudatool.trace import hooks
 from cudatool.trace.events import RECORD, Event, Kind, WarningCode, WarningFlag
 
@@ -31,6 +36,17 @@ __all__ = ["RangeLog", "nvtx_ranges"]
 _VARIABLE: Final = "NVTX_INJECTION64_PATH"
 _MOST_ROWS: Final = 1 << 20  # that wait to be read: 100 MiB
 _OURS: Final = "_nvtx."  # how the file's name begins, of another version of Python's too
+_FUNCTIONS: Final = {
+    "nvtx.nvtx": ("libnvtx_push_range", "libnvtx_start_range", "libnvtx_mark"),
+    "torch.cuda.nvtx": ("range_push", "range_start", "mark"),
+    "cupy.cuda.nvtx": ("RangePush", "RangePushC", "Mark", "MarkC"),
+}
+"""By package, those of its functions by which all its other ones give something to NVTX."""
+_NAMES: Final = {"nvtx.nvtx": "nvtx"}  # as programs know it
+_LATE: Final = (
+    "it used NVTX before the recording began, or the GPU's driver ran already; record the program from its start, "
+    "or use cudatool.range"
+)
 
 
 @contextmanager
@@ -55,9 +71,12 @@ def nvtx_ranges(log: RangeLog | None, *, may_set: bool = True) -> Iterator[dict[
         log.open()
     if _nvtx.start(None if log is None else log.watch) and log is not None:
         log.watch()
+    first_calls = _FirstCalls()
+    first_calls.start()
     try:
         yield {}
     finally:
+        first_calls.stop()
         _nvtx.stop()
         if log is not None:
             log.close()
@@ -66,6 +85,43 @@ def nvtx_ranges(log: RangeLog | None, *, may_set: bool = True) -> Iterator[dict[
             del os.environ[_VARIABLE]
             if before:
                 os.environ[_VARIABLE] = before
+
+
+class _FirstCalls:
+    """Looks whether the first range or mark of each package reaches the log, and says if not."""
+
+    def __init__(self) -> None:
+        self._replaced = {name: Replaced() for name in _FUNCTIONS}
+        self._imports = AfterImport(dict.fromkeys(_FUNCTIONS, self._watch))
+
+    def start(self) -> None:
+        """Look from now on, and at packages that are imported later, too."""
+        self._imports.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._imports.stop()
+        for replaced in self._replaced.values():
+            replaced.put_back()
+
+    def _watch(self, package: ModuleType) -> None:
+        for name in _FUNCTIONS[package.__name__]:
+            if hasattr(package, name):
+                self._replaced[package.__name__].replace(package, name, self._around(package, getattr(package, name)))
+
+    def _around(self, package: ModuleType, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def first_call(*args: Any, **kwargs: Any) -> Any:
+            before = _nvtx.notes()
+            result = function(*args, **kwargs)
+            if package.__name__ in self._replaced:
+                self._replaced.pop(package.__name__).put_back()
+                if _nvtx.notes() == before:
+                    text = f"ranges of {_NAMES.get(package.__name__, package.__name__)} are not recorded: {_LATE}"
+                    hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.RANGES_NOT_RECORDED)
+            return result
+
+        return first_call
 
 
 class RangeLog:

@@ -371,6 +371,8 @@ class WarningCode(IntEnum):
     """In a trace's header: a library whose calls are not recorded on a GPU."""
     POOL_NOT_WATCHED = 15
     """A library's own memory pool is known by what it took from the driver alone."""
+    RANGES_NOT_RECORDED = 16
+    """Ranges that a library gives to NVTX: it found no tool there before the recording began."""
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,7 +19,7 @@ from cudatool.collect.nvtx_ranges import RangeLog, nvtx_ranges
 from cudatool.nvtx import _ranges
 from cudatool.recording import record
 from cudatool.trace import Trace, hooks, read
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, WarningCode
 
 _HERE = Path(__file__).with_name("native")
 sys.path.insert(0, str(_HERE))
@@ -188,6 +189,36 @@ def test_a_tool_of_the_users_stays_and_the_trace_names_it(path, monkeypatch):
         assert "/opt/profiler/libtool.so" == os.environ["NVTX_INJECTION64_PATH"]
     assert "/opt/profiler/libtool.so" == os.environ["NVTX_INJECTION64_PATH"]
     assert "/opt/profiler/libtool.so" == read(path).header["nvtx_tool"]
+
+
+@pytest.mark.parametrize("name", ["torch.cuda.nvtx", "cupy.cuda.nvtx", "nvtx.nvtx"])
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_package_whose_ranges_do_not_arrive_is_named_once(nvtx, path, monkeypatch, name, is_heard):
+    function = {"torch.cuda.nvtx": "range_push", "cupy.cuda.nvtx": "RangePush", "nvtx.nvtx": "libnvtx_push_range"}[name]
+    package = ModuleType(name)
+
+    def push(text: str) -> int:
+        if not text:
+            raise RuntimeError("NVTX functions not installed")
+        return nvtx.push(text.encode()) if is_heard else -2
+
+    setattr(package, function, push)
+    monkeypatch.setitem(sys.modules, name, package)
+    with record(path):
+        with pytest.raises(RuntimeError):
+            getattr(package, function)("")
+        for _ in range(3):
+            assert -2 == getattr(package, function)("step")
+        assert push is getattr(package, function)  # looked at once
+    trace = read(path)
+    warnings = trace.of_kind(Kind.WARNING)
+    assert ([] if is_heard else [WarningCode.RANGES_NOT_RECORDED]) == warnings["aux0"].tolist()
+    if not is_heard:
+        shown = "nvtx" if name == "nvtx.nvtx" else name
+        assert trace.names[int(warnings["name"][0])].startswith(f"ranges of {shown} are not recorded: ")
+    with record(path, force=True):
+        assert push is not getattr(package, function)
+    assert push is getattr(package, function)
 
 
 def test_the_environment_is_as_before_when_the_recording_has_ended(path, monkeypatch):

@@ -240,15 +240,7 @@ def _observe(
     e.emit(f"br i1 {inside}, label %{device}, label %{outside}, !prof !4")
     e.label(outside)
     if space == "generic" and kinds & Instrument.RACECHECK:
-        base = e.op("ptrtoint ptr %shared to i64")
-        within = e.op(f"sub i64 {address}, {base}")
-        is_shared = e.op(f"icmp ult i64 {within}, {e.field('shared_bytes')}")
-        shared, elsewhere = e.new_label(), e.new_label()
-        e.emit(f"br i1 {is_shared}, label %{shared}, label %{elsewhere}")
-        e.label(shared)
-        race_access(e, within, size, mode, line, 1, flags)
-        e.emit(f"br label %{after}")
-        e.label(elsewhere)
+        _observe_shared(e, address, size, mode, line, flags, after)
     host, placed = e.new_label(), e.new_label()
     e.emit(f"br label %{host}")
     e.label(host)
@@ -272,6 +264,18 @@ def _observe(
     e.emit(f"br label %{after}")
     e.label(after)
     return pointer
+
+
+def _observe_shared(e: Emitter, address: str, size: int, mode: Mode, line: int, flags: Flag, after: str) -> None:
+    """Emit that a generic access is looked at if it is one of shared memory, and go on at the label `after` then."""
+    within = e.op(f"sub i64 {address}, {e.op('ptrtoint ptr %shared to i64')}")
+    shared, elsewhere = e.new_label(), e.new_label()
+    is_shared = e.op(f"icmp ult i64 {within}, {e.field('shared_bytes')}")
+    e.emit(f"br i1 {is_shared}, label %{shared}, label %{elsewhere}")
+    e.label(shared)
+    race_access(e, within, size, mode, line, 1, flags)
+    e.emit(f"br label %{after}")
+    e.label(elsewhere)
 
 
 def host_place(e: Emitter, address: str, size: str) -> tuple[str, str]:

@@ -32,9 +32,9 @@ Check = Callable[..., list[jit.Found]]
 
 @pytest.fixture
 def memory() -> np.ndarray:
-    """512 KiB that begin at a page, zeroed."""
-    whole = np.zeros((512 << 10) + 4096, np.uint8)
-    first = -whole.ctypes.data % 4096
+    """512 KiB that begin at a page, zeroed; the bytes before them are nothing else's."""
+    whole = np.zeros(HOST_ROOM + (512 << 10) + 4096, np.uint8)
+    first = HOST_ROOM + -whole.ctypes.data % 4096
     return whole[first : first + (512 << 10)]
 
 
