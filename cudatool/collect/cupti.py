@@ -228,7 +228,9 @@ class CuptiCollector:
             for event in events:
                 if event.kind is Kind.MEM_ALLOC:
                     self._calls.device_memory.add(event.address, event.size)
-                elif self._calls.launches is not None:
+                elif event.kind is Kind.HOST_ALLOC:
+                    self._calls.host_memory.add(event.address, event.size)
+                elif event.kind is Kind.POOL_ALLOC and self._calls.launches is not None:
                     self._calls.launches.blocks.add(event.address, event.size)
 
     def stop(self) -> None:

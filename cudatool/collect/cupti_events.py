@@ -89,7 +89,7 @@ class CallEvents:
         self._source = source
         self._tables, self._enqueued = tables, enqueued
         self.launches, self.pointed = launches, Pointed()
-        self.device_memory, self._host_memory = LiveMemory(), LiveMemory()
+        self.device_memory, self.host_memory = LiveMemory(), LiveMemory()
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
         self._texts = {"": 0}
@@ -221,7 +221,7 @@ class CallEvents:
         if self.launches is None or self._capturing:
             return first, 0, None
         begins, pointed = self.pointed.part(int(calls["words"][first, 5]))
-        kinds = self.launches.blocks, self.device_memory, self._host_memory
+        kinds = self.launches.blocks, self.device_memory, self.host_memory
         memory = tuple(part for kind in kinds for part in (kind.starts, kind.sizes))
         # fmt: off
         at, made, works, key = _cupti.launches(
@@ -474,11 +474,11 @@ class CallEvents:
             self._report(Kind.MEM_UNMAP, address=address, size=size, name=plain_name(name))
 
     def _host_alloc(self, row: Row, name: str) -> None:
-        self._host_memory.add(row.words[0], row.words[1])
+        self.host_memory.add(row.words[0], row.words[1])
         self._report(Kind.HOST_ALLOC, address=row.words[0], size=row.words[1], name=plain_name(name))
 
     def _host_free(self, row: Row, name: str) -> None:
-        size = self._host_memory.remove(row.words[0]) or 0
+        size = self.host_memory.remove(row.words[0]) or 0
         self._report(Kind.HOST_FREE, address=row.words[0], size=size, name=plain_name(name))
 
     def _give(self, row: Row, name: str) -> None:
@@ -585,7 +585,7 @@ class CallEvents:
         function, _, _, _, shared, offset, length, number = row.words
         if self.launches is None:
             return Judged.of(shared >> 32)
-        memory = self.device_memory, self._host_memory
+        memory = self.device_memory, self.host_memory
         return self.launches.judge(
             function, self._tables.native_names[number], shared >> 32, self.pointed.find(offset, length), memory
         )

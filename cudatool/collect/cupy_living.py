@@ -2,6 +2,8 @@
 
 CuPy's pools do not list their memory. Its arrays say where they lie, and the driver what it gave at that address, so
 that what holds at least one array is known in full. Of the rest, the pool says how much it is.
+
+Pinned memory is known in full: each allocation is an object of Python's, which the pool keeps when it is free, too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ _POOL: Final = "cupy.cuda.memory"
 def living(cupy: Any, address_range: AddressRange, known: Sequence[tuple[int, int]]) -> list[Event]:
     """Return an event for each allocation of the driver's that a CuPy array lies in, then for each block of the pool.
 
+    And at last for all pinned memory of CuPy's.
+
     Parameters
     ----------
     known
@@ -48,6 +52,7 @@ def living(cupy: Any, address_range: AddressRange, known: Sequence[tuple[int, in
     return [
         *(_event(Kind.MEM_ALLOC, *place, size, "cuMemAlloc", stack=stack) for place, size in given.items()),
         *(_event(Kind.POOL_ALLOC, *place, size, Library.CUPY, aux0=size) for place, size in blocks.items()),
+        *(_event(Kind.HOST_ALLOC, -1, *place, "cuMemHostAlloc", stack=stack) for place in sorted(_pinned(cupy))),
     ]
 
 
@@ -65,6 +70,13 @@ def _places(cupy: Any) -> set[tuple[int, int, int]]:
         for data in found
         if data.mem.ptr
     }
+
+
+def _pinned(cupy: Any) -> set[tuple[int, int]]:
+    """Return address and size of the pinned memory that CuPy took, for its pool or not."""
+    allocation = cupy.cuda.PinnedMemory  # a block of the pool is of a class below it, and has the same address and size
+    found = (one for one in gc.get_objects() if issubclass(type(one), allocation))
+    return {(one.ptr, one.size) for one in found if one.ptr}
 
 
 def missing(cupy: Any, devices: Iterable[int], found: Sequence[Event]) -> list[str]:

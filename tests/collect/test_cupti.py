@@ -596,12 +596,16 @@ def test_without_a_note_of_the_snapshot_nothing_says_which_blocks_it_has(collect
         assert not collected.collector.pass_on_snapshot()
 
 
-def test_memory_from_before_has_a_release(collected):
-    lived = Event(0, Kind.MEM_ALLOC, 0, 0, 0, 0, 0, 0, "cuMemAlloc", 0x7000, 4096, 0, 0)
+@pytest.mark.parametrize(
+    ("kind", "call", "release"),
+    [(Kind.MEM_ALLOC, "cuMemFree_v2", Kind.MEM_FREE), (Kind.HOST_ALLOC, "cuMemFreeHost", Kind.HOST_FREE)],
+)
+def test_memory_from_before_has_a_release(collected, kind, call, release):
+    lived = Event(0, kind, 0, 0, 0, 0, 0, 0, "", 0x7000, 4096, 0, 0)
     collected.collector.note_living([lived])
-    collected.log.put("cuMemFree_v2", 0x7000)
+    collected.log.put(call, 0x7000)
     collected.collector.flush()
-    (free,) = (event for event in collected.events if event.kind is Kind.MEM_FREE)
+    (free,) = (event for event in collected.events if event.kind is release)
     assert (0x7000, 4096) == (free.address, free.size)
 
 

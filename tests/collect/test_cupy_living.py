@@ -30,6 +30,14 @@ class _Block(_Memory):
     """A block of a pool."""
 
 
+class _Pinned(_Memory):
+    """Pinned memory, in use or kept by the pool."""
+
+
+class _PinnedBlock(_Pinned):
+    """What the pool hands out: the same memory. It has no address when it was given back."""
+
+
 class _Array:
     """An array; like CuPy's, it is known to the garbage collector."""
 
@@ -44,7 +52,8 @@ class _Cupy:
 
     def __init__(self, *used: int) -> None:
         self.current, self.used = 0, used
-        self.cuda = SimpleNamespace(Device=self._device, memory=SimpleNamespace(PooledMemory=_Block))
+        memory = SimpleNamespace(PooledMemory=_Block)
+        self.cuda = SimpleNamespace(Device=self._device, memory=memory, PinnedMemory=_Pinned)
 
     def _device(self, number: int) -> _Cupy:
         assert number in self.used
@@ -70,6 +79,16 @@ class _Cupy:
 @pytest.fixture
 def arrays() -> list[_Array]:
     return [_Array(0, 0x1000_0000), _Array(0, 0x1000_0400), _Array(1, 0x1000_0800), _Array(0, 0)]
+
+
+def test_pinned_memory_is_there_once_whether_it_is_in_use_or_kept_by_the_pool() -> None:
+    cupy = _Cupy(0)
+    used, free = _Pinned(0x7000_0000, 4096), _Pinned(0x6000_0000, 512)
+    blocks_of_pool = [_PinnedBlock(used.ptr, used.size), _PinnedBlock(0, 0)]
+    found = [event for event in cupy_living.living(cupy, cupy.range_of, ()) if event.kind is Kind.HOST_ALLOC]
+    assert [(-1, free.ptr, 512), (-1, used.ptr, 4096)] == [(one.device, one.address, one.size) for one in found]
+    assert all(one.flags == LIVED and one.name == "cuMemHostAlloc" for one in found)
+    del blocks_of_pool
 
 
 def test_what_an_array_lies_in_is_known_in_full_and_once(arrays: list[_Array]) -> None:
