@@ -39,10 +39,10 @@ _OURS: Final = "_nvtx."  # how the file's name begins, of another version of Pyt
 _FUNCTIONS: Final = {
     "nvtx.nvtx": ("libnvtx_push_range", "libnvtx_start_range", "libnvtx_mark"),
     "torch.cuda.nvtx": ("range_push", "range_start", "mark"),
-    "cupy.cuda.nvtx": ("RangePush", "RangePushC", "Mark", "MarkC"),
+    "cupy_backends.cuda.libs.nvtx": ("RangePush", "RangePushC", "Mark", "MarkC"),
 }
 """By package, those of its functions by which all its other ones give something to NVTX."""
-_NAMES: Final = {"nvtx.nvtx": "nvtx"}  # as programs know it
+_NAMES: Final = {"nvtx.nvtx": "nvtx", "cupy_backends.cuda.libs.nvtx": "cupy.cuda.nvtx"}  # as programs know it
 _LATE: Final = (
     "it used NVTX before the recording began, or the GPU's driver ran already; record the program from its start, "
     "or use cudatool.range"

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cudatool.sanitize.findings import Gap, GapKind
+from cudatool.sanitize.findings import Gap, GapKind, location
 from cudatool.text import first_names, printable
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries, why_unrecorded
@@ -23,6 +23,8 @@ from cudatool.units import format_bytes
 
 __all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
 
+_MANAGED: Final = "cuMemAllocManaged"
+_HOST_NODE: Final = 3  # CU_GRAPH_NODE_TYPE_HOST
 _ON_TRACES = ("race", "leak")  # the other checks are made while the program runs
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
 
@@ -92,6 +94,8 @@ def find_gaps(
         gaps += _shared_memory(trace)
     if unseen := _unseen(trace):
         gaps.append(_gap(GapKind.UNSEEN, unseen))
+    if races and (functions := _silent_host_functions(trace)):
+        gaps.append(Gap(GapKind.HOST_FUNCTIONS, len(functions), tuple(dict.fromkeys(functions))))
     if races and not header.get("watches_host_memory"):
         if size := _unwatched_host_memory(trace, reads_only=False):
             gaps.append(Gap(GapKind.HOST_MEMORY, size))
@@ -197,6 +201,25 @@ def _unseen(trace: Trace) -> list[_Cause]:
         others = [library for library in libraries_of(trace) if library != Library.PYTORCH]
         causes += [(WarningCode.LIBRARY_NOT_WATCHED.label, f"{one} is not watched on a GPU") for one in others]
     return causes
+
+
+def _silent_host_functions(trace: Trace) -> list[str]:
+    """Return the line of each call for a host function that declared no access, if there is memory to share.
+
+    The host functions of a graph are called by its launch.
+    """
+    records, kinds = trace.records, trace.records["kind"]
+    managed = [number for number, name in enumerate(trace.names) if name == _MANAGED]
+    if not np.any((kinds == Kind.HOST_ALLOC) | (kinds == Kind.MEM_ALLOC) & np.isin(records["name"], managed)):
+        return []
+    with_nodes = records["aux0"][(kinds == Kind.GRAPH_NODE) & (records["flags"] == _HOST_NODE)]
+    calls = (kinds == Kind.HOST_FUNCTION) | (kinds == Kind.GRAPH_LAUNCH) & np.isin(records["aux0"], with_nodes)
+    # Of a graph, accesses of its other nodes have the same number.
+    declares = kinds == Kind.HOST_ACCESS
+    functions = records["correlation"][kinds == Kind.HOST_FUNCTION]
+    declares |= (kinds == Kind.ACCESS) & np.isin(records["correlation"], functions)
+    silent = records[calls & ~np.isin(records["correlation"], records["correlation"][declares])]
+    return [location(trace.stack(stack)) for stack in silent["stack"].tolist()]
 
 
 def _unwatched_host_memory(trace: Trace, *, reads_only: bool) -> int:
@@ -310,6 +333,13 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: (
             "The host may read and write pinned memory unseen: use `cudatool.host_view`, or the software "
             "device, which watches it."
+        ),
+    ),
+    GapKind.HOST_FUNCTIONS: _Words(
+        lambda gap: f"what {_count(gap.count, 'host function')} accesses",
+        lambda gap: (
+            f"What {_count(gap.count, 'host function')} of pinned and managed memory reads and writes is not known "
+            f"({first_names(gap.names)}): use `cudatool.host_view` in it, or `cudatool.annotate` around the call."
         ),
     ),
     GapKind.HOST_READS: _Words(

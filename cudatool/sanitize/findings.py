@@ -111,6 +111,9 @@ class GapKind(StrEnum):
     """What a library or a kernel does beyond what can be recorded."""
     HOST_MEMORY = "host-memory"
     """Pinned memory that copies use, and in which the host's accesses are not seen."""
+    HOST_FUNCTIONS = "host-functions"
+    """Host functions in streams and graphs that do not say what they access, where the host and the device share
+    memory."""
     HOST_READS = "host-reads"
     """Pinned memory that copies fill, and in which the host's writes are seen, but not its reads."""
     THREADS = "threads"

@@ -237,6 +237,9 @@ typedef struct {
     node_t *wide, *narrow; /* for all blocks, and for the writer's */
     node_t *phase, *done;  /* of an mbarrier: of its current phase and of the one before */
     uint32_t parity;
+    uint32_t chain, writes_wide;   /* writes from this moment on are read by who reads the value; scope of the last one */
+    uint32_t seen, seen_chain;     /* the last read of a value: when, and from when on it has read the writes */
+    uint32_t seen_block, seen_thread, seen_wide;
 } flag_t;
 
 /* Where four bytes' history is, and from when on it counts, for the block that runs. */
@@ -833,6 +836,13 @@ void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t 
             b->touched = true;
         }
     }
+    if (f && f->written && (flags & (READ | BLIND)) == READ && (f->block == self || (wide && f->writes_wide))) {
+        f->seen = r->now;
+        f->seen_chain = f->chain;
+        f->seen_block = self;
+        f->seen_thread = t;
+        f->seen_wide = wide;
+    }
     if (!(flags & WRITE) || !wrote)
         return;
     node_t *near = NULL, *far = NULL;
@@ -866,6 +876,9 @@ void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t 
     }
     put(r, &f->narrow, near);
     put(r, &f->wide, far);
+    if (!updates || !f->written || (f->block != self && !(wide && f->writes_wide)))
+        f->chain = r->now;
+    f->writes_wide = wide;
     f->block = self;
     f->thread = t;
     f->written = true;
@@ -1035,6 +1048,23 @@ static void report(race_t *r, const record_t *e, uint32_t lanes, uint64_t addres
     };
 }
 
+/* Whether a strong write was before an access of thread `t` since a thread has read its value, which did that before (PTX
+ * ISA, Causality Order: by observation order): as a block that finds itself the last one sets the counter to zero. */
+static bool is_observed(race_t *r, const record_t *e, uint64_t address, uint32_t t) {
+    if (!(FLAGS(e->key) & STRONG) || !(FLAGS(e->key) & WRITE))
+        return false;
+    const flag_t *f = flag_at(r, address, false);
+    if (!f || !f->seen || e->moment < f->seen_chain || e->moment >= f->seen)
+        return false;
+    if (e->block != f->seen_block && !(FLAGS(e->key) & WIDE && f->seen_wide))
+        return false;
+    if (f->seen_block == (uint32_t)r->block->index && f->seen_thread == t)
+        return true;
+    record_t read = {.moment = f->seen, .block = f->seen_block, .lanes = 1u << (f->seen_thread & 31),
+                     .key = KEY(0, READ, f->seen_thread >> 5)};
+    return !unordered(r, &read, t);
+}
+
 /* Whether whatever conflicts with `e` later conflicts with an access of these flags too. */
 static bool covers(uint32_t flags, uint32_t old, bool same_block) {
     if (flags & STRONG)
@@ -1058,6 +1088,8 @@ static void meet(race_t *r, record_t *e, const access_t *a, bool check, bool thi
     uint32_t lanes = ~0u;
     if (check && (a->flags | flags) & WRITE && !morally_strong(a->flags, flags, same)) {
         lanes = unordered(r, e, a->t);
+        if (lanes && !a->space && is_observed(r, e, a->address, a->t))
+            lanes = 0;
         if (lanes)
             report(r, e, lanes, a->address, a->size, a->flags, a->line, a->space, a->t, a->counted);
         /* A race was reported: later accesses are compared with the newer one. */

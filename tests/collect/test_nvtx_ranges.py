@@ -191,10 +191,16 @@ def test_a_tool_of_the_users_stays_and_the_trace_names_it(path, monkeypatch):
     assert "/opt/profiler/libtool.so" == read(path).header["nvtx_tool"]
 
 
-@pytest.mark.parametrize("name", ["torch.cuda.nvtx", "cupy.cuda.nvtx", "nvtx.nvtx"])
+@pytest.mark.parametrize(
+    ("name", "function", "shown"),
+    [
+        ("torch.cuda.nvtx", "range_push", "torch.cuda.nvtx"),
+        ("cupy_backends.cuda.libs.nvtx", "RangePush", "cupy.cuda.nvtx"),
+        ("nvtx.nvtx", "libnvtx_push_range", "nvtx"),
+    ],
+)
 @pytest.mark.parametrize("is_heard", [False, True])
-def test_a_package_whose_ranges_do_not_arrive_is_named_once(nvtx, path, monkeypatch, name, is_heard):
-    function = {"torch.cuda.nvtx": "range_push", "cupy.cuda.nvtx": "RangePush", "nvtx.nvtx": "libnvtx_push_range"}[name]
+def test_a_package_whose_ranges_do_not_arrive_is_named_once(nvtx, path, monkeypatch, name, function, shown, is_heard):
     package = ModuleType(name)
 
     def push(text: str) -> int:
@@ -214,7 +220,6 @@ def test_a_package_whose_ranges_do_not_arrive_is_named_once(nvtx, path, monkeypa
     warnings = trace.of_kind(Kind.WARNING)
     assert ([] if is_heard else [WarningCode.RANGES_NOT_RECORDED]) == warnings["aux0"].tolist()
     if not is_heard:
-        shown = "nvtx" if name == "nvtx.nvtx" else name
         assert trace.names[int(warnings["name"][0])].startswith(f"ranges of {shown} are not recorded: ")
     with record(path, force=True):
         assert push is not getattr(package, function)

@@ -164,6 +164,40 @@ def test_pinned_memory_of_an_asynchronous_copy_is_a_gap_unless_the_host_is_watch
     assert GapKind.HOST_MEMORY not in gaps(seen)
 
 
+def test_host_function_that_says_nothing_is_a_gap_where_there_is_memory_to_share() -> None:
+    def calling(memory: Kind = Kind.HOST_ALLOC, name: str = "cuMemHostAlloc", *, watches: bool = True) -> Program:
+        program = working()
+        program.header["watches_host_memory"] = watches
+        program.emit(memory, address=1 << 20, size=4096, name=name)
+        program.emit(Kind.HOST_FUNCTION, line=30, stream=1, correlation=90, name="cuLaunchHostFunc")
+        return program
+
+    silent = {GapKind.HOST_FUNCTIONS: Gap(GapKind.HOST_FUNCTIONS, 1, ("program.py:30",))}
+    assert gaps(calling()) == silent
+    assert gaps(calling(Kind.MEM_ALLOC, "cuMemAllocManaged")) == silent
+    assert gaps(calling(Kind.MEM_ALLOC, "cuMemAlloc")) == {}
+    assert gaps(calling(), ("memcheck",)) == {}
+    for declares in (Kind.HOST_ACCESS, Kind.ACCESS):
+        declared = calling()
+        declared.emit(declares, correlation=90, address=1 << 20, size=8, flags=1)
+        assert gaps(declared) == {}
+    other = calling()
+    other.emit(Kind.HOST_ACCESS, correlation=0, address=1 << 20, size=8, flags=1)
+    assert gaps(other) == silent
+
+
+def test_host_node_of_a_graph_that_says_nothing_is_a_gap_at_each_launch() -> None:
+    program = working()
+    program.header["watches_host_memory"] = True
+    program.emit(Kind.HOST_ALLOC, address=1 << 20, size=4096, name="cuMemHostAlloc")
+    program.emit(Kind.GRAPH_NODE, aux0=5, aux1=1, flags=3, name="host node")
+    program.emit(Kind.GRAPH_LAUNCH, line=31, stream=1, correlation=91, aux0=5)
+    program.emit(Kind.GRAPH_LAUNCH, line=32, stream=1, correlation=92, aux0=6)
+    # An access of another node of the graph says nothing of the host function's.
+    program.emit(Kind.ACCESS, correlation=91, stream=2, address=1 << 21, size=8, flags=1)
+    assert gaps(program)[GapKind.HOST_FUNCTIONS].names == ("program.py:31",)
+
+
 def test_findings_come_before_gaps_in_the_verdict(tmp_path: Any) -> None:
     report = Report((race(str(tmp_path / "a.py")),), gaps=(Gap(GapKind.RECORDING),))
     assert report.outcome is Outcome.FINDINGS

@@ -626,4 +626,41 @@ _PAIRS = [
 ]
 PRELUDE += "D void put(int *p, int v) { *p = v; }\nD int get(const int *p) { return *p; }\n"
 
-PAIRS = [*_MESSAGES, *_PAIRS]
+# The last of four blocks finds the others' updates in the counter, and they are before what it does then.
+_COUNTERS = [
+    Pair(
+        "counter_set_to_zero_by_the_last_block",
+        Rule.CHAIN,
+        "if (t == 0) { g[b] = 7; __threadfence(); if (atomicAdd(FLAG, 1) == @) { __threadfence(); *FLAG = 0; } }",
+        "0",
+        "3",
+        grid=4,
+    ),
+    Pair(
+        "counter_of_narrow_scope_set_to_zero",
+        Rule.SCOPE,
+        "if (t == 0) { __threadfence(); if (@(FLAG, 1) == 3) *FLAG = 0; }",
+        "atomicAdd_block",
+        "atomicAdd",
+        grid=4,
+    ),
+    Pair(
+        "counter_set_to_zero_by_another_thread",
+        Rule.CHAIN,
+        "__shared__ volatile int last; if (t == 0) { __threadfence(); last = atomicAdd(FLAG, 1) == 3; } @ "
+        "if (t == 32 && last) *FLAG = 0;",
+        "",
+        "__syncthreads();",
+        grid=4,
+    ),
+    Pair(
+        "counter_stored_to_between_its_updates",
+        Rule.UPDATE,
+        "if (t == 0) { __threadfence(); if (b == 2) @; else if (atomicAdd(FLAG, 1) == 8) *FLAG = 0; }",
+        "*(volatile int *)FLAG = 8",
+        "atomicAdd(FLAG, 7)",
+        grid=4,
+    ),
+]
+
+PAIRS = [*_MESSAGES, *_PAIRS, *_COUNTERS]
