@@ -39,6 +39,7 @@ from cudatool.runtime.stream import current_stream
 from cudatool.sim.host_library import path_of
 from cudatool.sim.kernels import modeled_ns
 from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, Kind
 
 __all__ = ["TARGET", "Compiler", "Driver", "install"]
 
@@ -48,6 +49,7 @@ _VERSION: Final = 1  # of what is done to the PTX here
 _PTX_VERSION: Final = 84  # 8.4, the first with all that compute capability 8.9 can do
 _INLINE: Final = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
 _LOC: Final = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)
+_MAY_USE: Final = AccessFlag.READ | AccessFlag.WRITE | AccessFlag.INEXACT
 _ALREADY_REGISTERED: Final = 712  # CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 
 
@@ -195,6 +197,9 @@ class _Launcher(CudaLauncher):  # type: ignore[misc]
                 _register(storage)
             super().__call__(x, y, z, stream, function, *rest)
             _wait(stream)
+            if hooks.wants_accesses:
+                for storage in storages.values():  # PyTorch has it back: from here on the host may use it
+                    hooks.emit(Kind.HOST_ACCESS, address=storage.data_ptr(), size=storage.nbytes(), flags=_MAY_USE)
 
 
 # ---- PyTorch's tensors in the host's memory ----

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cudatool.sanitize.findings import Gap, GapKind, location
 from cudatool.text import first_names, printable
@@ -99,8 +100,10 @@ def find_gaps(
     if races and not header.get("watches_host_memory"):
         if size := _unwatched_host_memory(trace, reads_only=False):
             gaps.append(Gap(GapKind.HOST_MEMORY, size))
-    elif (
-        races and header.get("watches_host_reads") is False and (size := _unwatched_host_memory(trace, reads_only=True))
+    elif races and (
+        size := _unwatched_host_memory(
+            trace, reads_only=True, sees_copies=header.get("watches_host_reads") is not False
+        )
     ):
         gaps.append(Gap(GapKind.HOST_READS, size))
     return tuple(gaps)
@@ -209,7 +212,7 @@ def _silent_host_functions(trace: Trace) -> list[str]:
     The host functions of a graph are called by its launch.
     """
     records, kinds = trace.records, trace.records["kind"]
-    managed = [number for number, name in enumerate(trace.names) if name == _MANAGED]
+    managed = _numbered(trace, _MANAGED)
     if not np.any((kinds == Kind.HOST_ALLOC) | (kinds == Kind.MEM_ALLOC) & np.isin(records["name"], managed)):
         return []
     with_nodes = records["aux0"][(kinds == Kind.GRAPH_NODE) & (records["flags"] == _HOST_NODE)]
@@ -222,25 +225,45 @@ def _silent_host_functions(trace: Trace) -> list[str]:
     return [location(trace.stack(stack)) for stack in silent["stack"].tolist()]
 
 
-def _unwatched_host_memory(trace: Trace, *, reads_only: bool) -> int:
-    """Return the bytes of pinned memory that asynchronous copies use and that the host can touch without an event.
+def _unwatched_host_memory(trace: Trace, *, reads_only: bool, sees_copies: bool = False) -> int:
+    """Return the bytes of pinned and managed memory that the device uses and that the host can touch without an event.
 
-    With `reads_only`, those that such copies fill and that it can read without one.
+    Of copies the asynchronous ones count: the host waits for the others. With `reads_only`, it is what the device
+    writes and the host can read without an event; `sees_copies` says that such reads are seen in pinned memory that
+    copies fill.
     """
-    records = trace.records
-    pinned = records[(records["kind"] == Kind.HOST_ALLOC) & (records["flags"] & 1 == 0)]
-    if not len(pinned):
+    records, kinds, names = trace.records, trace.records["kind"], trace.records["name"]
+    registered, managed = (_numbered(trace, name) for name in ("cuMemHostRegister", _MANAGED))
+    is_pinned = (kinds == Kind.HOST_ALLOC) & (records["flags"] & 1 == 0)
+    is_managed = (kinds == Kind.MEM_ALLOC) & np.isin(names, managed)
+    if not (is_pinned | is_managed).any():
         return 0
-    copies = records[(records["kind"] == Kind.MEMCPY) & (records["flags"] & CopyFlag.ASYNC != 0)]
-    sources = copies["aux0"][:0] if reads_only else copies["aux0"]
-    copied = np.concatenate([copies["address"], sources]).astype(np.uint64)
+    modes = AccessFlag.WRITE | AccessFlag.ATOMIC | (AccessFlag(0) if reads_only else AccessFlag.READ)
+    copies = records[(kinds == Kind.MEMCPY) & (records["flags"] & CopyFlag.ASYNC != 0)]
+    copied = np.sort(np.concatenate([copies["address"], *(() if reads_only else (copies["aux0"],))]))
+    accesses = (kinds == Kind.ACCESS) & (records["flags"] & modes != 0)
+    touched = np.sort(records["address"][accesses | (kinds == Kind.MEMSET)])
+    used = np.sort(np.concatenate([touched, copied]))
     by_itself = records["flags"] & AccessFlag.NOTICED == 0
-    seen = records["address"][(records["kind"] == Kind.HOST_ACCESS) & by_itself]
+    seen = np.sort(records["address"][(kinds == Kind.HOST_ACCESS) & by_itself])
     total = 0
-    for start, size in dict.fromkeys(zip(pinned["address"].tolist(), pinned["size"].tolist(), strict=True)):
-        used, watched = (((where >= start) & (where < start + size)).any() for where in (copied, seen))
-        total += size if used and not watched else 0
+    for row in np.unique(records[is_pinned | is_managed][["address", "size", "kind", "name"]]):
+        start, size = int(row["address"]), int(row["size"])
+        is_seen = sees_copies and row["kind"] == Kind.HOST_ALLOC and row["name"] not in registered
+        uses = touched if is_seen else used
+        if _holds_any(uses, start, size) and not _holds_any(seen, start, size):
+            total += size
     return total
+
+
+def _numbered(trace: Trace, wanted: str) -> list[int]:
+    return [number for number, name in enumerate(trace.names) if name == wanted]
+
+
+def _holds_any(places: npt.NDArray[np.uint64], start: int, size: int) -> bool:
+    """Whether one of some sorted addresses lies in a range."""
+    first, stop = np.searchsorted(places, np.array([start, start + size], np.uint64))
+    return bool(first < stop)
 
 
 def operations_in(trace: Trace) -> int:
@@ -343,10 +366,11 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         ),
     ),
     GapKind.HOST_READS: _Words(
-        lambda gap: f"the host's reads of {format_bytes(gap.count)} of pinned memory",
+        lambda gap: f"the host's reads of {format_bytes(gap.count)} of pinned or managed memory",
         lambda gap: (
-            "This system does not tell when the host reads pinned memory that a copy fills "
-            "(`/proc/self/pagemap`): use `cudatool.host_view`."
+            "It is not seen when the host reads pinned or managed memory that kernels write, managed or registered "
+            "memory that copies fill, and where this system does not tell (`/proc/self/pagemap`) any memory that "
+            "copies fill: use `cudatool.host_view`."
         ),
     ),
     GapKind.THREADS: _Words(

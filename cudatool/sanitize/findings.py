@@ -115,7 +115,7 @@ class GapKind(StrEnum):
     """Host functions in streams and graphs that do not say what they access, where the host and the device share
     memory."""
     HOST_READS = "host-reads"
-    """Pinned memory that copies fill, and in which the host's writes are seen, but not its reads."""
+    """Pinned and managed memory that the device writes, in which the host's writes are seen, but not its reads."""
     THREADS = "threads"
     """Pairs of accesses that only an order of host threads puts in order, of which the trace says nothing."""
     WAITS = "waits"

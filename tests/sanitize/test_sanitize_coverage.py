@@ -19,7 +19,7 @@ from cudatool.sanitize.report.gitlab import render_gitlab
 from cudatool.sanitize.report.junit import render_junit
 from cudatool.sanitize.report.sarif import render_sarif
 from cudatool.sanitize.report.text import render_json, render_text
-from cudatool.trace.events import CopyFlag, Kind, WarningCode, WarningFlag
+from cudatool.trace.events import AccessFlag, CopyFlag, Kind, WarningCode, WarningFlag
 from cudatool.trace.model import Ending
 
 RACE = ("race",)
@@ -162,6 +162,39 @@ def test_pinned_memory_of_an_asynchronous_copy_is_a_gap_unless_the_host_is_watch
     seen = copying(to_device | CopyFlag.ASYNC)
     seen.emit(Kind.HOST_ACCESS, address=(1 << 20) + 8, size=8, flags=1)
     assert GapKind.HOST_MEMORY not in gaps(seen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (Kind.HOST_ALLOC, "cuMemHostAlloc"),
+        (Kind.HOST_ALLOC, "cuMemHostRegister"),
+        (Kind.MEM_ALLOC, "cuMemAllocManaged"),
+    ],
+)
+def test_the_hosts_reads_of_memory_that_a_kernel_writes_are_a_gap_unless_it_says_them(kind: Kind, name: str) -> None:
+    def launching(mode: AccessFlag, *, to: int = (1 << 20) + 8) -> Program:
+        program = working()
+        program.header |= {"watches_host_memory": True, "watches_host_reads": True}
+        program.emit(kind, address=1 << 20, size=4096, name=name)
+        program.emit(Kind.ACCESS, correlation=1, address=to, size=8, flags=mode)
+        return program
+
+    unread = {GapKind.HOST_READS: Gap(GapKind.HOST_READS, 4096)}
+    assert gaps(launching(AccessFlag.WRITE)) == gaps(launching(AccessFlag.ATOMIC)) == unread
+    assert gaps(launching(AccessFlag.READ)) == {}
+    assert gaps(launching(AccessFlag.WRITE, to=(1 << 20) + 4096)) == gaps(launching(AccessFlag.WRITE, to=5)) == {}
+    assert gaps(launching(AccessFlag.WRITE), ("racecheck",)) == {}
+    said = launching(AccessFlag.WRITE)
+    said.emit(Kind.HOST_ACCESS, address=(1 << 20) + 100, size=8, flags=AccessFlag.READ)
+    assert gaps(said) == {}
+    noticed = launching(AccessFlag.WRITE)
+    noticed.emit(Kind.HOST_ACCESS, address=(1 << 20) + 100, size=8, flags=AccessFlag.WRITE | AccessFlag.NOTICED)
+    assert gaps(noticed) == unread
+    # Such reads of what a copy fills are seen in pinned memory that the driver gave.
+    filled = launching(AccessFlag.READ)
+    filled.emit(Kind.MEMCPY, stream=1, correlation=78, address=1 << 20, aux0=1 << 30, size=4096, flags=CopyFlag.ASYNC)
+    assert gaps(filled) == ({} if name == "cuMemHostAlloc" else unread)
 
 
 def test_host_function_that_says_nothing_is_a_gap_where_there_is_memory_to_share() -> None:
