@@ -450,14 +450,15 @@ def _untranslated(error: PtxError) -> DriverError:
 def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
-    footprint, before = None, machine.arena.before
-    host = jit.HostPlaces(machine.allocations.on_host, before)
+    checkers, before = machine.checkers, machine.arena.before
+    is_observed = machine.measure_accesses or checkers is not None
+    host = jit.HostPlaces(machine.allocations.on_host if is_observed else {}, before)
+    footprint = None
     if machine.measure_accesses:
         footprint, machine.footprint = machine.footprint, None
         # It grows with ranges that programs reserve.
         if footprint is None or footprint.size < len(before) + machine.arena.size:
             footprint = jit.Footprint(before.start, len(before) + machine.arena.size)
-    checkers = machine.checkers
     if machine.tape is not None:
         machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
     failure = None
