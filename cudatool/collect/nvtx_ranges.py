@@ -101,8 +101,8 @@ class _FirstCalls:
     def stop(self) -> None:
         """Look no more."""
         self._imports.stop()
-        for replaced in self._replaced.values():
-            replaced.put_back()
+        while self._replaced:  # who has kept one of the functions calls NVTX's own from now on
+            self._replaced.popitem()[1].put_back()
 
     def _watch(self, package: ModuleType) -> None:
         for name in _FUNCTIONS[package.__name__]:
@@ -114,8 +114,9 @@ class _FirstCalls:
         def first_call(*args: Any, **kwargs: Any) -> Any:
             before = _nvtx.notes()
             result = function(*args, **kwargs)
-            if package.__name__ in self._replaced:
-                self._replaced.pop(package.__name__).put_back()
+            replaced = self._replaced.pop(package.__name__, None)
+            if replaced is not None:
+                replaced.put_back()
                 if _nvtx.notes() == before:
                     text = f"ranges of {_NAMES.get(package.__name__, package.__name__)} are not recorded: {_LATE}"
                     hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.RANGES_NOT_RECORDED)

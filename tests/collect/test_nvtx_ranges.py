@@ -222,8 +222,12 @@ def test_a_package_whose_ranges_do_not_arrive_is_named_once(nvtx, path, monkeypa
     if not is_heard:
         assert trace.names[int(warnings["name"][0])].startswith(f"ranges of {shown} are not recorded: ")
     with record(path, force=True):
-        assert push is not getattr(package, function)
+        kept = getattr(package, function)
+        assert push is not kept
     assert push is getattr(package, function)
+    with record(path, force=True):
+        kept("of an earlier recording")
+    assert not len(read(path).of_kind(Kind.WARNING))
 
 
 def test_the_environment_is_as_before_when_the_recording_has_ended(path, monkeypatch):
