@@ -226,7 +226,7 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
         """Return the records, with the place of each correlation instead, and how often Python was asked."""
         asked = []
         tables, found = Tables(), Launches({}.get)
-        tables.add([b"copy"], [b"\1\0\0\0file\0f"], [np.array([0, 1], np.uint32).tobytes()])
+        tables.add([b"copy"], [b"\1\0\0\0file\0f"], [np.array([0, 0, 1], np.uint32).tobytes()], [])
         judge = found.judge
         monkeypatch.setattr(found, "judge", lambda *facts: asked.append(1) or judge(*facts))
         events = CallEvents(

@@ -104,7 +104,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-rows, _, frames, stacks, lost, *_ = native.drain()
+rows, _, frames, stacks, _, lost, *_ = native.drain()
 native.stop()
 assert not lost
 known = [(*(part.decode() for part in key[4:].split(b"\0")), int.from_bytes(key[:4], "little")) for key in frames]
