@@ -69,6 +69,7 @@ from cudatool.sim.jit.grid import block, grid, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.regions import MANY, Regions, touched
 from cudatool.sim.jit.rows import ByRow
+from cudatool.sim.jit.stretches import Stretches
 from cudatool.sim.jit.table import TABLE, Lowering
 from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
 
@@ -228,9 +229,11 @@ class _Kernel(Regions):
         kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         parks = Kind.YIELD in kinds.values()
         diverges = any(len(after) > 1 for after in successors.values())
+        rows = {}
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
-            self._all_threads(number, parts[number], regions[number], only, even[number], apart=len(parts) > MANY)
+            apart = len(parts) > MANY
+            rows[number] = self._all_threads(number, parts[number], regions[number], only, even[number], apart=apart)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         self.parts.append(block(kinds, diverges=diverges))
@@ -248,10 +251,9 @@ class _Kernel(Regions):
             self.parts.append(scheduler.ONE_BARRIER)
         if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
-        by_row = (one := even[0]) is not None and one.by_row
-        beside = self._runs_side_by_side(by_row=by_row)
+        beside = self._runs_side_by_side(by_row=bool(rows[0]))
         if beside:
-            self.parts.append(side_by_side(is_flat=self._is_flat(), by_row=by_row))
+            self.parts.append(side_by_side(is_flat=self._is_flat(), rows=rows[0]))
         self.parts.append(grid(self.layout.param_bytes, parks=parks, constants=self.constants, is_side_by_side=beside))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
@@ -266,13 +268,24 @@ class _Kernel(Regions):
         even: Even | None,
         *,
         apart: bool,
-    ) -> None:
-        """Emit ``all_<number>``, and the forms of its `region` that it may use for threads that are alike."""
+    ) -> str:
+        """Emit ``all_<number>``, and the forms of its `region` that it may use for threads that are alike.
+
+        Return the name of the one for a row of threads, empty if there is none.
+        """
         regular: dict[str, scheduler.Regular] = {}
+        most = None
+        rows = ""
         if even is not None:
-            self._together(number, index, region, even, only)
+            self._together(ByRow if even.by_row else Together, number, index, region, even, only)
+            rows = "together" if even.by_row else ""
         elif regular := self._regular(index, region):
             self._thread(number, index, region, regular)
+        else:
+            most = self._first_threads(index, region) if only is not None else None
+            if most is None and (cut := self._stretches(index, region)) is not None:
+                self._together(Stretches, number, index, region, cut, only)
+                rows = "stretches"
         self.parts.append(
             scheduler.all_threads(
                 number,
@@ -281,10 +294,11 @@ class _Kernel(Regions):
                 apart=apart,
                 regular=list(regular.values()),
                 together=WIDTH if even else 0,
-                by_row=even is not None and even.by_row,
-                most=None if even or regular or only is None else self._first_threads(index, region),
+                rows=rows,
+                most=most,
             )
         )
+        return rows
 
     def _first_threads(self, index: int | None, region: list[Instruction]) -> int | None:
         """Return how many threads of a row do anything in a `region` that all threads leave at one place."""
@@ -301,26 +315,17 @@ class _Kernel(Regions):
 
         return first_threads(self.flow, self._first(index), self.definitions, self.indices, leaves_nothing)
 
-    def _regular(self, index: int | None, region: list[Instruction]) -> dict[str, scheduler.Regular]:
-        """Return the registers that a `region` reads from slots, and that may be regular there."""
-        found: dict[str, scheduler.Regular] = {}
-        if index is None or self.rows[index].kind not in (Kind.PRESENT, Kind.BARRIER):
-            return found
-        if not self.flow.innermost_loop(self.flow.at[index]):
-            return found  # once is not worth the time that it takes to compile
-        for register in self.kept(index, touched(region)):
-            if register in self.distances:
-                offset, kind = self.slot(register)
-                if kind in ("i32", "i64"):
-                    found[register] = scheduler.Regular(kind, offset, self.distances[register])
-        return found
-
     def _together(
-        self, number: int, index: int | None, region: list[Instruction], even: Even, only: int | None
+        self,
+        form: type[Together],
+        number: int,
+        index: int | None,
+        region: list[Instruction],
+        even: Even,
+        only: int | None,
     ) -> None:
         region = self._with_suspension(index, region)
         own = [] if index is None else self.kept(index, touched(region))
-        form = ByRow if even.by_row else Together
         form(self, number, index, even, self._repeated(index, region), own, region, only).generate()
 
     def _thread(

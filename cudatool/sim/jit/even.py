@@ -17,7 +17,7 @@ around them together all the same, and those that are through wait for the other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudatool.ptx import Flow, Immediate, Instruction, Operand, Register, Symbol, type_bytes
@@ -26,7 +26,21 @@ from cudatool.ptx.isa import Control, opcode_of
 from cudatool.sim.jit.emit import SPECIAL
 from cudatool.sim.jit.table import types_of
 
-__all__ = ["MOST", "WIDTH", "Check", "Even", "Part", "check_of", "find_even"]
+__all__ = [
+    "MOST",
+    "MOST_BLOCKS",
+    "WIDTH",
+    "Check",
+    "Even",
+    "Part",
+    "Region",
+    "ToCheck",
+    "check_of",
+    "find_distances",
+    "find_even",
+    "find_parts",
+    "whole_check",
+]
 
 WIDTH = 16
 """How many threads do a round together: LLVM makes vectors of a loop with that many rounds, and no rest."""
@@ -34,7 +48,8 @@ WIDTH = 16
 MOST = 1024
 """Threads that a row has at most."""
 
-_MOST_BLOCKS = 96
+MOST_BLOCKS = 96
+"""Blocks of code that a region has at most, for its threads to run it together."""
 _MOST_WRITTEN = 800  # instructions of all parts
 _MOST_KEPT = 40  # registers that differ between threads, from one part to the next
 _MOST_KEPT_OF_ROWS = 12
@@ -68,6 +83,10 @@ class Check:
     distance: int
     type_name: str
     same: bool
+
+
+ToCheck = Callable[[Instruction, list[int]], Check | None]
+"""Says what must be checked for an instruction, as :func:`whole_check` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +158,27 @@ def find_even(
         Where loops begin whose rounds a row of threads does together: neighbors' accesses are far from those of the
         next round (:mod:`.steps`).
     """
-    region = _Region(flow, first, ends)
-    if len(region.blocks) > _MOST_BLOCKS or not region.has_loop:
+    region = Region(flow, first, ends, whole_check)
+    if len(region.blocks) > MOST_BLOCKS or not region.has_loop:
         return None
     loops = region.loops.keys() & set(region.blocks)
     by_row = bool(loops) and loops <= set(strides)
     if by_row:
         own = dict.fromkeys(own)
-    distances, uneven = _distances(region, before, own)
+    distances, uneven = find_distances(region, before, own)
     if first in uneven:
         return None
-    parts = _parts(region, uneven, distances)
+    parts = find_parts(region, uneven, distances)
     if parts is None or not _is_worth_it(region, parts, distances, by_row=by_row):
         return None
     return Even(parts, {name: d for name, d in distances.items() if d is not None}, by_row)
 
 
-class _Region:
-    """The blocks from `first` to those that end it."""
+class Region:
+    """The blocks from `first` to those that end it. `to_check` says what its scalar registers depend on."""
 
-    def __init__(self, flow: Flow, first: int, ends: frozenset[int]) -> None:
-        self.flow, self.first, self.ends = flow, first, ends
+    def __init__(self, flow: Flow, first: int, ends: frozenset[int], to_check: ToCheck) -> None:
+        self.flow, self.first, self.ends, self.to_check = flow, first, ends, to_check
         self.code = flow.function.instructions
         self.blocks: list[int] = []
         pending = [first]
@@ -264,8 +283,8 @@ class _Region:
 # ---- registers ----
 
 
-def _distances(
-    region: _Region, before: Sequence[Instruction], own: Mapping[str, int | None]
+def find_distances(
+    region: Region, before: Sequence[Instruction], own: Mapping[str, int | None]
 ) -> tuple[dict[str, int | None], set[int]]:
     """Return the distance of each register, None of those that have none, and the blocks that not all threads run."""
     uneven: set[int] = set()
@@ -281,7 +300,7 @@ def _distances(
 
 
 def _with_uneven(
-    region: _Region, before: Sequence[Instruction], own: Mapping[str, int | None], uneven: set[int]
+    region: Region, before: Sequence[Instruction], own: Mapping[str, int | None], uneven: set[int]
 ) -> dict[str, int | None]:
     """Return the distances of registers if not all threads come through the blocks `uneven`."""
     found = dict(own)  # None: it has none; not in it: not known yet
@@ -296,7 +315,7 @@ def _with_uneven(
     while True:
         before_round = dict(found)
         for name, one in written:
-            known, distance = _of(one, found)
+            known, distance = _of(one, found, region.to_check)
             if known:
                 if name not in registers or (distance and not _is_whole(registers[name], one)):
                     distance = None
@@ -309,7 +328,7 @@ def _with_uneven(
             found |= dict.fromkeys(unknown)
 
 
-def _is_even(region: _Region, number: int, found: Mapping[str, int | None]) -> bool:
+def _is_even(region: Region, number: int, found: Mapping[str, int | None]) -> bool:
     last = region.last(number)
     assert last is not None
     if opcode_of(last.opcode).control is not Control.BRANCH or last.guard is None:
@@ -338,7 +357,7 @@ def _operand(operand: Operand, found: Mapping[str, int | None]) -> _Known:
     return _NONE if name in SPECIAL or name == "_" else _UNKNOWN
 
 
-def _of(i: Instruction, found: Mapping[str, int | None]) -> _Known:
+def _of(i: Instruction, found: Mapping[str, int | None], to_check: ToCheck) -> _Known:
     """Return the distance of what an instruction sets."""
     if len(writes(i)) != 1 or not isinstance(i.operands[0], Register):
         return _NONE
@@ -359,7 +378,7 @@ def _of(i: Instruction, found: Mapping[str, int | None]) -> _Known:
     by = [distance or 0 for _, distance in sources]
     if not any(by):
         return True, 0
-    check = _check(i, by)
+    check = to_check(i, by)
     return True, 0 if check is not None and check.same else _linear(i, by, is_checked=check is not None)
 
 
@@ -406,14 +425,11 @@ def _product(sources: Sequence[Operand], by: list[int], type_name: str) -> int |
     return distance * value + sum(by[2:])
 
 
-def check_of(i: Instruction, distances: Mapping[str, int]) -> Check | None:
-    """Return what must be checked for an instruction whose result is scalar, None if nothing must."""
-    by = [_operand(operand, distances)[1] or 0 for operand in i.operands[1:]]
-    return _check(i, by) if any(by) else None
+def whole_check(i: Instruction, by: list[int]) -> Check | None:
+    """Return what must hold for an instruction that is not linear to have a distance, None if none can have it.
 
-
-def _check(i: Instruction, by: list[int]) -> Check | None:
-    """Return what must hold for an instruction that is not linear to have a distance, None if none can have it."""
+    `by` are the distances of what it reads. The check is of all threads that run the region together.
+    """
     types = types_of(i)
     if sum(map(bool, by)) != 1 or not types or not _INTEGERS.issuperset(types):
         return None
@@ -438,10 +454,16 @@ def _check(i: Instruction, by: list[int]) -> Check | None:
     return None
 
 
+def check_of(i: Instruction, distances: Mapping[str, int], to_check: ToCheck = whole_check) -> Check | None:
+    """Return what must be checked for an instruction whose result is scalar, None if nothing must."""
+    by = [_operand(operand, distances)[1] or 0 for operand in i.operands[1:]]
+    return to_check(i, by) if any(by) else None
+
+
 # ---- parts ----
 
 
-def _parts(region: _Region, uneven: set[int], found: Mapping[str, int | None]) -> dict[int, Part] | None:
+def find_parts(region: Region, uneven: set[int], found: Mapping[str, int | None]) -> dict[int, Part] | None:
     """Return the parts by their heads, None if some part does not lead to one place."""
     parts: dict[int, Part] = {}
     pending = [region.first]
@@ -457,7 +479,7 @@ def _parts(region: _Region, uneven: set[int], found: Mapping[str, int | None]) -
     return parts
 
 
-def _part(region: _Region, head: int, uneven: set[int], found: Mapping[str, int | None]) -> Part | None:
+def _part(region: Region, head: int, uneven: set[int], found: Mapping[str, int | None]) -> Part | None:
     chain: list[int] = []
     blocks: set[int] = set()
     at = head
@@ -494,7 +516,7 @@ def _part(region: _Region, head: int, uneven: set[int], found: Mapping[str, int 
         at = following
 
 
-def _up_to(region: _Region, start: int, ends: set[int]) -> set[int]:
+def _up_to(region: Region, start: int, ends: set[int]) -> set[int]:
     """Return the block `start` and those that it leads to before one of `ends`."""
     found = {start}
     pending = [start]
@@ -506,7 +528,7 @@ def _up_to(region: _Region, start: int, ends: set[int]) -> set[int]:
     return found
 
 
-def _own_loops(region: _Region, some: set[int], end: int) -> tuple[Part, ...]:
+def _own_loops(region: Region, some: set[int], end: int) -> tuple[Part, ...]:
     """Return the loops among the blocks `some` that each thread leaves by itself, all on the way to the block `end`.
 
     There are none if one of them does anything but compute, or leads back to another: then each thread goes its way.
@@ -533,7 +555,7 @@ def _own_loops(region: _Region, some: set[int], end: int) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _is_worth_it(region: _Region, parts: Mapping[int, Part], found: Mapping[str, int | None], *, by_row: bool) -> bool:
+def _is_worth_it(region: Region, parts: Mapping[int, Part], found: Mapping[str, int | None], *, by_row: bool) -> bool:
     """Whether threads that run a region together go around loops, and LLVM can do the rounds of several at once.
 
     Rows do so for the sake of their accesses, too, even with atomic updates, of which LLVM makes no vectors.
@@ -566,7 +588,7 @@ def _comes_back(parts: Mapping[int, Part], part: Part) -> bool:
     return part.head in found
 
 
-def _reached_inside(region: _Region, part: Part, start: Iterable[int]) -> set[int]:
+def _reached_inside(region: Region, part: Part, start: Iterable[int]) -> set[int]:
     found: set[int] = set()
     pending = list(start)
     while pending:

@@ -17,17 +17,17 @@ _SIDE_BY_SIDE = 1024
 """Threads of a row of blocks that run before the next row: what they access fits into a cache."""
 
 
-def side_by_side(*, is_flat: bool, by_row: bool) -> str:
+def side_by_side(*, is_flat: bool, rows: str) -> str:
     """Return ``side_by_side``: region 0 for the threads of ``%run`` blocks beside each other in x.
 
     It is for kernels that suspend no thread. The first rows of all blocks come before their second ones, so that
     threads access memory in the order in which it lies there, and not one narrow row far from the last. If the kernel
     `is_flat`, its threads know only their place in the grid: then the rows of all blocks are one, of the first block,
-    and may run `by_row` (:mod:`.rows`).
+    and longer for the function that `rows` names (:mod:`.rows`, :mod:`.stretches`), if there is one.
     """
     values = VALUES if is_flat else VALUES.replace("%bx", "%bx.now")
     width, blocks = ("%nx", "%run") if not is_flat else ("%all", "1")
-    together = f"""  call void @together_0({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 {width})
+    together = f"""  call void @{rows}_0({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 {width})
   br label %block.end"""
     each = f"""  br label %x
 x:
@@ -57,7 +57,7 @@ y:
   br label %block
 block:
   %bx.now = phi i32 [ %bx, %y ], [ %bx.next, %block.end ]
-{together if by_row else each}
+{together if rows else each}
 block.end:
   %bx.next = add i32 %bx.now, 1
   %block.done = icmp eq i32 %bx.next, %bx.end

@@ -23,7 +23,9 @@ from cudatool.sim.jit.emit import SPECIAL, Layout, storage_type
 from cudatool.sim.jit.even import Even, find_even
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.neighbors import distances
+from cudatool.sim.jit.scheduler import Regular
 from cudatool.sim.jit.steps import stride_loops
+from cudatool.sim.jit.stretches import find_stretches
 
 __all__ = ["MANY", "REPEATABLE", "Regions", "goes_by_rows", "touched"]
 
@@ -239,15 +241,10 @@ class Regions:
         return 0 if index is None else self.flow.at[index + 1]
 
     def _even(self, index: int | None, region: list[Instruction]) -> Even | None:
-        """Return how threads run a region together, None if each runs it by itself."""
-        if self.instrument or self.may_end or self.layout.local_bytes or len(self.rows) >= MANY:
-            return None
-        first = self._first(index)
+        """Return how threads run a region with loops together, None if each runs it by itself."""
         region = self._with_suspension(index, region)
-        if any(one.opcode in ("yield", "progress") for one in region):
-            return None
-        ends = frozenset(number for number, block in enumerate(self.flow.blocks) if block.stop - 1 in self.rows)
-        if any(self._conditional(self.flow.blocks[number].stop - 1) for number in ends):
+        ends = self._ends(region)
+        if ends is None:
             return None
         own: dict[str, int | None] = {}
         if index is not None:
@@ -255,7 +252,41 @@ class Regions:
                 kind = storage_type(self.function.registers[name])
                 own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
             own |= dict.fromkeys(writes(self.code[index]))
-        return find_even(self.flow, first, ends, self._repeated(index, region), own, self.strides)
+        return find_even(self.flow, self._first(index), ends, self._repeated(index, region), own, self.strides)
+
+    def _stretches(self, index: int | None, region: list[Instruction]) -> Even | None:
+        """Return how threads run a region without loops in stretches, None if rows of them are not cut."""
+        region = self._with_suspension(index, region)
+        ends = self._ends(region)
+        if ends is None:
+            return None
+        own: list[str] = []
+        if index is not None:
+            own = [*self.kept(index, touched(region)), *writes(self.code[index])]
+        return find_stretches(self.flow, self._first(index), ends, self._repeated(index, region), own)
+
+    def _ends(self, region: list[Instruction]) -> frozenset[int] | None:
+        """Return the blocks that suspend all threads that come to them, None if those of a `region` run alone."""
+        if self.instrument or self.may_end or self.layout.local_bytes or len(self.rows) >= MANY:
+            return None
+        if any(one.opcode in ("yield", "progress") for one in region):
+            return None
+        ends = frozenset(number for number, block in enumerate(self.flow.blocks) if block.stop - 1 in self.rows)
+        return None if any(self._conditional(self.flow.blocks[number].stop - 1) for number in ends) else ends
+
+    def _regular(self, index: int | None, region: list[Instruction]) -> dict[str, Regular]:
+        """Return the registers that a `region` reads from slots, and that may be regular there."""
+        found: dict[str, Regular] = {}
+        if index is None or self.rows[index].kind not in (Kind.PRESENT, Kind.BARRIER):
+            return found
+        if not self.flow.innermost_loop(self.flow.at[index]):
+            return found  # once is not worth the time that it takes to compile
+        for register in self.kept(index, touched(region)):
+            if register in self.distances:
+                offset, kind = self.slot(register)
+                if kind in ("i32", "i64"):
+                    found[register] = Regular(kind, offset, self.distances[register])
+        return found
 
     def _repeated(self, index: int | None, region: list[Instruction]) -> list[Instruction]:
         """Return what a `region` computes once more when it begins."""

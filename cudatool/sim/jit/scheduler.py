@@ -206,10 +206,10 @@ narrow:
   br i1 %narrow.some, label %x, label %y.end"""
 
 
-# All of a row runs the region together.
+# All of a row runs the region together, or in stretches.
 _BY_ROW = """  br i1 true, label %together, label %x
 together:
-  call void @together_{number}({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 %nx)
+  call void @{rows}_{number}({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 %nx)
   br label %y.end"""
 
 
@@ -247,7 +247,7 @@ def all_threads(
     apart: bool,
     regular: Sequence[Regular] = (),
     together: int = 0,
-    by_row: bool = False,
+    rows: str = "",
     most: int | None = None,
 ) -> str:
     """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
@@ -255,7 +255,8 @@ def all_threads(
     `only` is the suspension that all threads reach, if there is just one. If `rotated`, the threads from
     ``first_thread`` on come before the others: what a kernel does may depend on which warp is first. Rows of threads
     whose slots are `regular` run it in that form (:mod:`cudatool.sim.jit.neighbors`). As many threads as `together`
-    says have a form of their own (:mod:`cudatool.sim.jit.together`), or, `by_row`, all of a row.
+    says have a form of their own (:mod:`cudatool.sim.jit.together`), or all of a row, in the function that `rows` names
+    (:mod:`cudatool.sim.jit.rows`, :mod:`cudatool.sim.jit.stretches`).
     Of each row only so many threads as `most` says do anything.
     """
     keep = after = ""
@@ -276,8 +277,8 @@ def all_threads(
         x_from, enter = "choose", _look(regular)
         row = _row(number, regular, loop, keep=_KEEP.format(of="row.") if only is None else "")
         row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5}}\n"
-    if by_row:
-        enter = _BY_ROW.format(number=number, values=VALUES)
+    if rows:
+        enter = _BY_ROW.format(rows=rows, number=number, values=VALUES)
     elif together:
         x_from, x_begin = "narrow", "%wide.x"
         enter = _TOGETHER.format(width=together, number=number, values=VALUES)

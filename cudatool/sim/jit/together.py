@@ -25,16 +25,16 @@ from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
-from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of
+from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, whole_check
 from cudatool.sim.jit.scheduler import VALUES
 
-__all__ = ["THREAD", "Together", "enter_at_heads", "from_the_beginning"]
+__all__ = ["THREAD", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning"]
 
 _FIRST_LOOP = 1 << 21  # number of the metadata of loops over the threads of a row
 THREAD = "i32 %tx, i32 %ty, i32 %tz, i32 %t"
 
 
-class _Kernel(Protocol):
+class Kernel(Protocol):
     """What is needed of the kernel that is translated."""
 
     code: list[Instruction]
@@ -55,18 +55,18 @@ class _Kernel(Protocol):
     def header(self, e: Emitter) -> list[str]: ...
 
 
-def _touched(kernel: _Kernel, region: list[Instruction]) -> set[str]:
+def _touched(kernel: Kernel, region: list[Instruction]) -> set[str]:
     """Return the registers that a `region` reads or sets; others stay in their slots."""
     found = {name for one in region for names in (reads(one), writes(one)) for name in names}
     return found & kernel.function.registers.keys()
 
 
-def _live(kernel: _Kernel, head: int, touched: set[str]) -> list[str]:
+def _live(kernel: Kernel, head: int, touched: set[str]) -> list[str]:
     """Return the registers, of those that the region has `touched`, that a part of it needs, or what follows that."""
     return sorted(kernel.flow.blocks[head].live_in & touched)
 
 
-def enter_at_heads(kernel: _Kernel, e: Emitter, heads: list[int], region: list[Instruction]) -> None:
+def enter_at_heads(kernel: Kernel, e: Emitter, heads: list[int], region: list[Instruction]) -> None:
     """Emit how a thread finds where to begin: ``%from`` is one more than one of `heads`, 0 where the region begins."""
     cases = " ".join(f"i32 {head + 1}, label %from{head}" for head in heads)
     e.emit(f"switch i32 %from, label %start [ {cases} ]")
@@ -113,10 +113,11 @@ class Together:
     room = WIDTH  # threads that arrays have room for
     count = str(WIDTH)  # how many threads there are
     more = ""  # what the function is given beside that
+    to_check = staticmethod(whole_check)
 
     def __init__(
         self,
-        kernel: _Kernel,
+        kernel: Kernel,
         number: int,
         index: int | None,
         even: Even,
@@ -189,7 +190,7 @@ class Together:
         conditions: list[str] = []
         for place, one in enumerate(code):
             if self._is_alike(one):
-                check = check_of(one, self.even.distances)
+                check = check_of(one, self.even.distances, self.to_check)
                 if check is None:
                     self.kernel.instruction(e, one)
                 else:
@@ -262,7 +263,7 @@ class Together:
         values, conditions = self._computed(e, self.before)
         conditions = regular + conditions
         self._go_or_back(e, conditions, -1, [], {})
-        body = _Body(self, f"enter_{self.number}")
+        body = Body(self, f"enter_{self.number}")
         for name in self.own:
             if name in looked_at:
                 body.scalar(name, e.read(name)[0])
@@ -285,7 +286,7 @@ class Together:
         chained = [one for number in part.chain for one in self._code(number)]
         values, conditions = self._computed(e, chained)
         self._go_or_back(e, conditions, head, live, before)
-        body = _Body(self, f"part_{self.number}_{head}")
+        body = Body(self, f"part_{self.number}_{head}")
         body.whole(part, live, before, values)
         self._over_threads(e, f"{head}", body, ends=not part.after, at=self.at if part.loops else "")
         for loop in part.loops:
@@ -305,7 +306,7 @@ class Together:
         head = loop.head
         live = self._live(head)
         before = {name: e.read(name)[0] for name in live if self._is_scalar(name)}
-        body = _Body(self, f"round_{self.number}_{head}")
+        body = Body(self, f"round_{self.number}_{head}")
         body.round(loop, live, before)
         e.emit(f"br label %rounds{head}")
         e.label(f"rounds{head}")
@@ -318,7 +319,7 @@ class Together:
         return self.kernel.code[block.start : block.stop]
 
     def _over_threads(
-        self, e: Emitter, name: str, body: _Body, *, ends: bool, at: str = "", stays: int | None = None
+        self, e: Emitter, name: str, body: Body, *, ends: bool, at: str = "", stays: int | None = None
     ) -> str:
         """Emit a loop that calls `body` for each thread.
 
@@ -418,7 +419,7 @@ class Together:
         return f"!{loop} = distinct !{{!{loop}, !6, !7, !8}}"
 
 
-class _Body:
+class Body:
     """What one thread does in a part.
 
     Attributes

@@ -16,9 +16,9 @@ _SMALL = (1, 2, 3, 4, 16, 0xFFFFFFFF, 0xFFFFFFFC)
 
 
 class _EvenWriter(Writer):
-    def __init__(self, seed: int, threads: int, *, by_grid: bool) -> None:
+    def __init__(self, seed: int, threads: int, *, by_grid: bool, has_loops: bool) -> None:
         super().__init__(seed, threads)
-        self.by_grid = by_grid
+        self.by_grid, self.has_loops = by_grid, has_loops
         self.scalars: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
         self.labels = 0
@@ -95,8 +95,14 @@ class _EvenWriter(Writer):
 
     def memory(self) -> None:
         target = self.rng.choice(self.pool[4])
-        what = self.rng.randrange(4)
-        if what == 0:  # side by side
+        what = self.rng.randrange(4 if self.has_loops else 6)
+        if what >= 4:  # narrow, and apart
+            size, place, apart = self.rng.choice((1, 2)), self.new(8), self.rng.choice((1, 2, 3, 5))
+            self.emit(f"mul.wide.s32 {place}, %me, {size * apart};\nld.param.u64 %in, [in];")
+            self.emit(f"add.u64 {place}, {place}, %in;\nld.param.u64 %in, [in];")
+            self.emit(f"ld.global.u{8 * size} {target}, [{place}+{2 * self.rng.randrange(WORDS)}];")
+            self.emit(f"mad.wide.u32 %in, %me, {4 * WORDS}, %in;")
+        elif what == 0:  # side by side
             self.emit(f"ld.global.u32 {target}, [%at+{4 * self.rng.randrange(WORDS)}];")
         elif what == 1:
             self.emit(f"ld.global.u32 {target}, [%in+{4 * self.rng.randrange(WORDS)}];")
@@ -163,7 +169,7 @@ class _EvenWriter(Writer):
         self.emit(f"{end}:")
 
     def loop(self, depth: int) -> None:
-        if self.by_grid and depth:
+        if not self.has_loops or (self.by_grid and depth):
             return self.branch(depth)
         top, out, counter, more = self.label(), self.label(), self.new(4), self.new(0)
         what = 3 if self.by_grid else self.rng.randrange(5)
@@ -204,12 +210,12 @@ class _EvenWriter(Writer):
         self.emit(f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};\n{out}:")
 
 
-def even_kernel(seed: int, threads: int, *, by_grid: bool = False) -> str:
+def even_kernel(seed: int, threads: int, *, by_grid: bool = False, has_loops: bool = True) -> str:
     """Return a kernel ``k(in, out, counters)`` for one block of so many threads.
 
-    With `by_grid` its loops are those that go on by the size of the grid.
+    With `by_grid` its loops are those that go on by the size of the grid. Where it has none, it has branches instead.
     """
-    writer = _EvenWriter(seed, threads, by_grid=by_grid)
+    writer = _EvenWriter(seed, threads, by_grid=by_grid, has_loops=has_loops)
     writer.begin()
     for _ in range(writer.rng.randrange(1, 3)):
         writer.loop(0)
