@@ -50,6 +50,8 @@ ALIGNMENT: Final = 512
 """Of allocations, bytes."""
 SLAB_LIMIT: Final = 1 << 20
 """Bytes from which on an allocation has pages of its own."""
+_LARGE: Final = 4 << 20
+"""Bytes from which on an allocation asks the host for large pages: an index that jumps through it costs less."""
 _HOST_PAGE: Final = mmap.PAGESIZE
 _PLACE: Final = 1 << 45  # where device memory begins if nothing else is there: addresses are the same in each process
 # Bytes before device memory that fault, so that a negative index reaches nothing else; maps of memory have room for the
@@ -58,7 +60,7 @@ _GUARD: Final = 4 << 30
 _PROT_NONE, _PROT_READ, _PROT_RW = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _UNUSED = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE  # with no access: addresses that cost nothing
-_MADV_DONTNEED, _MADV_NOHUGEPAGE = 4, 15
+_MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 4, 14, 15
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -521,16 +523,19 @@ class DeviceMemory:
         if _libc.mprotect(address, size, _PROT_RW):
             self._pages.give(address, address + size + gap)
             raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
+        if size >= _LARGE:
+            _libc.madvise(address, size, _MADV_HUGEPAGE)
         self.used += size
         return address
 
     def _give_pages(self, address: int, size: int, gap: int = 0) -> None:
         file = self._files.pop(address, None)
-        if file is None:
+        if file is None and size < _LARGE:
             _libc.madvise(address, size, _MADV_DONTNEED)
             _libc.mprotect(address, size, _PROT_NONE)
-        else:
+        else:  # what comes next shall neither be in a file nor have large pages
             _place(address, size, _PROT_NONE, _UNUSED)
+        if file is not None:
             file.close()
         self._pages.give(address, address + size + gap)
         self.used -= size

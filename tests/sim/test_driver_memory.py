@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 
 def _pinned(driver, ok, size):
@@ -155,6 +158,25 @@ def test_small_allocations_share_pages_and_give_them_back(driver, ok, machine):
     for address in addresses:
         ok(driver.cuMemFree(address))
     assert ok(driver.cuMemGetInfo())[0] == free
+
+
+def _asks_for_large_pages(address: int) -> bool:
+    """Return whether the host is to back an address with large pages, as the kernel knows it."""
+    there = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if (bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)) is not None:
+            there = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif there and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError("nothing is mapped there")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the host has no large pages")
+def test_large_allocations_ask_the_host_for_large_pages(driver, ok):
+    for size, expected in ((4 << 20, True), (4096, False)):
+        address = int(ok(driver.cuMemAlloc(size)))
+        assert _asks_for_large_pages(address) == expected
+        ok(driver.cuMemFree(address))
 
 
 def test_pointer_attributes_of_device_and_host_memory(driver, ok):

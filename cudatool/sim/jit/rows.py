@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cudatool.sim.jit.emit import Emitter, storage_type
 from cudatool.sim.jit.even import MOST
-from cudatool.sim.jit.together import Together
+from cudatool.sim.jit.together import UNROLLED, Together
 
 __all__ = ["ByRow"]
 
@@ -48,4 +48,4 @@ class ByRow(Together):
             )
 
     def _metadata(self, loop: int) -> str:
-        return f"!{loop} = distinct !{{!{loop}, !6, !5}}"
+        return f"!{loop} = distinct !{{!{loop}, !6, {UNROLLED if loop in self.unrolled else '!5'}}}"

@@ -213,6 +213,17 @@ together:
   br label %y.end"""
 
 
+# Of rows that have fewer threads than those that do anything, each by itself: LLVM knows how many the others have.
+_FEW = """few:
+  %few.tx = phi i32 [ 0, %y ], [ %few.next, %few ]
+  %few.t = add nuw nsw i32 %first, %few.tx
+  %few.at = call i32 @thread_{number}({values}, i32 %few.tx, i32 %ty, i32 %tz, i32 %few.t) #2
+  %few.next = add nuw nsw i32 %few.tx, 1
+  %few.done = icmp eq i32 %few.next, %nx
+  br i1 %few.done, label %y.end, label %few
+"""
+
+
 # Of each row, the threads of this part. A loop over them without a condition inside can be vectorized.
 _FIRST_PART = f"""
 {field("first_thread", "rotation")}
@@ -269,8 +280,12 @@ def all_threads(
         begin, x_begin, x_end = "part", "%x.first", "%x.last"
         enter = "  br i1 %some, label %x, label %y.end"
         first_part, bounds, next_part = _FIRST_PART, _OF_PART, _NEXT_PART
+    few, unroll = "", "!5"
     if most is not None:
-        bounds, x_end = f"\n  %x.most = call i32 @llvm.umin.i32(i32 %nx, i32 {most})", "%x.most"
+        bounds, x_end = f"\n  %most = icmp uge i32 %nx, {most}", str(most)
+        enter = "  br i1 %most, label %x, label %few"
+        few = _FEW.format(number=number, values=VALUES)
+        unroll = "!7, !8"  # not before it is a loop of vectors
     loop = 10 + 2 * number
     x_from, row, row_loop = "y", "", ""
     if regular:
@@ -298,7 +313,7 @@ y:
   %column = add nuw nsw i32 %row, %ty
   %first = mul nuw nsw i32 %column, %nx{bounds}
 {enter}
-{row}x:
+{row}{few}x:
   %tx = phi i32 [ {x_begin}, %{x_from} ], [ %tx.next, %x ]
   %t = add nuw nsw i32 %first, %tx
   %next = call i32 @thread_{number}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) {"#2" if regular else "#1"}
@@ -316,7 +331,7 @@ z.end:
 end:{next_part}
 {after}  ret i32 {"%agreed" if only is None else only}
 }}
-!{loop} = distinct !{{!{loop}, !{loop + 1}, !5}}
+!{loop} = distinct !{{!{loop}, !{loop + 1}, {unroll}}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}
 {row_loop}"""
 

@@ -38,7 +38,7 @@ from cudatool.sim.jit.even import (
 )
 from cudatool.sim.jit.scheduler import VALUES
 from cudatool.sim.jit.table import types_of
-from cudatool.sim.jit.together import THREAD, Body, Kernel, Together
+from cudatool.sim.jit.together import THREAD, UNROLLED, Body, Kernel, Together
 
 __all__ = ["Stretches", "find_stretches"]
 
@@ -159,7 +159,7 @@ class Stretches(Together):
         self.kernel.parts.append("\n".join(lines))
 
     def _metadata(self, loop: int) -> str:
-        return f"!{loop} = distinct !{{!{loop}, !6, !5}}"
+        return f"!{loop} = distinct !{{!{loop}, !6, {UNROLLED if loop in self.unrolled else '!5'}}}"
 
     # ---- where a stretch ends ----
 

@@ -28,9 +28,11 @@ from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, whole_check
 from cudatool.sim.jit.scheduler import VALUES
 
-__all__ = ["THREAD", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning"]
+__all__ = ["THREAD", "UNROLLED", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning"]
 
 _FIRST_LOOP = 1 << 21  # number of the metadata of loops over the threads of a row
+_SHORT = 100  # lines of a body up to which a loop of it is unrolled
+UNROLLED = '!{!"llvm.loop.unroll.count", i32 4}'
 THREAD = "i32 %tx, i32 %ty, i32 %tz, i32 %t"
 
 
@@ -132,6 +134,7 @@ class Together:
         self.written = {name for one in region for name in writes(one)}
         self.arrays: dict[str, str] = {}
         self.loops: list[int] = []
+        self.unrolled: set[int] = set()  # of them, those that LLVM makes no vectors of and that are short
         self.at = '%"where threads are"'
 
     def generate(self) -> None:
@@ -329,6 +332,8 @@ class Together:
         self.kernel.finish(body.e)
         self.kernel.parts.append(body.text())
         self.loops.append(_FIRST_LOOP + (self.number << 10) + len(self.loops))
+        if body.updates and len(body.e.lines) <= _SHORT:
+            self.unrolled.add(self.loops[-1])
         before = "before" + name
         e.emit(f"br label %{before}")
         e.label(before)
@@ -437,6 +442,7 @@ class Body:
         self.given: list[tuple[str, str]] = []
         self.arrays: list[str] = []
         self.set: set[str] = set()  # what an array does not hold yet
+        self.updates = False  # whether it updates memory atomically
 
     def text(self) -> str:
         given = "".join(f", {kind} %given.{number}" for number, (kind, _) in enumerate(self.given))
@@ -459,6 +465,7 @@ class Body:
 
     def run(self, one: Instruction, value: str | None) -> None:
         """Emit an instruction, or take what was computed for all threads."""
+        self.updates |= one.opcode in ("atom", "red")
         if value is None:
             self.kernel.instruction(self.e, one)
             self.set.update(writes(one))

@@ -52,7 +52,7 @@ def kernels(ptx_of):
 
 
 def bounds(kernel: jit.JitKernel) -> list[int]:
-    return [int(number) for number in re.findall(r"%x\.most = .*i32 %nx, i32 (\d+)\)", kernel.llvm_ir())]
+    return [int(number) for number in re.findall(r"%most = icmp uge i32 %nx, (\d+)", kernel.llvm_ir())]
 
 
 def test_it_is_known_how_many_threads_do_anything(kernels):

@@ -258,6 +258,16 @@ def goes_by_rows(kernel: jit.JitKernel) -> bool:
     return "%first, i32 %nx)" in kernel.llvm_ir()
 
 
+def test_loops_of_rows_with_atomic_updates_are_unrolled_and_others_left_to_become_vectors(ptx_of):
+    source = """
+    #define EACH for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    extern "C" __global__ void counted(const unsigned char *x, int *y, int n) { EACH atomicAdd(&y[x[i]], 1); }
+    extern "C" __global__ void scaled(const unsigned char *x, int *y, int n) { EACH y[i] = 3 * x[i]; }
+    """
+    kernels = jit.load(ptx_of(source)).kernels
+    assert {"counted"} == {name for name, kernel in kernels.items() if "llvm.loop.unroll.count" in kernel.llvm_ir()}
+
+
 def test_the_random_kernels_have_loops_that_rows_run_together():
     texts = (module_of([even_kernel(seed, 64, by_grid=True)]).encode() for seed in range(FIRST, FIRST + 12))
     assert sum(goes_by_rows(jit.load(text).kernels["k"]) for text in texts) >= 4
