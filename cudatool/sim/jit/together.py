@@ -133,6 +133,7 @@ class Together:
         self.touched = _touched(kernel, region + before)
         self.written = {name for one in region for name in writes(one)}
         self.arrays: dict[str, str] = {}
+        self.cells: list[str] = []  # 64-bit variables of the loop over rounds
         self.loops: list[int] = []
         self.unrolled: set[int] = set()  # of them, those that LLVM makes no vectors of and that are short
         self.at = '%"where threads are"'
@@ -158,6 +159,7 @@ class Together:
                 for name, array in self.arrays.items()
             ),
             f"  {self.at} = alloca [{self.room} x i32], align 64",
+            *(f"  {cell} = alloca i64\n  store i64 0, ptr {cell}" for cell in self.cells),
             *(f"  store {storage_type(registers[name])} zeroinitializer, ptr {cell}" for name, cell in e.used.items()),
             *e.lines,
             "}",
@@ -199,7 +201,12 @@ class Together:
                 else:
                     self._checked(e, one, check, conditions)
                 values[place] = e.read(writes(one)[0])[0]
+            else:
+                self._meet(e, one)
         return values, conditions
+
+    def _meet(self, e: Emitter, one: Instruction) -> None:
+        """Look at an instruction that each thread runs, where what is computed once is as it is there."""
 
     def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
         base, kind = e.read(check.register)
@@ -289,6 +296,7 @@ class Together:
         chained = [one for number in part.chain for one in self._code(number)]
         values, conditions = self._computed(e, chained)
         self._go_or_back(e, conditions, head, live, before)
+        self._fetch(e, part)
         body = Body(self, f"part_{self.number}_{head}")
         body.whole(part, live, before, values)
         self._over_threads(e, f"{head}", body, ends=not part.after, at=self.at if part.loops else "")
@@ -303,6 +311,9 @@ class Together:
             e.emit(f"br label %p{part.after[0]}")
         else:
             e.emit("ret void")
+
+    def _fetch(self, e: Emitter, part: Part) -> None:
+        """Emit what lets the host fetch what the next round of a part reads."""
 
     def _rounds(self, e: Emitter, loop: Part) -> None:
         """Emit the rounds of a loop that each thread leaves by itself, until none is in it."""

@@ -258,6 +258,26 @@ def goes_by_rows(kernel: jit.JitKernel) -> bool:
     return "%first, i32 %nx)" in kernel.llvm_ir()
 
 
+def test_rounds_of_rows_let_the_host_fetch_what_the_next_one_reads_from_memory(ptx_of):
+    source = """
+    extern "C" __global__ void k(const int *x, int *y, int n) {
+        __shared__ int s[1024];
+        s[threadIdx.x] = threadIdx.x;
+        #pragma unroll 1
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = READS;
+    }
+    """
+
+    def fetched(reads: str) -> bool:
+        (kernel,) = jit.load(ptx_of(source.replace("READS", reads))).kernels.values()
+        assert runs_together(kernel)
+        return "call void @llvm.prefetch" in kernel.llvm_ir()
+
+    assert fetched("x[i]")
+    assert not fetched("s[threadIdx.x]")
+    assert not fetched("x[0]")
+
+
 def test_loops_of_rows_with_atomic_updates_are_unrolled_and_others_left_to_become_vectors(ptx_of):
     source = """
     #define EACH for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
