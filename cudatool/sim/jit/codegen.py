@@ -64,8 +64,8 @@ from cudatool.sim.jit.emit import (
     UntranslatedInstruction,
     storage_type,
 )
-from cudatool.sim.jit.even import WIDTH, Even
-from cudatool.sim.jit.grid import block, grid, side_by_side
+from cudatool.sim.jit.even import MOST, WIDTH, Even
+from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.regions import MANY, Regions, touched
 from cudatool.sim.jit.rows import ByRow
@@ -177,6 +177,7 @@ class _Kernel(Regions):
         self.declarations: set[str] = set()
         self.validated: set[int] = set()
         self.parts: list[str] = []
+        self.needs_no_arrays = False  # whether rows of the last region that threads run together may be longer
 
     def emitter(self) -> Emitter:
         e = Emitter(
@@ -251,13 +252,20 @@ class _Kernel(Regions):
             self.parts.append(scheduler.ONE_BARRIER)
         if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
-        beside = self._runs_side_by_side(by_row=bool(rows[0]))
-        if beside:
+        if self._runs_side_by_side(by_row=bool(rows[0])):
             self.parts.append(side_by_side(is_flat=self._is_flat(), rows=rows[0]))
-        self.parts.append(grid(self.layout.param_bytes, parks=parks, constants=self.constants, is_side_by_side=beside))
+        self.parts.append(
+            grid(self.layout.param_bytes, parks=parks, constants=self.constants, beside=self._beside(rows[0]))
+        )
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks)
+
+    def _beside(self, rows: str) -> int:
+        """Return of how many threads rows of blocks beside each other are, 0 if blocks run alone."""
+        if not self._runs_side_by_side(by_row=bool(rows)):
+            return 0
+        return MOST if self.needs_no_arrays and self._is_flat() else SIDE_BY_SIDE
 
     def _all_threads(
         self,
@@ -326,7 +334,9 @@ class _Kernel(Regions):
     ) -> None:
         region = self._with_suspension(index, region)
         own = [] if index is None else self.kept(index, touched(region))
-        form(self, number, index, even, self._repeated(index, region), own, region, only).generate()
+        made = form(self, number, index, even, self._repeated(index, region), own, region, only)
+        made.generate()
+        self.needs_no_arrays = form is ByRow and not made.arrays
 
     def _thread(
         self,

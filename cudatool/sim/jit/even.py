@@ -45,8 +45,8 @@ __all__ = [
 WIDTH = 16
 """How many threads do a round together: LLVM makes vectors of a loop with that many rounds, and no rest."""
 
-MOST = 1024
-"""Threads that a row has at most."""
+MOST = 8192
+"""Threads that a row has at most, of blocks beside each other."""
 
 MOST_BLOCKS = 96
 """Blocks of code that a region has at most, for its threads to run it together."""

@@ -10,11 +10,13 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
-__all__ = ["block", "grid", "side_by_side"]
+__all__ = ["SIDE_BY_SIDE", "block", "grid", "side_by_side"]
 
 _LOOP = 1 << 22  # number of the metadata of the loop over a row of threads
-_SIDE_BY_SIDE = 1024
+SIDE_BY_SIDE = 1024
 """Threads of a row of blocks that run before the next row: what they access fits into a cache."""
+
+_LONG_CHUNK = 2  # times as many blocks are taken at once where rows may be longer
 
 
 def side_by_side(*, is_flat: bool, rows: str) -> str:
@@ -84,7 +86,7 @@ _RUN = f"""{field("block_x", "nx")}
   %following = urem i64 %following.a, %blocks
   %beside.b = add i64 %b, 1
   %in.order = icmp eq i64 %following, %beside.b
-  %wide = udiv i32 {_SIDE_BY_SIDE}, %nx
+  %wide = udiv i32 {{beside}}, %nx
   %beside = call i32 @llvm.umax.i32(i32 %wide, i32 1)
   %room = sub i32 %gx, %bx
   %left.l = sub i64 %until, %i
@@ -172,17 +174,18 @@ def _filled(constants: Mapping[str, int]) -> str:
     )
 
 
-def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], is_side_by_side: bool) -> str:
+def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside: int) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
     If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
     Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
-    the bytes that some argument arrays are filled with. With `is_side_by_side` it runs several blocks at once.
+    the bytes that some argument arrays are filled with. It runs blocks of up to `beside` threads in a row at once,
+    unless that is 0.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
     run, step = f"  %waits = call i1 @block({VALUES}, i32 %begin)", "1"
-    if is_side_by_side:
-        run, step = _RUN, "%run.l"
+    if beside:
+        run, step = _RUN.format(beside=beside), "%run.l"
     if parks:
         resume = f"""{field("resume", "resume", volatile=True)}
 {field("current", "current", volatile=True)}
@@ -207,7 +210,8 @@ entry:
 {field("grid_x", "gx")}
 {field("grid_y", "gy")}
 {field("blocks", "blocks")}
-{field("chunk", "chunk")}
+{field("chunk", "share")}
+  %chunk = mul i64 %share, {_LONG_CHUNK if beside > SIDE_BY_SIDE else 1}
 {field("order_multiplier", "multiplier")}
 {field("order_offset", "offset")}
 {field("next_block", "counter", kind="ptr")}

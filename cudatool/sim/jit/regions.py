@@ -217,6 +217,10 @@ class Regions:
             return False
         return not any("shared" in one.modifiers for one in self.code)
 
+    def has_long_rows(self) -> bool:
+        """Whether rows are those of blocks beside each other, if they go around its loops together."""
+        return self._runs_side_by_side(by_row=True) and self._is_flat()
+
     def _is_flat(self) -> bool:
         """Whether threads use their place in x, and their block's, for nothing but their place in the grid."""
         if self.layout.local_bytes:

@@ -54,6 +54,7 @@ class Kernel(Protocol):
     def take(self, e: Emitter, register: str) -> None: ...
     def resume(self, e: Emitter, index: int) -> None: ...
     def suspends(self, index: int) -> bool: ...
+    def has_long_rows(self) -> bool: ...
     def header(self, e: Emitter) -> list[str]: ...
 
 
@@ -297,9 +298,7 @@ class Together:
         values, conditions = self._computed(e, chained)
         self._go_or_back(e, conditions, head, live, before)
         self._fetch(e, part)
-        body = Body(self, f"part_{self.number}_{head}")
-        body.whole(part, live, before, values)
-        self._over_threads(e, f"{head}", body, ends=not part.after, at=self.at if part.loops else "")
+        self._run_part(e, part, live, before, values)
         for loop in part.loops:
             self._rounds(e, loop)
         if len(part.after) == 2:
@@ -311,6 +310,14 @@ class Together:
             e.emit(f"br label %p{part.after[0]}")
         else:
             e.emit("ret void")
+
+    def _run_part(
+        self, e: Emitter, part: Part, live: list[str], before: Mapping[str, str], values: Mapping[int, str]
+    ) -> None:
+        """Emit what the threads do in a part; `before` and `values` are what is computed once."""
+        body = Body(self, f"part_{self.number}_{part.head}")
+        body.whole(part, live, before, values)
+        self._over_threads(e, f"{part.head}", body, ends=not part.after, at=self.at if part.loops else "")
 
     def _fetch(self, e: Emitter, part: Part) -> None:
         """Emit what lets the host fetch what the next round of a part reads."""
@@ -535,12 +542,16 @@ class Body:
         for number in part.chain:
             here = {at: values.get(place + at) for at in range(len(region._code(number)))}
             place += len(here)
-            exits |= self._block(part, number, here)
+            exits |= self.block(part, number, here)
         for number in sorted(part.blocks - set(part.chain)):
-            exits |= self._block(part, number, {})
+            exits |= self.block(part, number, {})
+        self.leave(exits)
+
+    def leave(self, exits: Iterable[int]) -> None:
+        """Emit how a thread comes to the heads of other parts."""
         for number in sorted(exits):
             self.e.label(f"b{number}")
-            self.store(region._live(number))
+            self.store(self.region._live(number))
             self.e.emit(f"ret i32 {number + 1}")
 
     def round(self, loop: Part, live: list[str], before: Mapping[str, str]) -> None:
@@ -567,7 +578,7 @@ class Body:
         e.emit(f"br i1 {here}, label %begin, label %pass")
         exits: set[int] = set()
         for number in sorted(loop.blocks, key=lambda number: number != loop.head):
-            exits |= self._block(loop, number, {})
+            exits |= self.block(loop, number, {})
         for number in sorted(exits):
             e.label(f"b{number}")
             e.emit("br label %pass")
@@ -577,15 +588,15 @@ class Body:
         self.store(sorted(kept))
         e.emit(f"ret i32 {result}")
 
-    def _block(self, part: Part, number: int, values: Mapping[int, str | None]) -> set[int]:
-        """Emit a block; return the heads of parts that it leads to."""
+    def block(self, part: Part, number: int, values: Mapping[int, str | None], start: int = 0) -> set[int]:
+        """Emit a block from its instruction `start` on; return the heads of parts that it leads to."""
         kernel, e = self.kernel, self.e
         block = kernel.flow.blocks[number]
         e.label("begin" if number == part.head else f"b{number}")
         if number + 1 == len(kernel.flow.blocks) and block.start == block.stop:
             e.emit(f"ret i32 {EXIT}")
             return set()
-        for place, index in enumerate(range(block.start, block.stop)):
+        for index in range(block.start + start, block.stop):
             one = kernel.code[index]
             if kernel.suspends(index):
                 kernel.suspend(e, index, number, self.region.written)
@@ -597,6 +608,6 @@ class Body:
                     return set()
                 kernel.branch(e, one, number, set())
                 return {after for after in block.successors if after == part.head or after not in part.blocks}
-            self.run(one, values.get(place))
+            self.run(one, values.get(index - block.start))
         e.emit(f"br label %b{number + 1}")
         return {after for after in block.successors if after == part.head or after not in part.blocks}

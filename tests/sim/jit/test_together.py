@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import integer_interpreter
 import numpy as np
@@ -256,6 +257,61 @@ def test_the_bits_of_an_index_are_no_number_to_count_with(launch, kernels):
 
 def goes_by_rows(kernel: jit.JitKernel) -> bool:
     return "%first, i32 %nx)" in kernel.llvm_ir()
+
+
+STRIDES = """
+#define EACH for (int i = blockIdx.x * blockDim.x + threadIdx.x, span = gridDim.x * blockDim.x; i < n; i += span)
+extern "C" __global__ void scaled(const int *x, int *y, int n) { EACH y[i] = 3 * x[i] + y[i]; }
+extern "C" __global__ void summed(const int *x, int *y, int n) {
+    int sum = 0; EACH sum = 3 * sum + x[i];
+    y[blockIdx.x * blockDim.x + threadIdx.x] += sum;
+}
+extern "C" __global__ void last(const int *x, int *y, int n) {
+    int last = 0, at = 0; EACH { last = x[i]; y[i] += 7; at = i; }
+    if (at) y[at] += last;
+}
+extern "C" __global__ void own(const int *x, int *y, int n) { EACH y[i] += x[i] * (int)threadIdx.x; }
+"""
+
+
+@pytest.fixture(scope="module")
+def strides(ptx_of):
+    return jit.load(ptx_of(STRIDES)).kernels
+
+
+def test_rounds_that_a_compiler_has_joined_run_one_after_the_other_if_threads_keep_nothing(strides):
+    texts = {name: kernel.llvm_ir() for name, kernel in strides.items()}
+    assert {"scaled"} == {name for name, text in texts.items() if re.search(r"@part_0_\d+_\d+\(", text)}
+
+
+@pytest.mark.parametrize("grid", [1, 5, 37, 200])
+@pytest.mark.parametrize("n", [0, 1, 100, 2368, 4 * 2368, 9999])
+@pytest.mark.parametrize("options", [{}, {"seed": 5, "threads": 2}])
+def test_rounds_that_a_compiler_has_joined_do_what_each_does(launch, strides, grid, n, options):
+    random = np.random.default_rng(n)
+    x, y = (random.integers(-1000, 1000, 13000).astype(np.int32) for _ in range(2))
+    block = 64
+    threads, i = grid * block, np.arange(len(y))
+    below = i < n
+    first = i[: min(threads, n)]
+    at = first + (n - 1 - first) // threads * threads  # where each thread that has any round has its last one
+    sums = np.zeros(len(y), np.int64)
+    for start in range(0, n, threads):
+        stop = min(start + threads, n)
+        sums[: stop - start] = 3 * sums[: stop - start] + x[start:stop]
+    last = y + 7 * below
+    at = at[at > 0]
+    last[at] += x[at]
+    expected = {
+        "scaled": np.where(below, 3 * x + y, y),
+        "summed": y + sums.astype(np.int32),
+        "last": last,
+        "own": np.where(below, y + x * (i % threads % block), y),
+    }
+    for name, values in expected.items():
+        found = y.copy()
+        launch(strides[name], grid, block, x, found, np.int32(n), **options)
+        np.testing.assert_array_equal(values, found, name)
 
 
 def test_rounds_of_rows_let_the_host_fetch_what_the_next_one_reads_from_memory(ptx_of):
