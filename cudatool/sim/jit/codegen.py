@@ -291,7 +291,7 @@ class _Kernel(Regions):
             self._thread(number, index, region, regular)
         else:
             most = self._first_threads(index, region) if only is not None else None
-            if most is None and (cut := self._stretches(index, region)) is not None:
+            if most is None and (cut := self._stretches()) is not None:
                 self._together(Stretches, number, index, region, cut, only)
                 rows = "stretches"
         self.parts.append(

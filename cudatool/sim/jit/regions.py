@@ -218,7 +218,7 @@ class Regions:
         return not any("shared" in one.modifiers for one in self.code)
 
     def has_long_rows(self) -> bool:
-        """Whether rows are those of blocks beside each other, if they go around its loops together."""
+        """Whether rows are those of blocks beside each other, at least if threads go around loops together."""
         return self._runs_side_by_side(by_row=True) and self._is_flat()
 
     def _is_flat(self) -> bool:
@@ -258,16 +258,15 @@ class Regions:
             own |= dict.fromkeys(writes(self.code[index]))
         return find_even(self.flow, self._first(index), ends, self._repeated(index, region), own, self.strides)
 
-    def _stretches(self, index: int | None, region: list[Instruction]) -> Even | None:
-        """Return how threads run a region without loops in stretches, None if rows of them are not cut."""
-        region = self._with_suspension(index, region)
-        ends = self._ends(region)
-        if ends is None:
+    def _stretches(self) -> Even | None:
+        """Return how threads run the kernel in stretches, None if rows of them are not cut.
+
+        Short rows, of 8 or 16 threads, would take up to twice as long, and a kernel of many regions three times as long
+        to compile.
+        """
+        if not self.has_long_rows() or self._ends(self.code) is None:
             return None
-        own: list[str] = []
-        if index is not None:
-            own = [*self.kept(index, touched(region)), *writes(self.code[index])]
-        return find_stretches(self.flow, self._first(index), ends, self._repeated(index, region), own)
+        return find_stretches(self.flow)
 
     def _ends(self, region: list[Instruction]) -> frozenset[int] | None:
         """Return the blocks that suspend all threads that come to them, None if those of a `region` run alone."""

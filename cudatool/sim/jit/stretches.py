@@ -10,6 +10,7 @@ at a known distance. So it is known from the first thread for how many the answe
         run the code of that way, without its branches, for the threads that are left of the cut
         go on after them
 
+It is for rows of blocks beside each other (:mod:`.grid`), which are long, and for kernels that suspend no thread.
 That loses nothing where the distance is short: a stretch of one thread is always right. It is for code without loops,
 which would have their own rounds in each stretch. Addresses are computed in 64 bits from a sum that does not wrap, so
 LLVM knows how far neighbors' accesses are from each other, also where these are narrow or lie apart.
@@ -17,8 +18,9 @@ LLVM knows how far neighbors' accesses are from each other, also where these are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from cudatool.ptx import Address, Flow, Instruction, Register, elements, opcode_of, type_bytes
 from cudatool.ptx.isa import Control
@@ -38,7 +40,7 @@ from cudatool.sim.jit.even import (
 )
 from cudatool.sim.jit.scheduler import VALUES
 from cudatool.sim.jit.table import types_of
-from cudatool.sim.jit.together import THREAD, UNROLLED, Body, Kernel, Together
+from cudatool.sim.jit.together import THREAD, UNROLLED, Body, Together
 
 __all__ = ["Stretches", "find_stretches"]
 
@@ -59,22 +61,17 @@ def _cut_check(i: Instruction, by: list[int]) -> Check | None:
     return whole_check(i, by)
 
 
-def find_stretches(
-    flow: Flow, first: int, ends: frozenset[int], before: Sequence[Instruction], own: Iterable[str]
-) -> Even | None:
-    """Return how the threads of stretches run a region, None if it is no gain to cut rows.
-
-    `first`, `ends` and `before` are as in :func:`.find_even`; `own` are the registers that threads have from before.
-    """
-    region = Region(flow, first, ends, _cut_check)
+def find_stretches(flow: Flow) -> Even | None:
+    """Return how the threads of stretches run a kernel that suspends none, None if it is no gain to cut rows."""
+    region = Region(flow, 0, frozenset(), _cut_check)
     if region.has_loop or len(region.blocks) > MOST_BLOCKS:
         return None
-    distances, uneven = find_distances(region, before, dict.fromkeys(own))
-    parts = None if first in uneven else find_parts(region, uneven, distances)
+    distances, uneven = find_distances(region, (), {})
+    parts = None if region.first in uneven else find_parts(region, uneven, distances)
     if parts is None:
         return None
     found = Even(parts, {name: d for name, d in distances.items() if d is not None}, by_row=True)
-    ways = list(_ways(parts, first))
+    ways = list(_ways(parts, region.first))
     written = sum(len(region.instructions(number)) for way in ways for part in way for number in part.blocks)
     if len(ways) > _MOST_WAYS or written > _MOST_WRITTEN:
         return None
@@ -113,27 +110,17 @@ def _is_apart(i: Instruction, found: Even) -> bool:
 
 
 class Stretches(Together):
-    """Emits ``stretches_k``, which runs region k for the ``%n`` threads of a row, and ``stretch_k``, for some of them.
+    """Emits ``stretches_0``, which runs a kernel for the ``%n`` threads of a row, and ``stretch_0``, for some of them.
 
-    ``stretch_k`` returns how many threads have run. For each way through the region there is a function ``way_k_w`` for
+    ``stretch_0`` returns how many threads have run. For each way through the kernel there is a function ``way_w`` for
     one thread.
     """
 
     more = ", i32 %n"
     to_check = staticmethod(_cut_check)
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        number: int,
-        index: int | None,
-        even: Even,
-        before: list[Instruction],
-        own: Iterable[str],
-        region: list[Instruction],
-        only: int | None,
-    ) -> None:
-        super().__init__(kernel, number, index, even, before, own, region, only)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.at = "null"
         self.ways = 0
 
@@ -141,12 +128,11 @@ class Stretches(Together):
         """Emit the functions into the kernel's parts."""
         e = self.kernel.emitter()
         e.emit("store i32 %n, ptr %left")
-        values, _ = self._computed(e, self.before)
-        self._walk(e, next(iter(self.even.parts.values())), [], values)
+        self._walk(e, next(iter(self.even.parts.values())), [])
         self.kernel.finish(e)
         registers = self.kernel.function.registers
         lines = [
-            f"define internal i32 @stretch_{self.number}({ENVIRONMENT}, {THREAD}{self.more}) #0 {{",
+            f"define internal i32 @stretch_0({ENVIRONMENT}, {THREAD}{self.more}) #0 {{",
             "entry:",
             "  %left = alloca i32",
             *(f"  {cell} = alloca {storage_type(registers[name])}" for name, cell in e.used.items()),
@@ -154,7 +140,7 @@ class Stretches(Together):
             *e.lines,
             "}",
             *(self._metadata(loop) for loop in self.loops),
-            _ROW.format(number=self.number, environment=ENVIRONMENT, thread=THREAD, values=VALUES),
+            _ROW,
         ]
         self.kernel.parts.append("\n".join(lines))
 
@@ -212,12 +198,12 @@ class Stretches(Together):
 
     # ---- what the threads of a stretch do ----
 
-    def _walk(self, e: Emitter, part: Part, way: list[tuple[Part, dict[int, str]]], before: Mapping[int, str]) -> None:
+    def _walk(self, e: Emitter, part: Part, way: list[tuple[Part, dict[int, str]]]) -> None:
         """Emit the ways that lead on from the head of a part, to which `way` leads: what each computes alike, first."""
         values, _ = self._computed(e, [one for number in part.chain for one in self._code(number)])
         way = [*way, (part, values)]
         if not part.after:
-            self._run(e, way, before)
+            self._run(e, way)
             return
         labels = [e.new_label() for _ in part.after]
         guard = self._code(part.chain[-1])[-1].guard if len(labels) == 2 else None
@@ -225,18 +211,12 @@ class Stretches(Together):
         e.emit(f"br {condition}{', '.join(f'label %{label}' for label in labels)}")
         for label, after in zip(labels, part.after, strict=True):
             e.label(label)
-            self._walk(e, self.even.parts[after], way, before)
+            self._walk(e, self.even.parts[after], way)
 
-    def _run(self, e: Emitter, way: list[tuple[Part, dict[int, str]]], before: Mapping[int, str]) -> None:
+    def _run(self, e: Emitter, way: list[tuple[Part, dict[int, str]]]) -> None:
         """Emit the loop over the threads of a stretch that go a way."""
         self.ways += 1
-        body = Body(self, f"way_{self.number}_{self.ways}")
-        for name in self.own:
-            body.load_slot(name)
-        for place, one in enumerate(self.before):
-            body.run(one, before.get(place))
-        if self.index is not None:
-            self.kernel.resume(body.e, self.index)
+        body = Body(self, f"way_{self.ways}")
         body.e.emit(f"br label %b{way[0][0].head}")
         for (part, values), (following, _) in zip(way, [*way[1:], way[-1]], strict=True):
             place = 0
@@ -247,7 +227,7 @@ class Stretches(Together):
             for number in sorted(part.blocks - set(part.chain)):
                 self._block(body, part, number, {}, following.head)
         self.count = e.op("load i32, ptr %left")
-        self._over_threads(e, f"way{self.ways}", body, ends=True)
+        self._over_threads(e, f"way{self.ways}", body, ends=False)
         e.emit(f"ret i32 {self.count}")
 
     def _block(self, body: Body, part: Part, number: int, values: Mapping[int, str | None], following: int) -> None:
@@ -260,9 +240,6 @@ class Stretches(Together):
             return
         for place, index in enumerate(range(block.start, block.stop)):
             one = kernel.code[index]
-            if kernel.suspends(index):
-                kernel.suspend(e, index, number, self.written)
-                return
             if opcode_of(one.opcode).control is not Control.NEXT:
                 if len(part.after) == 2 and number == part.chain[-1]:
                     e.emit(f"br label %b{following}")
@@ -273,8 +250,8 @@ class Stretches(Together):
         e.emit(f"br label %b{number + 1}")
 
 
-_ROW = """
-define internal void @stretches_{number}({environment}, {thread}, i32 %n) #0 {{
+_ROW = f"""
+define internal void @stretches_0({ENVIRONMENT}, {THREAD}, i32 %n) #0 {{
 entry:
   br label %next
 next:
@@ -282,7 +259,7 @@ next:
   %first.tx = add nuw nsw i32 %tx, %done
   %first.t = add nuw nsw i32 %t, %done
   %rest = sub nuw nsw i32 %n, %done
-  %some = call i32 @stretch_{number}({values}, i32 %first.tx, i32 %ty, i32 %tz, i32 %first.t, i32 %rest)
+  %some = call i32 @stretch_0({VALUES}, i32 %first.tx, i32 %ty, i32 %tz, i32 %first.t, i32 %rest)
   %after = add nuw nsw i32 %done, %some
   %all = icmp eq i32 %after, %n
   br i1 %all, label %end, label %next

@@ -220,7 +220,7 @@ def even_kernel(seed: int, threads: int, *, by_grid: bool = False, has_loops: bo
     for _ in range(writer.rng.randrange(1, 3)):
         writer.loop(0)
         writer.block(1, 1)
-        if writer.rng.random() < 0.7:
+        if has_loops and writer.rng.random() < 0.7:
             writer.meet()
     words = writer.pool[4][:6] + writer.scalars
     writer.store([*words, *writer.pool[8][: (WORDS - 1 - len(words)) // 2]])
