@@ -174,13 +174,18 @@ def _filled(constants: Mapping[str, int]) -> str:
     )
 
 
+def _chunk(beside: int) -> str:
+    """Return code for how many blocks are taken at once: more where rows may be longer than usual."""
+    factor = _LONG_CHUNK if beside > SIDE_BY_SIDE else 1
+    return f"{field('chunk', 'share')}\n  %chunk = mul i64 %share, {factor}"
+
+
 def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside: int) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
     If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
     Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
-    the bytes that some argument arrays are filled with. It runs blocks of up to `beside` threads in a row at once,
-    unless that is 0.
+    the bytes that some argument arrays are filled with. Blocks run in rows of up to `beside` threads, unless it is 0.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
     run, step = f"  %waits = call i1 @block({VALUES}, i32 %begin)", "1"
@@ -210,8 +215,7 @@ entry:
 {field("grid_x", "gx")}
 {field("grid_y", "gy")}
 {field("blocks", "blocks")}
-{field("chunk", "share")}
-  %chunk = mul i64 %share, {_LONG_CHUNK if beside > SIDE_BY_SIDE else 1}
+{_chunk(beside)}
 {field("order_multiplier", "multiplier")}
 {field("order_offset", "offset")}
 {field("next_block", "counter", kind="ptr")}
