@@ -357,9 +357,9 @@ def test_the_random_kernels_have_loops_that_threads_run_together():
 def test_where_branches_meet_is_looked_up_once_for_each(monkeypatch):
     """Most of the time to translate a kernel with many branches once went into that."""
     looks = []
-    reached = even._Region.reached
+    reached = even.Region.reached
     monkeypatch.setattr(
-        even._Region, "reached", lambda self, *words, **known: looks.append(1) or reached(self, *words, **known)
+        even.Region, "reached", lambda self, *words, **known: looks.append(1) or reached(self, *words, **known)
     )
     branches = "".join(
         f"@p bra A{k}; add.u32 sum, sum, {k}; A{k}: shr.u32 x, x, 1; setp.ne.u32 p, x, 0;\n" for k in range(20)
