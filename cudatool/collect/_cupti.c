@@ -794,6 +794,8 @@ static PyObject* py_modules_named(PyObject* self, PyObject* arguments) {
       text = memcpy(kept, own, (size_t)length);
     }
     uint32_t real = intern(&paths, text, (size_t)length);
+    // Nor with one, if another module has come to it since.
+    for (int i = 0; i < unnamed_count; i++) real = unnamed[i].path == made_up ? made_up : real;
     if (has_room(&real_path, &path_room, made_up) && !real_path[made_up]) real_path[made_up] = real;
   }
   pthread_mutex_unlock(&lock);

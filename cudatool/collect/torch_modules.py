@@ -130,8 +130,9 @@ class TorchModules:
             seen = _cupti.unnamed_modules()
             if not seen:
                 return
-            for frame in sys._current_frames().values():
-                self._name(_called(frame, self._call))
+            for called in _all_called(self._call):
+                self._name(called)
+            seen += _cupti.unnamed_modules()  # by other threads, until there were names
             _cupti.modules_named(self._stood_for(seen), time.monotonic_ns() - begin)
         except Exception as error:  # this runs between any two instructions of the program
             _log.warning("modules of PyTorch get no names: %s", error)
@@ -257,6 +258,19 @@ class TorchModules:
                 if path and isinstance(state, dict):
                     for number, tensor in enumerate(list(state.values())):
                         yield path, TensorRole.OPTIMIZER_STATE, number, tensor
+
+
+def _all_called(code: Any) -> list[list[Any]]:
+    """Return for each thread the modules that are being called, the outermost first.
+
+    No frame may outlive this: one that does keeps those that called it, and with them the program's variables, until the
+    garbage collector runs. This function's own is among the frames.
+    """
+    frames = sys._current_frames()
+    try:
+        return [_called(frames.pop(thread), code) for thread in list(frames)]
+    finally:
+        frames.clear()
 
 
 def _called(frame: FrameType | None, code: Any) -> list[Any]:

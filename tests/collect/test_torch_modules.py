@@ -50,6 +50,33 @@ def addresses(tensors):
     return [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
 
+def test_naming_keeps_no_variable_of_the_program_alive(watched, monkeypatch):
+    modules, _ = watched
+    monkeypatch.setattr(_cupti, "unnamed_modules", lambda: [(1, 1)])
+    monkeypatch.setattr(_cupti, "modules_named", lambda found, took: None)
+
+    class Caller(torch.nn.Module):
+        def forward(self, x):
+            kept.append(weakref.ref(x))
+            modules.name_called()
+            return x + 1
+
+    def call():
+        x = torch.ones(3)
+        kept.append(weakref.ref(x))
+        y = Caller()(x)
+        kept.append(weakref.ref(y))
+
+    kept = []
+    gc.collect()
+    gc.disable()
+    try:
+        call()
+        assert [None] * 3 == [one() for one in kept]
+    finally:
+        gc.enable()
+
+
 def test_parameters_buffers_and_the_optimizers_state_have_the_path_of_the_parameter(watched):
     modules, events = watched
     net = Net()
