@@ -670,8 +670,8 @@ def _layer(x: DeviceArray, w: DeviceArray, bias: DeviceArray, between: Callable[
 
 
 def test_a_sum_with_a_bias_is_computed_again_by_what_reads_it_later() -> None:
-    given = numbers(256, 64), numbers(64, 128), numbers(128)
-    compiled = traced(lambda x, w, bias: _layer(x, w, bias, lambda before: None), *given)
+    x, w, bias = numbers(256, 64), numbers(64, 128), numbers(128)  # not arguments, whose copies would be needed longer
+    compiled = traced(lambda: _layer(x, w, bias, lambda before: None))
     assert ["fused_add_gelu", "fused_add_gelu_backward"] == [name for name in kernels(compiled) if "gelu" in name]
     large = [buffer for buffer in compiled.plans[0].buffers if buffer.size == 256 * 128 * 4]
     assert 5 == len(large), "two products, the activation, its gradient, and the result"
