@@ -17,11 +17,12 @@ around them together all the same, and those that are through wait for the other
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudatool.ptx import Flow, Immediate, Instruction, Operand, Register, Symbol, type_bytes
-from cudatool.ptx.flow import writes
+from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control, opcode_of
 from cudatool.sim.jit.emit import SPECIAL
 from cudatool.sim.jit.table import types_of
@@ -312,20 +313,36 @@ def _with_uneven(
         else:
             together += region.instructions(number)
     written = [(name, one) for one in together for name in writes(one)]
+    readers: dict[str, list[int]] = {}
+    for number, (_, one) in enumerate(written):
+        for name in reads(one):
+            readers.setdefault(name, []).append(number)
+    waiting = deque(range(len(written)))
+    is_waiting = [True] * len(written)
+
+    def set_distance(name: str, distance: int | None) -> None:
+        found[name] = distance
+        for number in readers.get(name, ()):
+            if not is_waiting[number]:
+                is_waiting[number] = True
+                waiting.append(number)
+
     while True:
-        before_round = dict(found)
-        for name, one in written:
+        while waiting:
+            is_waiting[number := waiting.popleft()] = False
+            name, one = written[number]
             known, distance = _of(one, found, region.to_check)
             if known:
                 if name not in registers or (distance and not _is_whole(registers[name], one)):
                     distance = None
-                found[name] = distance if found.get(name, distance) == distance else None
-        if found == before_round:
-            # What is still unknown is only ever set from itself.
-            unknown = {name for name, _ in written} - found.keys()
-            if not unknown:
-                return found
-            found |= dict.fromkeys(unknown)
+                if name not in found or found[name] not in (distance, None):
+                    set_distance(name, distance if name not in found else None)
+        # What is still unknown is only ever set from itself.
+        unknown = {name: None for name, _ in written if name not in found}
+        if not unknown:
+            return found
+        for name in unknown:
+            set_distance(name, None)
 
 
 def _is_even(region: Region, number: int, found: Mapping[str, int | None]) -> bool:
