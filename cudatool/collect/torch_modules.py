@@ -263,8 +263,8 @@ class TorchModules:
 def _all_called(code: Any) -> list[list[Any]]:
     """Return for each thread the modules that are being called, the outermost first.
 
-    No frame may outlive this: one that does keeps those that called it, and with them the program's variables, until the
-    garbage collector runs. This function's own is among the frames.
+    No frame may outlive this: one that does keeps those that called it, and with them the program's variables, until
+    the garbage collector runs. This function's own is among the frames.
     """
     frames = sys._current_frames()
     try:
