@@ -15,6 +15,7 @@ from cudatool.runtime.array import DeviceArray
 
 __all__ = [
     "BEFORE",
+    "MOST_LOADS",
     "Places",
     "PointwiseCall",
     "RowsCall",
@@ -28,6 +29,9 @@ __all__ = [
 
 BEFORE: Final = -1
 """Stands for all memory that existed before the function ran: arguments and state."""
+
+MOST_LOADS: Final = 16
+"""Arrays that one kernel of several operations reads, at most."""
 
 Places = Callable[[int], tuple[int, int]]
 """Given an address, returns the allocation that it is in, and how far; else `BEFORE`, and the address itself."""

@@ -18,12 +18,11 @@ from cudatool.blas._workspace import scoped_workspaces
 from cudatool.compiler._fusion import Player, planned_fusion
 from cudatool.compiler._inputs import (
     Extents,
-    borrowed,
+    placed,
     refuse_gaps,
     refuse_shared,
     refuse_views,
     shared,
-    static,
     with_inputs,
 )
 from cudatool.compiler._plan import Arena, Plan
@@ -276,7 +275,7 @@ class CompiledFunction:
         kwargs: dict[str, Any],
     ) -> tuple[Trace, dict[str, DeviceArray], dict[str, Any]]:
         """Return what a run does, where it read arguments, and the objects among them."""
-        inputs = {path: static(array) if path in copied else borrowed(array) for path, array in arrays.items()}
+        inputs = placed(arrays, copied)
         args, kwargs = with_inputs(args, kwargs, inputs)
         before = arguments(args, kwargs)[0]
         own = {path: array for path, array in inputs.items() if path in copied}
@@ -312,9 +311,7 @@ class CompiledFunction:
         arena = Arena(memory, fusion.absent, fusion.trace.same, current_stream(device))
         entry = _Compiled(facts, fusion.graph, memory, CUDAGraph(), arena)
         with planned(arena, device):
-            entry.inputs = {
-                path: static(array) if path in copied else borrowed(array) for path, array in arrays.items()
-            }
+            entry.inputs = placed(arrays, copied)
         entry.copied = {path: array for path, array in entry.inputs.items() if path in copied}
         entry.changed = frozenset(buffer.line for buffer in memory.buffers[: trace.inputs] if buffer.kept)
         args, kwargs = with_inputs(args, kwargs, entry.inputs)

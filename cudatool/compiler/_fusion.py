@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from cudatool.compiler._accesses import (
     BEFORE,
+    MOST_LOADS,
     PointwiseCall,
     RowsCall,
     Span,
@@ -48,7 +49,6 @@ from cudatool.runtime.stream import Stream
 
 __all__ = ["Fusion", "Group", "Player", "fuse", "planned_fusion"]
 
-_MOST_LOADS: Final = 16
 _MOST_ARRAYS: Final = 32  # of one kernel, whose parameters have 4 KiB
 
 
@@ -363,7 +363,7 @@ def _groups(
         found = _Open(index, node.stream, call, ())
         found.others = others
         for group in joined:
-            many = len(group.members) + len(found.members) > most or len(group.read | found.read) > _MOST_LOADS
+            many = len(group.members) + len(found.members) > most or len(group.read | found.read) > MOST_LOADS
             if many or not found.fits(group):
                 close([group])
                 continue

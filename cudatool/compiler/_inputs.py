@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from cudatool.errors import GraphBreakError
 from cudatool.runtime._native import Region
 from cudatool.runtime.array import DeviceArray, empty
 
-__all__ = ["Extents", "borrowed", "refuse_gaps", "refuse_shared", "refuse_views", "shared", "static", "with_inputs"]
+__all__ = ["Extents", "borrowed", "placed", "refuse_gaps", "refuse_shared", "refuse_views", "shared", "with_inputs"]
 
 
 class Extents:
@@ -72,11 +72,16 @@ def refuse_gaps(path: str, array: DeviceArray) -> None:
         step *= array.shape[axis]
 
 
-def static(array: DeviceArray) -> DeviceArray:
+def _static(array: DeviceArray) -> DeviceArray:
     """Return an array of the same shape and strides, whose content is not set; the array has no gaps."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     dense = empty(tuple(array.shape[axis] for axis in order), array.dtype, device=array.device)
     return dense.transpose(*np.argsort(order).tolist()) if array.ndim else dense
+
+
+def placed(arrays: dict[str, DeviceArray], copied: Collection[str]) -> dict[str, DeviceArray]:
+    """Return where a graph reads its arguments: places of its own for those that it copies, and where others are."""
+    return {path: _static(array) if path in copied else borrowed(array) for path, array in arrays.items()}
 
 
 def borrowed(array: DeviceArray) -> DeviceArray:

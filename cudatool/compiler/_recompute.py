@@ -7,15 +7,12 @@ in memory anyway, and reading it and the bias again costs no more than reading t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
 
-from cudatool.compiler._accesses import BEFORE, PointwiseCall, View, Work
+from cudatool.compiler._accesses import BEFORE, MOST_LOADS, PointwiseCall, View, Work
 from cudatool.compiler._plan import Buffer
 from cudatool.compiler._trace import ORDERS, Node
 
 __all__ = ["recomputed"]
-
-_MOST_LOADS: Final = 16
 
 
 def recomputed(
@@ -97,7 +94,7 @@ def _can_join(
     calls = [work[member].call for member in members]
     if any(each is None or (each.shape, each.device) != (call.shape, call.device) for each in calls):
         return False
-    if len({read for each in (*calls, call) if each is not None for read in _views(each)}) > _MOST_LOADS:
+    if len({read for each in (*calls, call) if each is not None for read in _views(each)}) > MOST_LOADS:
         return False
     reads = [read.span(writes=False) for read in _views(call)]
     for between in range(index + 1, members[-1] + 1):
