@@ -191,7 +191,8 @@ static int unnamed_count;
 static Table noted;  // values that are noted only once
 static Table codes;  // addresses of the code objects in `places`
 static int watches_code;  // a destroyed code object is removed from `places`
-static uint32_t generation = 1;  // of the numbers of frames: a new one begins then
+static uint32_t generation = 1;  // of what is known of frames: a new one begins when code is destroyed
+static uint32_t namings;         // of modules: how often one got a name, or lost it
 static uint32_t* frame_of_place;  // by the number of a place
 static uint32_t place_room;
 // Of Python's frames: the number of the chain of outer ones, and that of the innermost, or of its module's path.
@@ -457,19 +458,25 @@ static uint32_t frame_at(PyCodeObject* code, int offset) {
 typedef struct {
   const struct _PyInterpreterFrame* at;
   const void* instruction;
+  const struct _PyInterpreterFrame* module;  // the innermost frame, up to this one, that calls a module; NULL for none
   uint32_t chain;
 } Known;
 typedef struct {
   const void* instruction;
   uint32_t outer, chain;
 } Step;  // from the stack that ends with a caller to the one that ends with what it calls
+typedef struct {
+  uint64_t module;
+  uint32_t chain, stack;
+} Placed;  // the number of the stack that ends with a module that has a name
 enum { MOST_STEPS = 512 };
 typedef struct {
   Known known[MOST_FRAMES];  // outermost first: most of the next stack is the same
   Known fresh[MOST_FRAMES];  // innermost first: what is not
   int depth;                 // of `known`
-  uint32_t generation;
+  uint32_t generation, namings;
   Step steps[MOST_STEPS];  // taken lately, each at a place of its own
+  Placed placed[MOST_STEPS];
 } Thread;
 static __thread Thread* this_one;
 static pthread_key_t ended;  // frees it with the thread
@@ -487,9 +494,13 @@ static Thread* this_threads(void) {
 #if PY_VERSION_HEX >= 0x030D0000
 #define EXECUTES(frame) ((PyCodeObject*)(frame)->f_executable)
 #define INSTRUCTION(frame) ((const void*)(frame)->instr_ptr)
+static struct _PyInterpreterFrame* frame_of(const PyThreadState* state) { return state->current_frame; }
 #else
 #define EXECUTES(frame) ((PyCodeObject*)(frame)->f_code)
 #define INSTRUCTION(frame) ((const void*)(frame)->prev_instr)
+static struct _PyInterpreterFrame* frame_of(const PyThreadState* state) {
+  return state->cframe ? state->cframe->current_frame : NULL;
+}
 #endif
 
 // Whether frame `at` of the last stack, and all outside of it, are where they were. If not, `*same` is how many of the
@@ -517,7 +528,7 @@ static int fresh_frames(Thread* thread, struct _PyInterpreterFrame* frame) {
       thread->depth = at;
       break;
     }
-    thread->fresh[count++] = (Known){frame, INSTRUCTION(frame), 0};
+    thread->fresh[count++] = (Known){frame, INSTRUCTION(frame), NULL, 0};
   }
   return count;
 }
@@ -539,7 +550,6 @@ static uint32_t chain_with(Thread* thread, uint32_t outer, const Known* one) {
 }
 
 static int name_soon(void* unused);
-
 
 // The number of a path of classes. Once it is known for which module one stood, the next one like it, which may stand for
 // another module, gets a number of its own: a few times, as numbers must not grow with each step. The lock is held.
@@ -589,6 +599,13 @@ static uint32_t path_inside(uint32_t outer, PyObject* const* inside, int count) 
   return number;
 }
 
+// The number of the path of a module that has a name; 0 for one that has none.
+static uint32_t name_of_module(uint64_t module) {
+  uint64_t slot;
+  uint32_t number = modules.count ? look_up(&modules, &module, sizeof module, &slot) : 0;
+  return number_in(path_of_module, module_room, number);
+}
+
 // The number of the path of the innermost module of PyTorch that is called by these frames, 0 for none.
 static uint32_t module_path(struct _PyInterpreterFrame* frame) {
   PyObject* inside[MOST_NESTED];
@@ -596,55 +613,15 @@ static uint32_t module_path(struct _PyInterpreterFrame* frame) {
   uint32_t outer = 0;
   for (; frame && module_call && !outer; frame = frame->previous) {
     if (EXECUTES(frame) != module_call || !frame->localsplus[0]) continue;
-    uint64_t module = (uintptr_t)frame->localsplus[0], slot;  // its first variable, which is no cell
-    uint32_t number = modules.count ? look_up(&modules, &module, sizeof module, &slot) : 0;
-    outer = number_in(path_of_module, module_room, number);
+    outer = name_of_module((uintptr_t)frame->localsplus[0]);  // its first variable, which is no cell
     if (!outer && nested < MOST_NESTED) inside[nested++] = frame->localsplus[0];
   }
   return path_inside(outer, inside, nested);
 }
 
-// The number in `chains` of this thread's stack, 0 for none: a module that is called is the innermost. The lock is held;
-// the interpreter's need not be.
-static uint32_t python_chain(Thread* thread) {
-  PyThreadState* state = PyGILState_GetThisThreadState();
-  if (!state) return 0;
-#if PY_VERSION_HEX >= 0x030D0000
-  struct _PyInterpreterFrame *frame = state->current_frame, *innermost = frame;
-#else
-  struct _PyInterpreterFrame *frame = state->cframe ? state->cframe->current_frame : NULL, *innermost = frame;
-#endif
-  // A frame at the same instruction is the same, as long as no code object was destroyed. Code that is not watched may
-  // have been.
-  if (!watches_code) thread->depth = 0;
-  if (thread->generation != generation) {
-    thread->depth = 0;
-    thread->generation = generation;
-    memset(thread->steps, 0, sizeof thread->steps);
-  }
-  int count = fresh_frames(thread, frame);
-  if (thread->depth + count > MOST_FRAMES) {  // of a deeper stack, the innermost frames
-    thread->depth = 0;
-    count = fresh_frames(thread, frame);
-  }
-  uint32_t chain = thread->depth ? thread->known[thread->depth - 1].chain : 0;
-  while (count) {
-    Known one = thread->fresh[--count];
-    one.chain = chain = chain_with(thread, chain, &one);
-    thread->known[thread->depth++] = one;
-  }
-  if (thread->depth == MOST_FRAMES) thread->depth = 0;  // it may be cut
-  uint32_t key[2] = {chain, module_path(innermost)};
-  if (!key[1] || key[1] >= IS_MODULE) return chain;
-  key[1] |= IS_MODULE;
-  return intern(&chains, key, sizeof key);
-}
-
-// The number of this thread's stack: of the number of its calling library's frame or 0, that of its module's path or 0,
+// The number in `stacks` of a stack: of the number of its calling library's frame or 0, that of its module's path or 0,
 // and those of Python's frames, innermost first; 0 if it has none. The lock is held.
-static uint32_t stack_below(uint32_t library) {
-  Thread* thread = this_threads();
-  uint32_t chain = thread ? python_chain(thread) : 0;
+static uint32_t stack_of(uint32_t library, uint32_t chain) {
   if (!library && (!chain || (chain < chain_room && stack_of_chain[chain]))) return chain ? stack_of_chain[chain] : 0;
   uint32_t found[MOST_FRAMES + 2] = {library}, count = 2, key[2];
   for (uint32_t at = chain; at; at = key[0]) {
@@ -654,6 +631,60 @@ static uint32_t stack_below(uint32_t library) {
   }
   uint32_t stack = intern(&stacks, found, count * sizeof *found);
   if (!library && has_room(&stack_of_chain, &chain_room, chain)) stack_of_chain[chain] = stack;
+  return stack;
+}
+
+// The same for a stack in which a module is called by frame `module`, or by one outside of it.
+static uint32_t stack_in_module(uint32_t library, uint32_t chain, struct _PyInterpreterFrame* module) {
+  uint32_t key[2] = {chain, module_path(module)};
+  if (!key[1] || key[1] >= IS_MODULE) return stack_of(library, chain);
+  key[1] |= IS_MODULE;
+  return stack_of(library, intern(&chains, key, sizeof key));
+}
+
+// The number of this thread's stack. The lock is held; the interpreter's need not be.
+static uint32_t stack_below(uint32_t library) {
+  Thread* thread = this_threads();
+  PyThreadState* state = PyGILState_GetThisThreadState();
+  if (!thread || !state) return stack_of(library, 0);
+  struct _PyInterpreterFrame *frame = frame_of(state), *innermost = frame;
+  // A frame at the same instruction is the same, as long as no code object was destroyed. Code that is not watched may
+  // have been.
+  if (!watches_code) thread->depth = 0;
+  if (thread->generation != generation) {
+    thread->depth = 0;
+    thread->generation = generation;
+    memset(thread->steps, 0, sizeof thread->steps);
+  }
+  if (thread->namings != namings) {
+    thread->namings = namings;
+    memset(thread->placed, 0, sizeof thread->placed);
+  }
+  int count = fresh_frames(thread, frame);
+  if (thread->depth + count > MOST_FRAMES) {  // of a deeper stack, the innermost frames
+    thread->depth = 0;
+    count = fresh_frames(thread, frame);
+  }
+  const Known* outer = thread->depth ? &thread->known[thread->depth - 1] : NULL;
+  while (count) {
+    Known* one = &thread->known[thread->depth++];
+    *one = thread->fresh[--count];
+    one->chain = chain_with(thread, outer ? outer->chain : 0, one);
+    one->module = module_call && EXECUTES(one->at) == module_call ? one->at : outer ? outer->module : NULL;
+    outer = one;
+  }
+  uint32_t chain = outer ? outer->chain : 0;
+  if (thread->depth == MOST_FRAMES) {  // it may be cut
+    thread->depth = 0;
+    return stack_in_module(library, chain, innermost);
+  }
+  struct _PyInterpreterFrame* calls = outer ? (struct _PyInterpreterFrame*)outer->module : NULL;
+  if (!calls) return stack_of(library, chain);
+  uint64_t module = (uintptr_t)calls->localsplus[0];
+  Placed* placed = &thread->placed[(module >> 4 ^ chain * 0x9E3779B9u) & (MOST_STEPS - 1)];
+  if (!library && module && placed->module == module && placed->chain == chain) return placed->stack;
+  uint32_t stack = stack_in_module(library, chain, calls);
+  if (!library && module && name_of_module(module)) *placed = (Placed){module, chain, stack};
   return stack;
 }
 
@@ -723,12 +754,52 @@ static PyObject* py_watch_modules(PyObject* self, PyObject* arguments) {
   module_call = watch ? (PyCodeObject*)code : NULL;
   name_modules = watch ? callable : NULL;
   for (uint32_t i = 0; i < module_room; i++) path_of_module[i] = 0;  // what is destroyed while none are watched
+  namings++;
+  generation++;  // other frames call modules
   unnamed_count = 0;
   naming_took = 0;
   watched_since = now();
   pthread_mutex_unlock(&lock);
   Py_XDECREF(old_code), Py_XDECREF(old_callable);
   Py_RETURN_NONE;
+}
+
+// For each thread the modules that it is calling, outermost first. A frame object would outlive the call of which it is,
+// and with it the program's variables, until the garbage collector runs: none is made.
+static PyObject* py_called_modules(PyObject* self, PyObject* unused) {
+  (void)self, (void)unused;
+  PyObject* found = PyList_New(0);
+#if READS_FRAMES
+  // Lists are made when all threads were looked at: that may run the garbage collector, and another thread then end.
+  PyObject** called = NULL;
+  size_t count = 0, room = 0;
+  int failed = !found;
+  for (PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); state && !failed;
+       state = PyThreadState_Next(state)) {
+    for (struct _PyInterpreterFrame* frame = frame_of(state); !failed; frame = frame->previous) {
+      if (frame && (EXECUTES(frame) != module_call || !frame->localsplus[0])) continue;
+      if (count == room) {
+        PyObject** more = realloc(called, (room = 2 * room + 64) * sizeof *called);
+        if ((failed = !more)) break;
+        called = more;
+      }
+      called[count++] = frame ? Py_NewRef(frame->localsplus[0]) : NULL;  // the latter ends a thread
+      if (!frame) break;
+    }
+  }
+  PyObject* own = NULL;
+  for (size_t i = 0; i < count && !failed; i++) {
+    if (!own) failed = !(own = PyList_New(0));
+    if (!failed) failed = called[i] ? PyList_Append(own, called[i]) : PyList_Reverse(own) || PyList_Append(found, own);
+    if (!called[i]) Py_CLEAR(own);
+  }
+  Py_XDECREF(own);
+  for (size_t i = 0; i < count; i++) Py_XDECREF(called[i]);
+  free(called);
+  if (failed) Py_CLEAR(found);
+  if (failed && !PyErr_Occurred()) PyErr_NoMemory();
+#endif
+  return found;
 }
 
 static PyObject* py_name_module(PyObject* self, PyObject* arguments) {
@@ -747,6 +818,7 @@ static PyObject* py_name_module(PyObject* self, PyObject* arguments) {
     uint32_t number = modules.count ? look_up(&modules, &key, sizeof key, &slot) : 0;
     if (number && number < module_room) path_of_module[number] = 0;
   }
+  namings++;
   pthread_mutex_unlock(&lock);
   Py_RETURN_NONE;
 }
@@ -1301,13 +1373,35 @@ static Row* row_of_thread(uint16_t what, const uint64_t* words) {
   return row;
 }
 
+// Of a row of PyTorch's allocator: its action (TraceEntry::Action), and the two of most frees as one.
+enum { ALLOC, FREE_REQUESTED, FREE_COMPLETED, SNAPSHOT = 7, OUT_OF_MEMORY, FREED = 16 };
+enum { HERE = -1 };  // for a stack: this thread's
+
+// A row of this thread; `stack` may be HERE.
 static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
   if (!recording) return;
   pthread_mutex_lock(&lock);
+  if (stack == (uint32_t)HERE) stack = this_stack(NULL);
   Row* row = row_of_thread(what, words);
   if (row) {
     row->stack = stack;
     row->device = device;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+// PyTorch's allocator has released a block. Mostly that is the end of the call that asked for it, whose row is the last
+// one, and becomes the row of both.
+static void note_released(uint32_t device, const uint64_t* words) {
+  if (!recording) return;
+  pthread_mutex_lock(&lock);
+  Row* last = row_count ? &rows[row_count - 1] : NULL;
+  if (last && last->what == BLOCK && last->words[0] == FREE_REQUESTED && last->words[1] == words[1] &&
+      last->device == device && last->thread == this_thread()) {
+    last->words[0] = FREED;
+  } else {
+    Row* row = row_of_thread(BLOCK, words);
+    if (row) row->device = device;
   }
   pthread_mutex_unlock(&lock);
 }
@@ -1340,7 +1434,8 @@ static struct {
   void (*note)(uint16_t, uint32_t, uint32_t, const uint64_t*);
   void (*note_text)(uint16_t, const char*, const uint64_t*);
   uint32_t (*module_of)(uint32_t);
-} for_others = {stack_here, note, note_text, module_of};
+  void (*note_released)(uint32_t, const uint64_t*);
+} for_others = {stack_here, note, note_text, module_of, note_released};
 
 static int is_of_allocator(uint16_t what) { return what == BLOCK || what == POOL_ALLOC || what == POOL_FREE; }
 
@@ -1677,13 +1772,15 @@ static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_kno
   return kept && !kept[row->what] ? -1 : CALLS;
 }
 
+static int is_freed(const Row* row) { return row->what == BLOCK && row->words[0] == FREED; }
+
 static PyObject* py_sort(PyObject* self, PyObject* arguments) {
   (void)self;
   PyObject* data;
   Py_buffer is_ours, asks, kept;
   if (!PyArg_ParseTuple(arguments, "Sy*y*z*", &data, &is_ours, &asks, &kept)) return NULL;
   const Row* all = (const Row*)PyBytes_AS_STRING(data);
-  Py_ssize_t count = PyBytes_GET_SIZE(data) / (Py_ssize_t)sizeof *all, found[SORTS] = {0};
+  Py_ssize_t count = PyBytes_GET_SIZE(data) / (Py_ssize_t)sizeof *all, found[SORTS] = {0}, doubled = 0;
   PyObject *parts[SORTS] = {NULL}, *result = NULL;
   if (asks.len <= UINT16_MAX || (kept.buf && kept.len <= UINT16_MAX)) {
     PyErr_SetString(PyExc_ValueError, "a flag for each kind of row is needed");
@@ -1692,12 +1789,15 @@ static PyObject* py_sort(PyObject* self, PyObject* arguments) {
   Py_BEGIN_ALLOW_THREADS
   for (Py_ssize_t i = 0; i < count; i++) {
     int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, kept.buf);
-    if (sort >= 0) found[sort]++;
+    if (sort < 0) continue;
+    found[sort]++;
+    doubled += is_freed(&all[i]);
   }
+  found[CALLS] += doubled;
   Py_END_ALLOW_THREADS
   int is_one_sort = 0;
   for (int sort = 0; sort < SORTS; sort++) {
-    if (found[sort] == count) parts[sort] = Py_NewRef(data), is_one_sort = 1;
+    if (found[sort] == count && !doubled) parts[sort] = Py_NewRef(data), is_one_sort = 1;
     else if (!(parts[sort] = PyBytes_FromStringAndSize(NULL, found[sort] * (Py_ssize_t)sizeof *all))) goto done;
   }
   if (!is_one_sort) {
@@ -1706,7 +1806,15 @@ static PyObject* py_sort(PyObject* self, PyObject* arguments) {
     for (int sort = 0; sort < SORTS; sort++) out[sort] = (Row*)PyBytes_AS_STRING(parts[sort]);
     for (Py_ssize_t i = 0; i < count; i++) {
       int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, kept.buf);
-      if (sort >= 0) *out[sort]++ = all[i];
+      if (sort < 0) continue;
+      Row* row = out[sort]++;
+      *row = all[i];
+      if (!is_freed(row)) continue;
+      row->words[0] = FREE_REQUESTED;
+      row = out[sort]++;
+      *row = all[i];
+      row->words[0] = FREE_COMPLETED;
+      row->stack = 0;
     }
     Py_END_ALLOW_THREADS
   }
@@ -1742,7 +1850,7 @@ typedef struct __attribute__((packed)) {
   uint64_t address, size, aux0, aux1;
 } Record;
 
-enum { OF_MODULE = 8, OF_BACKWARD = 16, ALLOC = 0, FREE_COMPLETED = 2, SNAPSHOT = 7, OUT_OF_MEMORY = 8, BLOCK_BYTES = 512 };
+enum { OF_MODULE = 8, OF_BACKWARD = 16, BLOCK_BYTES = 512 };
 
 // Kinds of a trace's records, by what PyTorch's allocator did (torch_rows.Action).
 static const uint8_t kinds_of_actions[] = {1, 2, 3, 5, 6, 7, 8, 0, 9};
@@ -2063,6 +2171,8 @@ static PyMethodDef methods[] = {
      "code, and have modules without a name named soon after; or no more: None, None"},
     {"name_soon", py_name_soon, METH_NOARGS, "name_soon(): have that function called soon in the main thread"},
     {"name_module", py_name_module, METH_VARARGS, "name_module(address, path): give a module its path, None for none"},
+    {"called_modules", py_called_modules, METH_NOARGS,
+     "called_modules(): for each thread the modules of PyTorch that it is calling, outermost first"},
     {"unnamed_modules", py_unnamed_modules, METH_NOARGS,
      "unnamed_modules(): number of the path of classes that was noted, and address, of modules without a name since the last "
      "call"},

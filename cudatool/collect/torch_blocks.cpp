@@ -1,10 +1,11 @@
 // Records what PyTorch's caching allocator does in the log of _cupti.c. It is built on the user's machine against the
 // PyTorch that the program imports (cudatool/collect/torch_build.py).
 //
-// A row has the stack of the Python code that allocates, and with it the module that is called. While a node of the backward graph runs, that is the stack of
-// the forward operator for which autograd made the node; of a function that torch.compile generated, it is that of the
-// generated code, whose lines are known (torch_generated.py). No operator is observed, and no tensor is inspected:
-// PyTorch's own way (RecordFunction for operators) made steps of small operators take 1.15 times as long.
+// A row has the stack of the Python code that allocates, and with it the module that is called. While a node of the
+// backward graph runs, that is the stack of the forward operator for which autograd made the node; of a function that
+// torch.compile generated, it is that of the generated code, whose lines are known (torch_generated.py). No operator is
+// observed, and no tensor is inspected: PyTorch's own way (RecordFunction for operators) made steps of small operators
+// take 1.15 times as long.
 #include <Python.h>
 
 #include <ATen/ATen.h>
@@ -35,9 +36,11 @@ struct Log {
   void (*note)(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words);
   void (*note_text)(uint16_t what, const char* text, const uint64_t* words);
   uint32_t (*module_of)(uint32_t stack);  // 0 for none
+  void (*note_released)(uint32_t device, const uint64_t* words);
 };
 const Log* the_log = nullptr;
 constexpr uint16_t BLOCK = 0xFF10;
+constexpr uint32_t HERE = -1;  // for the stack of a row: this thread's
 
 bool enabled = false;
 std::atomic<uint32_t> backward_stack{0};  // of the call that runs the backward graph
@@ -66,22 +69,30 @@ bool is_generated(const torch::autograd::Node& node) {
   return object && !strncmp(Py_TYPE(object)->tp_name, NAME, sizeof NAME - 1);
 }
 
-// Whether memory that is taken here is the backward pass's own. What a checkpoint computes anew in it is not.
-bool is_of_backward() { return torch::autograd::get_current_node() && !c10::GradMode::is_enabled(); }
+using Node = decltype(torch::autograd::get_current_node());
 
-// The stack of memory that is taken here.
-uint32_t stack() {
-  auto node = torch::autograd::get_current_node();
-  uint32_t found = !node || is_generated(*node) ? the_log->stack_here() : 0;
-  if (node && !found && c10::GradMode::is_enabled()) {  // a checkpoint calls its modules again, or a second derivative
+// Whether memory that is taken while a node runs is the backward pass's own. What a checkpoint computes anew is not.
+bool is_of_backward(const Node& node) { return node && !c10::GradMode::is_enabled(); }
+
+// The stack of memory that is taken while a node runs.
+uint32_t stack_in(const Node& node) {
+  uint32_t found = is_generated(*node) ? the_log->stack_here() : 0;
+  if (!found && c10::GradMode::is_enabled()) {  // a checkpoint calls its modules again, or a second derivative
     found = the_log->stack_here();
     if (!the_log->module_of(found)) found = 0;
   }
-  if (node && !found) {
+  if (!found) {
     std::lock_guard<std::mutex> guard(lock);
     const Forward& known = forward_at(node->thread_id(), node->sequence_nr());
     if (known.thread == node->thread_id() && known.sequence == node->sequence_nr()) found = known.stack;
   }
+  return found ? found : backward_stack.load(std::memory_order_relaxed);
+}
+
+// The stack of memory that is taken here.
+uint32_t stack() {
+  Node node = torch::autograd::get_current_node();
+  uint32_t found = node ? stack_in(node) : the_log->stack_here();
   return found ? found : backward_stack.load(std::memory_order_relaxed);
 }
 
@@ -194,9 +205,14 @@ void on_memory(const TraceEntry& entry) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (captures.load(std::memory_order_relaxed) && cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
   uint64_t words[8] = {uint64_t(entry.action_), uint64_t(entry.addr_), entry.size_, reinterpret_cast<uint64_t>(stream),
-                       status != cudaStreamCaptureStatusNone, entry.mempool_.first, entry.mempool_.second,
-                       is_of_backward()};
-  uint32_t at = entry.action_ == TraceEntry::FREE_COMPLETED ? 0 : stack();
+                       status != cudaStreamCaptureStatusNone, entry.mempool_.first, entry.mempool_.second, 0};
+  if (entry.action_ == TraceEntry::FREE_COMPLETED) {
+    the_log->note_released(uint32_t(entry.device_), words);
+    return;
+  }
+  Node node = torch::autograd::get_current_node();
+  words[7] = is_of_backward(node);
+  uint32_t at = node ? stack_in(node) : backward_stack.load(std::memory_order_relaxed) ? stack() : HERE;
   the_log->note(BLOCK, uint32_t(entry.device_), at, words);
 }
 #endif
@@ -246,7 +262,7 @@ PyObject* py_backward(PyObject*, PyObject* begins) {
 
 PyObject* py_stack(PyObject*, PyObject*) { return PyLong_FromUnsignedLong(enabled ? stack() : 0); }
 
-PyObject* py_is_of_backward(PyObject*, PyObject*) { return PyBool_FromLong(is_of_backward()); }
+PyObject* py_is_of_backward(PyObject*, PyObject*) { return PyBool_FromLong(is_of_backward(torch::autograd::get_current_node())); }
 
 PyObject* py_capture(PyObject*, PyObject* begins) {
   captures += PyObject_IsTrue(begins) == 1 ? 1 : -1;

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import threading
 import time
 import weakref
@@ -24,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import islice
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -83,11 +81,11 @@ class TorchModules:
         self._due = self._pause = 0.0
         self._wants_tensors = False
         self._found: deque[tuple[npt.NDArray[np.void], list[str]]] = deque()
-        self._call = torch.nn.Module.__call__.__code__
-        self.is_watching = "self" in self._call.co_varnames[:1] and "self" not in self._call.co_cellvars
+        call = torch.nn.Module.__call__.__code__
+        self.is_watching = "self" in call.co_varnames[:1] and "self" not in call.co_cellvars
         """Whether calls of modules have the form that is known."""
         if self.is_watching:
-            _cupti.watch_modules(self._call, self._on_main_thread)
+            _cupti.watch_modules(call, self._on_main_thread)
             self._watch_optimizers(was_imported)
 
     def stop(self) -> None:
@@ -130,7 +128,7 @@ class TorchModules:
             seen = _cupti.unnamed_modules()
             if not seen:
                 return
-            for called in _all_called(self._call):
+            for called in _cupti.called_modules():
                 self._name(called)
             seen += _cupti.unnamed_modules()  # by other threads, until there were names
             _cupti.modules_named(self._stood_for(seen), time.monotonic_ns() - begin)
@@ -258,29 +256,6 @@ class TorchModules:
                 if path and isinstance(state, dict):
                     for number, tensor in enumerate(list(state.values())):
                         yield path, TensorRole.OPTIMIZER_STATE, number, tensor
-
-
-def _all_called(code: Any) -> list[list[Any]]:
-    """Return for each thread the modules that are being called, the outermost first.
-
-    No frame may outlive this: one that does keeps those that called it, and with them the program's variables, until
-    the garbage collector runs. This function's own is among the frames.
-    """
-    frames = sys._current_frames()
-    try:
-        return [_called(frames.pop(thread), code) for thread in list(frames)]
-    finally:
-        frames.clear()
-
-
-def _called(frame: FrameType | None, code: Any) -> list[Any]:
-    """Return the modules that are being called, the outermost first."""
-    found = []
-    while frame is not None:
-        if frame.f_code is code:
-            found.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return found[::-1]
 
 
 def _path_in(caller: Any, path: str, module: Any) -> str:

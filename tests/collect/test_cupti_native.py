@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,73 @@ print(len(_cupti.drain()[0]) // ROW - CONTEXTS)
 def test_a_call_that_every_launch_makes_is_noted_once_for_each_handle(libcupti):
     done = subprocess.run([sys.executable, "-c", ONCE, libcupti], capture_output=True, text=True, timeout=60)
     assert "2\n" == done.stdout, done.stderr
+
+
+RELEASED = """
+import ctypes, sys, threading
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
+
+class Log(ctypes.Structure):
+    _fields_ = [
+        ("stack_here", ctypes.CFUNCTYPE(ctypes.c_uint32)),
+        ("note", ctypes.CFUNCTYPE(None, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint64 * 8)),
+        ("note_text", ctypes.c_void_p),
+        ("module_of", ctypes.c_void_p),
+        ("note_released", ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint64 * 8)),
+    ]
+
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.POINTER(Log), [ctypes.py_object, ctypes.c_char_p]
+log = pointer(_cupti.log, b"cudatool.collect._cupti.log").contents
+words = ctypes.c_uint64 * 8
+ASKED, RELEASED = 1, 2
+
+def asked(address, device=0):
+    log.note(What.BLOCK, device, 1, words(ASKED, address, 512))
+
+def released(address, device=0):
+    log.note_released(device, words(RELEASED, address, 512))
+
+def drained():
+    data = _cupti.drain()[0]
+    rows = np.frombuffer(_cupti.sort(data, b"", bytes(1 << 16), None)[0], ROW)
+    found = [(*map(int, row["words"][:2]), int(row["stack"]), int(row["device"])) for row in rows]
+    assert all(rows["what"] == What.BLOCK) and all(rows["words"][:, 2] == 512)
+    return len(data) // ROW.itemsize, found
+
+_cupti.open(sys.argv[1])
+_cupti.start({"cuEventRecord": (".n", False, False, False, 0, False)}, 1 << 20)
+asked(16), released(16)
+print(*drained())
+asked(16), asked(32), released(16), released(32)  # the rows of both are the last, but of another block, or no request
+print(*drained())
+asked(16), released(16, 1), released(16)  # another device's
+print(*drained())
+asked(16)
+thread = threading.Thread(target=released, args=(16,))
+thread.start(), thread.join()
+print(*drained())
+asked(16)
+print(*drained())
+released(16)  # the request was drained before
+print(*drained())
+"""
+
+
+def test_a_block_that_is_released_in_the_call_that_asked_for_it_takes_one_row_of_the_log(libcupti):
+    done = subprocess.run([sys.executable, "-c", RELEASED, libcupti], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    asked, released = (1, 16, 1, 0), (2, 16, 0, 0)
+    assert [
+        (1, [asked, released]),
+        (4, [asked, (1, 32, 1, 0), released, (2, 32, 0, 0)]),
+        (3, [asked, (2, 16, 0, 1), released]),
+        (2, [asked, released]),
+        (1, [asked]),
+        (1, [released]),
+    ] == [ast.literal_eval(f"({line.replace(' ', ',', 1)})") for line in done.stdout.splitlines()]
 
 
 FAILED = """

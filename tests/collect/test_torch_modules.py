@@ -5,6 +5,7 @@ test_cupti_native.py.
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -75,6 +76,60 @@ def test_naming_keeps_no_variable_of_the_program_alive(watched, monkeypatch):
         assert [None] * 3 == [one() for one in kept]
     finally:
         gc.enable()
+
+
+def test_naming_keeps_no_variable_of_another_thread_alive(watched, monkeypatch):
+    modules, _ = watched
+    monkeypatch.setattr(_cupti, "unnamed_modules", lambda: [(1, 1)])
+    monkeypatch.setattr(_cupti, "modules_named", lambda found, took: None)
+
+    class Keeping(torch.nn.Module):
+        def forward(self, x):
+            y = x + 1
+            seen.extend([weakref.ref(x), weakref.ref(y)])
+            return None
+
+    def work():
+        nonlocal alive
+        inner = torch.nn.Sequential(torch.nn.Sequential(Keeping()))
+        while not is_over.is_set():
+            inner(torch.ones(3))
+            alive += sum(one() is not None for one in seen)
+            seen.clear()
+
+    seen, alive, is_over = [], 0, threading.Event()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=work)
+    try:
+        thread.start()
+        for _ in range(3000):
+            modules.name_called()
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert not alive
+
+
+def test_the_modules_that_each_thread_calls_are_known_from_the_outermost_on(watched):
+    class Waiting(torch.nn.Module):
+        def forward(self, x):
+            is_called.set()
+            is_over.wait(20)
+
+    is_called, is_over = threading.Event(), threading.Event()
+    outer = torch.nn.Sequential(torch.nn.Sequential(Waiting()))
+    thread = threading.Thread(target=outer, args=(1,))
+    thread.start()
+    try:
+        assert is_called.wait(20)
+        called = [found for found in _cupti.called_modules() if found]
+    finally:
+        is_over.set()
+        thread.join()
+    assert [[outer, outer[0], outer[0][0]]] == called
+    assert not any(_cupti.called_modules())
 
 
 def test_parameters_buffers_and_the_optimizers_state_have_the_path_of_the_parameter(watched):

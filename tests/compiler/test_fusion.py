@@ -672,9 +672,12 @@ def _layer(x: DeviceArray, w: DeviceArray, bias: DeviceArray, between: Callable[
 def test_a_sum_with_a_bias_is_computed_again_by_what_reads_it_later() -> None:
     x, w, bias = numbers(256, 64), numbers(64, 128), numbers(128)  # not arguments, whose copies would be needed longer
     compiled = traced(lambda: _layer(x, w, bias, lambda before: None))
-    assert ["fused_add_gelu", "fused_add_gelu_backward"] == [name for name in kernels(compiled) if "gelu" in name]
+    first, second = [name for name in kernels(compiled) if "gelu" in name]
+    assert "fused_add_gelu" == first
+    is_joined = second == "fused_add_gelu_backward_add"  # where the sum is ready before, as on a GPU
+    assert is_joined or second == "fused_add_gelu_backward"
     large = [buffer for buffer in compiled.plans[0].buffers if buffer.size == 256 * 128 * 4]
-    assert 5 == len(large), "two products, the activation, its gradient, and the result"
+    assert 5 - is_joined == len(large), "two products, the activation, its gradient unless it is joined, and the result"
 
 
 def test_what_is_needed_in_memory_or_would_be_read_from_more_is_not_computed_again() -> None:

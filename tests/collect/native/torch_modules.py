@@ -3,7 +3,8 @@
 python torch_modules.py LIBCUPTI
 
 Models are made and destroyed in turns, so that their modules have addresses of earlier ones, and make modules in their
-calls; checkpoints call layers anew in the backward pass. In threads, which the main thread may be late to name modules of, the path may be that of the classes.
+calls; checkpoints call layers anew in the backward pass. The main thread may be late to name modules that other threads
+call: then the path may be that of the classes, or begin at a layer that a checkpoint called.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ assert extension.start(_cupti.log), "autograd's nodes are not seen"
 modules = TorchModules(torch, lambda records, names: None, was_imported=False)
 assert modules.is_watching
 checked: list[tuple[str, int, tuple[str, ...]]] = []
-
-
 of_thread = threading.local()
 
 
@@ -46,13 +45,20 @@ def truth() -> tuple[str, ...]:
         if frame.f_code.co_name == "_wrapped_call_impl":
             called.insert(0, frame.f_locals["self"])
         frame = frame.f_back
-    path = classes = ""
-    paths = {id(module): f"Model.{name}".strip(".") for name, module in of_thread.model.named_modules()}
+    right = path_from(of_thread.model, "Model", called)
+    if threading.current_thread() is threading.main_thread():
+        return (right,)
+    classes = ".".join(type(module).__name__ for module in called)
+    return right, classes, *(path_from(one, type(one).__name__, called) for one in called)
+
+
+def path_from(root: torch.nn.Module, name: str, called: list[torch.nn.Module]) -> str:
+    """Return the path of the innermost module if that of `root` is its name."""
+    path = ""
+    paths = {id(module): f"{name}.{inside}".strip(".") for inside, module in root.named_modules()}
     for module in called:
         path = paths.get(id(module)) or f"{path}.{type(module).__name__}".strip(".")
-        classes = f"{classes}.{type(module).__name__}".strip(".")
-    is_main = threading.current_thread() is threading.main_thread()
-    return (path,) if is_main else (path, classes)
+    return path
 
 
 class Operators(TorchDispatchMode):
@@ -114,16 +120,21 @@ def work(rounds: int) -> None:
                 loss = torch.nn.MSELoss()(model(torch.randn(8, 8)), torch.zeros(8, 8))
                 loss.backward()
             model.layers[0](torch.randn(8, 8))  # keeps the path that it has in the model
+        if threading.current_thread() is not threading.main_thread():
+            lasting.append(model)  # or another may have its address when the main thread comes to name it
         del model, loss, of_thread.model
         gc.collect()
 
 
+lasting: list[Model] = []
 work(12)
 threads = [threading.Thread(target=work, args=(4,)) for _ in range(2)]
 for thread in threads:
     thread.start()
 while any(thread.is_alive() for thread in threads):
     time.sleep(0.001)  # the main thread names the modules of all
+lasting.clear()
+gc.collect()
 assert not modules._named, "destroyed modules have names"
 _, module_of = drained_with_modules(libcupti)
 modules.stop()
