@@ -6,8 +6,9 @@
     python benchmarks/bench_record.py --rounds 21 --only torch --levels armed ring-memory ring-kernels
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. A line
-has the median time of an unrecorded step, and the median ratio within a round. The program's first steps are recorded,
-so that its modules are loaded as under ``cudatool run``. A loop takes half a second: what a recording does once, for
+has the median time of an unrecorded step, and the median ratio within a round; that of ``again``, which is not recorded
+either, shows what the ratios of this run are worth. The program's first steps are recorded, so that its modules are
+loaded as under ``cudatool run``. A loop takes half a second: what a recording does once, for
 each stack that it has not seen, is then a small part, as it is in a program of minutes. The level ``armed`` is
 `cudatool.arm()`, and ``ring-LEVEL`` what ``cudatool run --when`` keeps; neither is triggered. With ``--peers``,
 PyTorch's programs also run under PyTorch's memory history and torch.profiler.
@@ -44,7 +45,7 @@ def history():
     torch.cuda.memory._record_memory_history(enabled=None)
 
 def way_of(way):
-    if way == "plain":
+    if way in ("plain", "again"):
         return contextlib.nullcontext()
     if way == "history":
         return history()
@@ -251,7 +252,7 @@ def main() -> None:
             in_processes(name, levels | checked, options.rounds)
             continue
         peers = ["history", "profiler"] if options.peers and name.startswith("torch") else []
-        ways = ["plain", *options.levels, *peers]
+        ways = ["plain", *options.levels, *peers, "again"]
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "program.py").write_text(_TIMED + PROGRAMS[name])
             command = [sys.executable, "program.py", ",".join(ways), str(options.rounds)]
