@@ -182,7 +182,7 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
         bound = "at least " if advice.best.caveats else ""
         gain = f"{bound}{format_bytes(advice.gain_bytes)} less are reserved"
         if not advice.gain_bytes:
-            gain = "memory does not run out where it did"
+            gain = "memory does not run out where it did; what the program would do after that is not known"
         conf = advice.best.conf
         text = f"Best: {advice.variable}={conf}: {gain}." if conf else f"Best: the defaults: {gain}."
     console.print(text, markup=False, soft_wrap=True)

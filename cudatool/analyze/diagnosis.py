@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import reduce
 from typing import Any, Final
 
 from cudatool.analyze.categories import Categories, Category, categorize
@@ -19,7 +20,7 @@ from cudatool.analyze.steps import PARTS_OF_STEPS, find_steps
 from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import Advice, Caveat, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
-from cudatool.memory.settings import Settings, setting_texts
+from cudatool.memory.settings import UNLIMITED, Settings, setting_texts
 from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from
@@ -186,6 +187,7 @@ def diagnose(
     )
 
 
+_SCATTERED: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.HOLE, Cause.WHOLE_SEGMENT)
 _LONGEST: Final = 500_000  # largest recording replayed here, in events: about 4 s for each setting
 
 
@@ -195,17 +197,9 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], t
         recorded, _ = recorded_settings(trace)
     except FileFormatError:
         return None
-    moments = _that_count(split)
-    scattered = any(_is_worth(moment, Cause.HOLE, Cause.WHOLE_SEGMENT) for moment in moments)
-    scattered &= not recorded.expandable_segments
-    rounded = any(_is_worth(moment, Cause.ROUNDING) for moment in moments) and _rounds_up(recorded)
-    confs = []
-    if scattered:
-        confs.append(with_setting(recorded.text, "expandable_segments:True"))
-    if rounded:
-        confs.append(with_setting(recorded.text, "roundup_power2_divisions:1"))
-    if scattered and rounded:
-        confs.append(with_setting(confs[-1], "expandable_segments:True"))
+    causes = [*_SCATTERED, *[Cause.ROUNDING] * _rounds_up(recorded), *[Cause.UNSPLIT] * _limits_splits(recorded)]
+    is_worth_it = any(sum(map(moment.size_of, causes)) >= _WORTH * moment.reserved for moment in _that_count(split))
+    confs = _to_try(recorded) if is_worth_it else []
     if not confs:
         return None
     if len(trace.records) > _LONGEST:
@@ -216,6 +210,25 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], t
         return None
     except FileFormatError:  # events that contradict each other
         return Advice(None, None, None, 0, (), NoAdvice.CONTRADICTION)
+
+
+def _to_try(recorded: Settings) -> list[str]:
+    """Return the recorded settings with expandable segments, without what rounds up or limits splits, and with all."""
+    changes: list[Callable[[str], str]] = []
+    if _limits_splits(recorded):
+        changes.append(lambda conf: _without_setting(conf, "max_split_size_mb"))
+    if _rounds_up(recorded):
+        changes.append(lambda conf: with_setting(conf, "roundup_power2_divisions:1"))
+    if not recorded.expandable_segments:
+        changes.append(lambda conf: with_setting(conf, "expandable_segments:True"))
+    found = [change(recorded.text) for change in changes]
+    found.append(reduce(lambda conf, change: change(conf), changes, recorded.text))
+    # Advice names a setting: the defaults alone are none.
+    return [conf for conf in dict.fromkeys(found) if conf not in ("", recorded.text)]
+
+
+def _without_setting(conf: str, name: str) -> str:
+    return ",".join(text for own, text in setting_texts(conf).items() if own != name)
 
 
 def with_setting(conf: str, setting: str) -> str:
@@ -230,16 +243,17 @@ def _rounds_up(settings: Settings) -> bool:
     return max(settings.roundup_power2_divisions) > 1
 
 
+def _limits_splits(settings: Settings) -> bool:
+    """Return whether large blocks are not cut for smaller requests."""
+    return settings.max_split_size != UNLIMITED
+
+
 def _that_count(split: tuple[Fragmentation, ...]) -> tuple[Fragmentation, ...]:
     """Return the first moment and the last: the peak, and the failure that may have ended the program."""
     return (split[0], split[-1]) if len(split) > 1 else split
 
 
-def _is_worth(moment: Fragmentation, *causes: Cause) -> bool:
-    return any(moment.size_of(cause) >= _WORTH * moment.reserved for cause in causes)
-
-
-_WORTH: Final = 0.05  # share of the reserved bytes below which a cause is not reported
+_WORTH: Final = 0.05  # share of the reserved bytes below which a cause is not reported, nor a setting tried
 
 
 def advice(
@@ -297,7 +311,7 @@ def _of_settings(tried: Advice) -> Iterator[Remedy]:
         if not tried.gain_bytes:
             saved = "memory would not run out where it did with"
         text = f"{saved} {tried.variable}={conf}, as a replay of this recording shows"
-        if Caveat.OTHER_COURSE in tried.best.caveats:
+        if not tried.gain_bytes or Caveat.OTHER_COURSE in tried.best.caveats:
             text += "; what the program would do after that is not known"
         yield Remedy(Topic.SETTING, tried.gain_bytes or tried.best.reserved_peak_bytes, text, conf)
 

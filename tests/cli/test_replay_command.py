@@ -312,13 +312,18 @@ def test_a_gain_is_a_lower_bound_where_the_recording_leaves_something_open(
     assert f"{bound}1 GiB less would be reserved with {conf}, as a replay of this recording shows" == remedy.text
 
 
-def test_setting_that_serves_a_failed_request_leaves_open_what_comes_after() -> None:
+@pytest.mark.parametrize("caveats", [(Caveat.OTHER_COURSE,), ()])
+def test_setting_that_serves_a_failed_request_leaves_open_what_comes_after(capsys, caveats: tuple[Caveat, ...]) -> None:
+    """The caveat is about bytes: where all of the memory is reserved anyhow, the outcome has none."""
     size = 1 << 30
     used = Outcome("", size, size, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0, size, size)
-    best = replace(used, conf="expandable_segments:True", oom=None, caveats=(Caveat.OTHER_COURSE,))
-    (remedy,) = diagnosis._of_settings(Advice(Record(size, 1, 1, None), used, best, 0, (used, best)))
+    best = replace(used, conf="expandable_segments:True", oom=None, caveats=caveats)
+    advice = Advice(Record(size, 1, 1, None), used, best, 0, (used, best))
+    (remedy,) = diagnosis._of_settings(advice)
     assert remedy.text.startswith("memory would not run out where it did with ")
     assert remedy.text.endswith("; what the program would do after that is not known")
+    _replay_text.print_advice(Console(width=200), advice, chosen=False)
+    assert capsys.readouterr().out.endswith("; what the program would do after that is not known.\n")
 
 
 def test_a_memory_fraction_that_all_settings_share_is_said_once() -> None:
