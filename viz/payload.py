@@ -46,6 +46,7 @@ from cudatool.sanitize.places import recorded_at, source_line
 from cudatool.sanitize.report.views import verdict_words
 from cudatool.trace.events import FAILED_REQUESTS, Kind, StreamFlag
 from cudatool.trace.frames import missing_stack
+from cudatool.trace.lifetimes import freed_while_recorded
 from cudatool.trace.model import Trace, is_of_kind
 from cudatool.units import exact_bytes
 from cudatool.viz.defects import LONGEST_LINE, defects
@@ -219,7 +220,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
         labels = [f"{exact_bytes(requested)} each" for requested in keys[:, 1].tolist()]
     return {
         "blocks": {
-            **_lifetimes(blocks, diagnosis, rows, columns),
+            **_lifetimes(blocks, freed_while_recorded(trace, blocks), diagnosis, rows, columns),
             "slack": columns.add(blocks.size - blocks.requested),
             "site": columns.add(site),
             "rule": columns.add(diagnosis.categories.rule),
@@ -228,7 +229,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
         },
         "modules": [""] if modules is None else modules.paths,
         "segments": {
-            **_lifetimes(segments, diagnosis, rows, columns),
+            **_lifetimes(segments, segments.freed, diagnosis, rows, columns),
             "small": columns.add(segments.small),
             "expandable": columns.add(segments.expandable),
         },
@@ -267,8 +268,10 @@ def _ranges(trace: Trace, device: int, rows: _Rows, start: int, columns: Columns
     }
 
 
-def _lifetimes(lives: Lifetimes, diagnosis: Diagnosis, rows: _Rows, columns: Columns) -> dict[str, Any]:
-    start, freed, end = rows.of(lives.start), rows.ends(lives.freed), rows.ends(lives.end)
+def _lifetimes(
+    lives: Lifetimes, freed_at: _Ints, diagnosis: Diagnosis, rows: _Rows, columns: Columns
+) -> dict[str, Any]:
+    start, freed, end = rows.of(lives.start), rows.ends(freed_at), rows.ends(lives.end)
     return {
         "start": columns.add(start),
         "lived": columns.add(freed - start),

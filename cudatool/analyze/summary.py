@@ -22,7 +22,7 @@ from cudatool.memory.settings import Settings
 from cudatool.progress import Step, advance, step
 from cudatool.trace import lifetimes
 from cudatool.trace.events import FAILED_REQUESTS
-from cudatool.trace.lifetimes import Lifetimes, Timeline
+from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline
 from cudatool.trace.model import PinnedMemory, Trace
 
 __all__ = ["DeviceMemory", "Moment", "Report", "Summary", "report"]
@@ -242,11 +242,12 @@ def _device(
     ooms: int,
     moment: int | None,
 ) -> DeviceMemory:
-    peak = _moment(blocks, segments, curve, curve.peak())
-    now = _moment(blocks, segments, curve, len(curve.index) - 1)
+    freed = lifetimes.freed_while_recorded(trace, blocks)
+    peak = _moment(blocks, freed, segments, curve, curve.peak())
+    now = _moment(blocks, freed, segments, curve, len(curve.index) - 1)
     chosen = None
     if moment is not None:
-        chosen = _moment(blocks, segments, curve, int(np.searchsorted(curve.index, moment, side="right")) - 1)
+        chosen = _moment(blocks, freed, segments, curve, int(np.searchsorted(curve.index, moment, side="right")) - 1)
     return DeviceMemory(
         device=device,
         allocations=len(blocks),
@@ -266,11 +267,11 @@ def _device(
     )
 
 
-def _moment(blocks: Lifetimes, segments: Lifetimes, curve: Timeline, row: int) -> Moment:
+def _moment(blocks: Lifetimes, freed: Ints, segments: Lifetimes, curve: Timeline, row: int) -> Moment:
     if row < 0:
         return Moment(-1, 0, 0, 0, 0, 0, 0)
     index = int(curve.index[row])
-    held = (blocks.start <= index) & (index < blocks.freed)
+    held = (blocks.start <= index) & (index < freed)
     layout = moments.layout_at(blocks, segments, index)
     return Moment(
         index=index,

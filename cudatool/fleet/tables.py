@@ -41,7 +41,9 @@ class Tables:
         self._trace = trace
         self._records = trace.records
         self._blocks, self._segments = blocks(trace), segments(trace)
-        devices = np.unique(np.concatenate([self._blocks.device, self._segments.device])).tolist()
+        # Where all requests failed, there is nothing else.
+        failed = trace.of_kind(*FAILED_REQUESTS)["device"]
+        devices = np.unique(np.concatenate([self._blocks.device, self._segments.device, failed])).tolist()
         self._devices = [_Device.of(trace, self._blocks, self._segments, device) for device in devices]
         self._timed = trace.header.get("time_axis") != "index"
         time = self._records["time"]

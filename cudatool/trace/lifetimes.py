@@ -1,7 +1,8 @@
 """What was in memory from when to when: a row for each block and for each segment; and how much it was at each moment.
 
 A birth ends with the first end of its address that comes before the address is born again; where no end was recorded,
-with the next birth. An end without a birth is left out.
+with the next birth. Where the recording says that it ended before it was freed, it ended when it was freed. An end
+without a birth is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.mapped import mapped_runs
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Trace, recorded_from
 from cudatool.trace.pools import pooled
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Timeline",
     "blocks",
     "distinct_pairs",
+    "freed_while_recorded",
     "held_after",
     "peaks",
     "segments",
@@ -254,6 +256,19 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
     )
 
 
+def freed_while_recorded(trace: Trace, blocks: Lifetimes) -> Ints:
+    """Return `freed` of blocks, but `start` for those that waited for a stream already when the recording began.
+
+    The records of such a block allocate and free it one after the other, in front of the recording: the program did not
+    hold it together with the others there.
+    """
+    freed = blocks.freed
+    for device in [one for one, count in trace.header.get("prior_records", {}).items() if count]:
+        waited = (freed < recorded_from(trace, device)) & (freed < blocks.end) & (blocks.device == device)
+        freed = np.where(waited, blocks.start, freed)
+    return freed
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Bytes right after each event that changed them; all columns have the same length.
@@ -289,8 +304,9 @@ class Timeline:
 def timeline(trace: Trace, blocks: Lifetimes, segments: Lifetimes) -> Timeline:
     """Return the bytes in `blocks` and `segments` over time."""
     count = len(trace.records)
-    spans = [(blocks, blocks.freed), (blocks, blocks.end), (segments, segments.end)]
+    spans = [(blocks, freed_while_recorded(trace, blocks)), (blocks, blocks.end), (segments, segments.end)]
     touched = np.zeros(count + 1, np.bool_)
+    touched[blocks.freed] = True
     for rows, end in spans:
         touched[rows.start] = touched[end] = True
     index = np.flatnonzero(touched[:count])

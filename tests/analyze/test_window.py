@@ -87,6 +87,26 @@ def test_what_was_there_before_is_no_part_of_what_happened() -> None:
     assert (4 * MIB, 6 * MIB) == (summary.now.active, summary.peak_active)
 
 
+def test_what_waited_for_a_stream_already_is_not_allocated_in_the_part() -> None:
+    """The events in front of the part allocate it, and free it after all others are allocated: at no time was so much
+    allocated."""
+    whole = trace(
+        of_segment(Kind.SEGMENT_ALLOC, 0, 20 * MIB),
+        alloc(0, 8 * MIB),
+        free(0),
+        alloc(8 * MIB, 2 * MIB, aux0=MIB),
+        alloc(10 * MIB, 2 * MIB, aux0=MIB),
+        free(10 * MIB),
+        freed(0),
+    )
+    report = analyze.report(analyze.window(whole, 4, 7))
+    (summary,) = report.summary.devices
+    assert (12 * MIB, 4 * MIB) == (summary.peak_active, summary.peak_allocated)
+    assert (4 * MIB, 2 * MIB) == (summary.peak.allocated, summary.peak.requested)
+    (early,) = analyze.report(analyze.window(whole, 5, 7)).summary.devices  # the most is there from the start
+    assert (12 * MIB, 4 * MIB, 2 * MIB) == (early.peak.active, early.peak.allocated, early.peak.requested)
+
+
 def test_ranges_that_are_open_stay_open() -> None:
     whole = trace(
         (Kind.RANGE_PUSH, {"name": "step"}), (Kind.RANGE_PUSH, {"name": "over"}), (Kind.RANGE_POP, {}), alloc(0, 512)

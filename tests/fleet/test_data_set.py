@@ -306,3 +306,10 @@ def test_part_says_what_it_was_made_of(five_ranks: Path) -> None:
     assert json.loads((folder / PART).read_text()) == said
     assert said["source"].endswith("rank0.pickle.xz") and said["rank"] == 0
     assert said["run"] == Path(said["source"]).parent.name
+
+
+def test_a_device_of_which_every_request_failed_has_a_row() -> None:
+    records = np.zeros(2, RECORD)
+    records["kind"], records["device"], records["size"] = Kind.OOM, 1, 1 << 40
+    ranks = Tables(Trace(records)).ranks
+    assert ([1], [2], [0]) == tuple(ranks[name].tolist() for name in ("device", "ooms", "allocations"))

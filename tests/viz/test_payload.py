@@ -16,7 +16,8 @@ from twin import decode, payload_of, unpack
 
 from cudatool import analyze, viz
 from cudatool.collect import torch_snapshot
-from cudatool.trace.model import Frame, PinnedMemory
+from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.model import Frame, PinnedMemory, Trace
 from cudatool.trace.streams import stream_names
 from cudatool.units import exact_bytes
 from cudatool.viz.payload import Columns, payload
@@ -73,6 +74,16 @@ def test_blocks_and_times_arrive_as_the_analysis_has_them() -> None:
     assert report.blocks.freed.tolist() == rows[blocks["start"] + blocks["lived"]].tolist()
     assert report.blocks.end.tolist() == rows[blocks["start"] + blocks["lived"] + blocks["waited"]].tolist()
     assert curve.peak() == device["peak"]["row"]
+
+
+def test_what_waited_for_a_stream_already_is_not_drawn_as_allocated() -> None:
+    records = np.zeros(4, RECORD)
+    records["kind"] = Kind.BLOCK_ALLOC, Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_ALLOC
+    records["address"], records["size"] = (512, 1024, 1024, 2048), 512
+    for prior, lived in ((0, [4, 1, 1]), (3, [4, 0, 1])):
+        trace = Trace(records, header={"prior_records": {0: prior}})
+        blocks = unpack(payload(analyze.report(trace)))["devices"][0]["blocks"]
+        assert (lived, [0, 3 - lived[1], 0]) == (blocks["lived"], blocks["waited"])
 
 
 def test_streams_pools_and_sites_arrive_by_name() -> None:
