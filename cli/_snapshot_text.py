@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cudatool import analyze
 from cudatool.analyze.fragmentation import Occasion
 from cudatool.cli._text import bytes_or_unknown, counted, new_table, plain, print_rest, print_table
-from cudatool.text import short_names
+from cudatool.text import printable, short_names, short_paths
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LintFinding,
         MemoryPlan,
         Modules,
+        PinnedHolders,
         Remedy,
         Report,
         Summary,
@@ -68,6 +69,8 @@ def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = 
         _print_plan(console, plan)
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
+    if summary.pinned_holders is not None:
+        _print_pinned_holders(console, summary.pinned_holders)
     _print_work(console, summary)
     own = [gpu for gpu in gpus if report.trace.header.get("pid") in gpu.processes]
     for gpu in gpus:
@@ -164,12 +167,21 @@ def print_modules(console: Console, title: str, modules: Modules | None) -> None
     """Print what modules of PyTorch hold, equal layers as one, if anything is known of it."""
     if modules is None:
         return
-    table = new_table("Module", numbers=("Parameters", "Gradients", "Optimizer", "Activations", "In all"))
+    columns = ("Parameters", "Gradients", "Optimizer", "Activations", "In all")
+    table = new_table("Module", numbers=columns)
     rows = analyze.merged_layers(modules.held)
-    for row in rows[:_MOST]:
-        sizes = (row.parameters, row.gradients, row.optimizer_state, row.activations, row.size)
-        several = f" ({row.modules})" if row.modules > 1 else ""
-        table.add_row(plain(row.path) + several, *(format_bytes(size) if size else "" for size in sizes))
+    shown = rows[:_MOST]
+    cells = [
+        [format_bytes(size) if size else "" for size in sizes]
+        for row in shown
+        for sizes in [(row.parameters, row.gradients, row.optimizer_state, row.activations, row.size)]
+    ]
+    several = [f" ({row.modules})" if row.modules > 1 else "" for row in shown]
+    # What the numbers, each two blanks from the others, leave of the line.
+    left = console.width - sum(2 + max(map(len, column)) for column in zip(columns, *cells, strict=True))
+    paths = short_paths([printable(row.path) for row in shown], left - max(map(len, several), default=0))
+    for path, more, numbers in zip(paths, several, cells, strict=True):
+        table.add_row(plain(path) + more, *numbers)
     print_table(console, title, table)
     print_rest(console, len(rows), _MOST, "modules")
     for sentence in modules.sentences():
@@ -277,6 +289,16 @@ def _print_pinned(console: Console, pinned: PinnedMemory) -> None:
     )
     table.add_row(f"Reserved, {counted(pinned.segments, 'segment')}", format_bytes(pinned.reserved), "unknown")
     console.print(table)
+
+
+def _print_pinned_holders(console: Console, pinned: PinnedHolders) -> None:
+    table = new_table("Library", "Call site", "What", numbers=("Pieces", "Bytes"))
+    for site in pinned.sites[:_MOST]:
+        row = (plain(site.owner), plain(site.label), site.holder.words, f"{site.count:,}", format_bytes(site.size))
+        table.add_row(*row)
+    print_table(console, "Pinned host memory, when most was pinned", table)
+    print_rest(console, len(pinned.sites), _MOST, "call sites")
+    console.print(f"{format_bytes(pinned.size)} together; {format_bytes(pinned.now)} at the end", markup=False)
 
 
 def _print_work(console: Console, summary: Summary) -> None:

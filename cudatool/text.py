@@ -12,7 +12,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["QUOTED", "first_names", "json_text", "printable", "quoted", "short_arguments", "short_names", "shortened"]
+__all__ = [
+    "QUOTED",
+    "first_names",
+    "json_text",
+    "printable",
+    "quoted",
+    "short_arguments",
+    "short_names",
+    "short_paths",
+    "shortened",
+]
 
 QUOTED: Final = 80  # characters of a text that an error message quotes
 _FIRST: Final = 3  # of many names
@@ -42,6 +52,18 @@ def printable(text: str) -> str:
 def shortened(text: str, most: int) -> str:
     """Return `text`, or its first characters and three dots if it has more than `most`."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def short_paths(paths: Sequence[str], most: int) -> list[str]:
+    """Return paths, those of more than `most` characters with three dots for their middle, unless others get the same.
+
+    The end of a path says more than its beginning: it gets two thirds of the room.
+    """
+    room = max(most - 3, 3)
+    begin, end = room // 3, room - room // 3
+    short = [path if len(path) <= most else f"{path[:begin]}...{path[-end:]}" for path in paths]
+    times = Counter(short)
+    return [one if times[one] == 1 else path for one, path in zip(short, paths, strict=True)]
 
 
 def short_arguments(text: str) -> str:

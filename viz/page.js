@@ -87,15 +87,22 @@ function showTiles(device) {
   ].filter(Boolean));
 }
 
-/** The numbers that a recording has of pinned memory; null where it has none. */
-function showPinned(pinned) {
-  byId("pinned").hidden = pinned === null;
-  if (pinned === null) return;
-  byId("pinned-tiles").replaceChildren(
+/** What a recording has of pinned memory: the numbers of PyTorch's allocator, or who held it when most was pinned. */
+function showPinned(shared, pinned, holders) {
+  byId("pinned").hidden = pinned === null && holders === null;
+  const tiles = [];
+  if (pinned) tiles.push(
     tile(formatBytes(pinned.active), "in use at the end"),
     tile(pinned.events ? formatBytes(pinned.peak_active) : "unknown", "in use, highest", ...(pinned.events ? [] : ["no events were recorded"])),
     tile(formatBytes(pinned.reserved), "reserved at the end", counted(pinned.segments, "segment")),
   );
+  if (holders) {
+    tiles.push(tile(formatBytes(holders.size), "pinned, highest", "held by, then:"), tile(formatBytes(holders.now), "pinned at the end"));
+    byId("pinned-sites").hidden = false;
+    fill(byId("pinned-sites"), null, holders.sites, holders.sites.length, (site) => shared.row({
+      name: site.label, detail: `${site.owner}, ${site.words}, ${counted(site.count, "piece")}`, numbers: formatBytes(site.size), stack: site.stack }));
+  }
+  byId("pinned-tiles").replaceChildren(...tiles);
 }
 
 function showWork(shared, data) {
@@ -197,7 +204,7 @@ async function showPage() {
     await show(first, state);
   }
   showPlans(data.plans, shared);
-  showPinned(data.pinned);
+  showPinned(shared, data.pinned, data.pinned_holders);
   const worked = data.kernels.length || data.copies.length || data.operations.start.length;
   const streams = worked ? showWork(shared, data) : null;
   if (data.defects) showDefects(data, streams);

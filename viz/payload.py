@@ -28,6 +28,7 @@ from cudatool.analyze import (
     Ledger,
     Lifetimes,
     Operations,
+    PinnedHolders,
     Report,
     Timeline,
     Usage,
@@ -158,6 +159,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
         "plans": [asdict(plan) for plan in summary.plans],
         "pinned": None if summary.pinned is None else asdict(summary.pinned),
+        "pinned_holders": None if summary.pinned_holders is None else _pinned_holders(summary.pinned_holders, start),
         "streams": [{"device": s.device, "id": s.id, "label": s.label, "busy": s.busy} for s in summary.streams],
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],
         "copies": [{"name": c.direction, "count": c.count, "size": c.size, "time": c.time} for c in summary.copies],
@@ -323,6 +325,11 @@ def _ledger(ledger: Ledger, start: int) -> dict[str, Any]:
     lines = [(*line.words, line.size) for line in ledger.lines]
     whole = ledger.used if ledger.process is None else ledger.process
     return ledger.as_dict() | {"time": ledger.time - start, "whole": whole, "lines": lines}
+
+
+def _pinned_holders(pinned: PinnedHolders, start: int) -> dict[str, Any]:
+    sites = [asdict(site) | {"words": site.holder.words} for site in pinned.sites]
+    return asdict(pinned) | {"time": pinned.time - start, "sites": sites}
 
 
 def _why(doubt: Doubt | None) -> str | None:

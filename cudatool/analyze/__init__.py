@@ -57,6 +57,7 @@ from cudatool.analyze.moments import (
     without_stack,
 )
 from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
+from cudatool.analyze.pinned import PinnedHolders, PinnedSite, pinned_holders
 from cudatool.analyze.plans import FusedKernel, FusedOperation, MemoryPlan, PlannedBuffer, plans
 from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings, torch_settings
@@ -143,6 +144,8 @@ __all__ = [
     "Outcome",
     "Outside",
     "Pin",
+    "PinnedHolders",
+    "PinnedSite",
     "RULES",
     "Record",
     "PlannedBuffer",
@@ -190,6 +193,7 @@ __all__ = [
     "operations",
     "outside",
     "is_private_pool",
+    "pinned_holders",
     "pool_label",
     "plans",
     "range_at",

@@ -26,7 +26,7 @@ from cudatool.trace.libraries import Library, libraries_of
 from cudatool.trace.lifetimes import Ints, Lifetimes
 from cudatool.trace.model import Frame, Trace
 
-__all__ = ["BY_SIZE", "Causes", "Holder", "Ledger", "LedgerLine", "ledger", "lines_by_name"]
+__all__ = ["BY_SIZE", "Causes", "Holder", "Ledger", "LedgerLine", "ledger", "lines_by_name", "owner_of"]
 
 
 class Holder(StrEnum):
@@ -43,6 +43,11 @@ class Holder(StrEnum):
     BEFORE = "before"
     """What was there before what was recorded, and no recorded call names."""
 
+    @property
+    def words(self) -> str:
+        """What the bytes are; empty for the driver's, which have a cause."""
+        return _AS.get(self, "")
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
@@ -57,7 +62,7 @@ class LedgerLine:
         """Who holds the bytes, and what they are."""
         if self.holder is Holder.DRIVER:
             return "the driver", self.owner
-        return self.owner or "the driver and others", _AS[self.holder]
+        return self.owner or "the driver and others", self.holder.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +310,7 @@ def lines_by_name(
     """
     owners: Counter[str] = Counter()
     for stack, size in taken.items():
-        owners[_owner(stack_of(stack))] += size
+        owners[owner_of(stack_of(stack))] += size
     held = dict(pools)
     held |= {owner: (said[owner], owners.pop(owner)) for owner in list(owners) if owner in said}
     if reserved:
@@ -318,7 +323,7 @@ def lines_by_name(
         yield LedgerLine(Holder.CACHED, owner, size - in_use)
 
 
-def _owner(stack: tuple[Frame, ...]) -> str:
+def owner_of(stack: tuple[Frame, ...]) -> str:
     """Return who took memory from the driver: a library by its name, or its file's name; else the program itself."""
     library = calling_library(stack)
     if not library:

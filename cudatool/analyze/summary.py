@@ -15,6 +15,7 @@ from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
 from cudatool.analyze.ledger import Ledger, ledger
 from cudatool.analyze.lint import PARTS_OF_LINT, LintFinding, lint
 from cudatool.analyze.moments import CallSite
+from cudatool.analyze.pinned import PinnedHolders, pinned_holders
 from cudatool.analyze.plans import MemoryPlan, plans
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.errors import FileFormatError
@@ -103,7 +104,8 @@ class DeviceMemory:
 class Summary:
     """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown).
 
-    `pinned` is a snapshot's pinned host memory, always of the whole recording.
+    `pinned` is a snapshot's pinned host memory, always of the whole recording; `pinned_holders` says who held the
+    pinned memory of a trace.
     Of a part of a recording, `window` has its first event, the one after its last, and how many the recording has.
     `plans` has the memory of the graphs of compiled functions.
     `simulated` says whether times on the device come from the software device's cost model.
@@ -122,6 +124,7 @@ class Summary:
     simulated: bool = False
     pinned: PinnedMemory | None = None
     plans: tuple[MemoryPlan, ...] = ()
+    pinned_holders: PinnedHolders | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists; sizes in bytes, times in ns."""
@@ -216,6 +219,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, s
         notes=tuple(trace.notes),
         pinned=getattr(trace, "pinned", None),
         plans=plans(trace),
+        pinned_holders=pinned_holders(trace),
         simulated=trace.header.get("device_kind") == "sim",
     )
     curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}

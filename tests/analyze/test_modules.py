@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from records import BASE, alloc, free, freed, stacks, trace
+from rich.console import Console
 
 from cudatool import analyze
 from cudatool.analyze import Category, WithoutModule
+from cudatool.cli._snapshot_text import print_modules
+from cudatool.text import short_paths
 from cudatool.trace.events import OF_BACKWARD, OF_MODULE, Kind, TensorRole
 
 LINES = stacks([("m.py", "forward", 5)], [("t.py", "main", 1)])
@@ -147,3 +150,25 @@ def test_when_memory_runs_out_modules_are_named_too():
     failure = analyze.failure(made)
     assert failure is not None and failure.modules is not None
     assert [row.path for row in failure.modules.held] == ["fc"]
+
+
+def test_a_long_path_is_one_line_of_the_table_and_whole_in_json(capsys):
+    deep = [f"Net.model.decoder.layers.{i}.encoder_decoder_attention.projection" for i in range(12)]
+    made = trace(
+        *(of_module(1 << 20 | i << 12, 4096, path) for i, path in enumerate(deep)),
+        of_module(8192, 512, "Net.head"),
+        **LINES,
+    )
+    found = modules_of(made)
+    print_modules(Console(width=80), "By module", found)
+    rows = capsys.readouterr().out.splitlines()[3:5]
+    assert [["model...n.projection", "(12)", "48", "KiB", "48", "KiB"], ["head", "512", "B", "512", "B"]] == [
+        row.split() for row in rows
+    ]
+    assert all(len(row) <= 80 for row in rows)
+    assert {*(path.removeprefix("Net.") for path in deep), "head"} == {row["path"] for row in found.as_dict()["held"]}
+
+
+def test_paths_that_would_look_the_same_are_whole():
+    same = ["encoder.layers.first.attention.out", "encoder.layers.other.attention.out"]
+    assert [*same, "encod...layers.norm"] == short_paths([*same, "encoder.some.layers.norm"], 19)

@@ -114,6 +114,21 @@ def test_results_of_several_processes_are_valid(run_command, run_here, tmp_path)
         _validate(command, text)
 
 
+def test_pinned_memory_is_in_the_text_and_the_valid_result(run_warm, run_here, tmp_path):
+    program = "import cudatool as ct\ndef load(): return ct.empty_pinned(1 << 20)\nkept = load(), load(), load()\n"
+    (tmp_path / "job.py").write_text(program + "del kept\nagain = load()\n")
+    assert run_warm("run", "-o", "job.ctrace", "job.py").returncode == 0
+    text = run_here("snapshot", "--json", "job.ctrace").stdout
+    _validate("snapshot", text)
+    (site,) = json.loads(text)["pinned_holders"]["sites"]
+    assert ("blocks", "job.py:2 (load)", 3 * (4 << 20)) == (site["holder"], site["label"], site["size"])
+    table = run_here("snapshot", "job.ctrace").stdout.partition("Pinned host memory, when most was pinned\n")[2]
+    head, row, line = table.splitlines()[:3]
+    assert ["Library", "Call", "site", "What", "Pieces", "Bytes"] == head.split()
+    assert "cudatool's runtime job.py:2 (load) blocks in use 3 12 MiB" == " ".join(row.split())
+    assert "12 MiB together; 12 MiB at the end" == line.strip()
+
+
 def test_result_of_diff_is_valid(trace, run_here):
     for words in ((trace, trace), (_SNAPSHOTS[0], _SNAPSHOTS[1])):
         _validate("diff", run_here("diff", "--json", *words).stdout)

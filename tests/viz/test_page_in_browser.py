@@ -642,6 +642,21 @@ def test_pinned_memory_stands_on_the_page_where_it_was_recorded(tmp_path: Path) 
     assert all(words in text for words in ("1 MiB", "3 MiB", "8 MiB", "2 segments"))
 
 
+def test_those_who_hold_pinned_memory_are_a_table(tmp_path: Path) -> None:
+    records = np.zeros(2, RECORD)
+    records["kind"], records["size"], records["name"] = Kind.HOST_ALLOC, 3 << 20, 1
+    records["address"], records["stack"] = (1 << 40, 1 << 41), (1, 0)
+    trace = Trace(records, ["", "cuMemHostAlloc"], [(), (0,)], [Frame("<b>load.py", "load", 7)])
+    viz.write_page(trace, tmp_path / "x.html")
+    with Page(tmp_path / "x.html") as page:
+        assert page.evaluate("!document.getElementById('pinned').hidden")
+        assert "6 MiB" in page.evaluate("document.getElementById('pinned-tiles').innerText")
+        rows = page.evaluate("[...document.querySelectorAll('#pinned-sites .row')].map((row) => row.innerText)")
+        assert "<b>load.py:7 (load) the program itself, taken from the driver, 1 piece" in rows[1].replace("\n", " ")
+        assert 2 == len(rows)
+        assert [] == page.errors
+
+
 def test_without_pinned_memory_no_word_of_it_is_shown(snapshot_page: Page) -> None:
     assert snapshot_page.evaluate("document.getElementById('pinned').hidden")
 
