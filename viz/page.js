@@ -97,7 +97,7 @@ function showPinned(shared, pinned, holders) {
     tile(formatBytes(pinned.reserved), "reserved at the end", counted(pinned.segments, "segment")),
   );
   if (holders) {
-    tiles.push(tile(formatBytes(holders.size), "pinned, highest", "held by, then:"), tile(formatBytes(holders.now), "pinned at the end"));
+    tiles.push(tile(formatBytes(holders.size), "pinned, highest", "below: who held it then"), tile(formatBytes(holders.now), "pinned at the end"));
     byId("pinned-sites").hidden = false;
     fill(byId("pinned-sites"), null, holders.sites, holders.sites.length, (site) => shared.row({
       name: site.label, detail: `${site.owner}, ${site.words}, ${counted(site.count, "piece")}`, numbers: formatBytes(site.size), stack: site.stack }));

@@ -31,11 +31,11 @@ function drawPlan(plan) {
 function showPlans(plans, shared) {
   byId("plans").hidden = !plans.length;
   byId("plans").replaceChildren(...plans.map((plan) => {
-    const table = element("div", { className: "scroll short" });
+    const table = element("div", { className: "scroll short", tabIndex: 0, role: "region", ariaLabel: `Buffers of ${plan.function}, largest first` });
     fill(table, null, largestFirst(plan), plan.buffers.length, (buffer, i) => shared.row({
       name: buffer.node, colour: paletteColour(i), detail: `${buffer.label}; ${lifetime(buffer)}`, numbers: `${formatBytes(buffer.size)} at byte ${formatCount(buffer.offset)}` }));
     const operations = plan.fused.flatMap(({ node, name, operations }) => operations.map((each) => ({ ...each, node, kernel: name })));
-    const fused = element("div", { className: "scroll short", hidden: !operations.length });
+    const fused = element("div", { className: "scroll short", tabIndex: 0, role: "region", ariaLabel: `Fused kernels of ${plan.function}`, hidden: !operations.length });
     fill(fused, null, operations, operations.length, ({ node, kernel, name, label }) => shared.row({
       name: `${name} in ${kernel}`, colour: paletteColour(node), detail: label, numbers: `node ${formatCount(node)}` }));
     return element("div", { className: "card" },

@@ -19,6 +19,7 @@ from cudatool.analyze import Advice, Caveat, LeftOut, NoAdvice, Outcome, OutOfMe
 from cudatool.analyze.recorded import settings_variable
 from cudatool.cli import _replay_text
 from cudatool.cli.replay import replay
+from cudatool.cli.snapshot import snapshot
 from cudatool.trace.events import RECORD
 from cudatool.trace.model import Trace
 
@@ -324,6 +325,17 @@ def test_setting_that_serves_a_failed_request_leaves_open_what_comes_after(capsy
     assert remedy.text.endswith("; what the program would do after that is not known")
     _replay_text.print_advice(Console(width=200), advice, chosen=False)
     assert capsys.readouterr().out.endswith("; what the program would do after that is not known.\n")
+
+
+def test_the_memory_that_is_missing_can_be_passed_as_is_said() -> None:
+    """The reason stands in the text of both commands, whose options have other names."""
+    used = Outcome("", 1, 1, 0.1, 0, 2, None, 0, 1, 1)
+    said = Advice(Record(1, 0, 3, None), used, None, 0, (used,), NoAdvice.FAILURES_DIFFER).why_not()
+    named = re.findall(r"cudatool (\w+) (--\w+)", said)
+    assert ["replay", "snapshot"] == sorted(name for name, _ in named)
+    for name, option in named:
+        command = {"replay": replay, "snapshot": snapshot}[name]
+        assert any(option in parameter.opts for parameter in command.params)
 
 
 def test_a_memory_fraction_that_all_settings_share_is_said_once() -> None:

@@ -293,6 +293,36 @@ def test_the_tab_key_reaches_every_control(page: Page) -> None:
     )
 
 
+# What scrolls, and tables; without a name a screen reader cannot say what they are.
+NAMELESS = """[...document.querySelectorAll('.scroll, table')]
+  .filter((e) => !e.closest('dialog') && !e.querySelector('canvas') && !(e.ariaLabel && (e.tagName === 'TABLE' || (e.tabIndex === 0 && e.role === 'region'))))
+  .map((e) => e.id || e.outerHTML.slice(0, 200))"""
+
+
+def test_lists_that_scroll_can_be_reached_and_have_names(page: Page, tmp_path: Path) -> None:
+    assert [] == page.evaluate(NAMELESS)
+    viz.write_page(planned(), tmp_path / "x.html")
+    with Page(tmp_path / "x.html") as other:
+        assert other.evaluate("document.querySelectorAll('#plans .scroll').length")
+        assert [] == other.evaluate(NAMELESS)
+
+
+def test_the_mark_of_advice_of_several_lines_stands_at_its_first(page: Page) -> None:
+    """A button that wraps is one box; a word before it stands on the line of the mark."""
+    first, height = page.read(
+        """(() => {
+          const mark = element("span", { style: "display: inline-block; width: 0" }, "x");
+          const item = element("li", { style: "width: 300px" }, mark, element("button", { className: "link" }, "advice ".repeat(60)));
+          document.body.append(item);
+          const [word, button] = [mark.getBoundingClientRect(), item.lastChild.getBoundingClientRect()];
+          item.remove();
+          return [word.top - button.top, button.height];
+        })()"""
+    )
+    assert height > 40
+    assert abs(first) < 8
+
+
 def test_the_pointer_shows_what_lies_under_it(page: Page) -> None:
     for selector, words in (("#map", {"unused"}), ("#timeline", set())):
         page.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{ block: 'center' }})")
