@@ -23,6 +23,7 @@ from cudatool.sim.arena import Allocation, Variable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device
 from cudatool.sim.observe.checkers import CheckFinding
+from cudatool.sim.optimizing import Optimizing
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
 from cudatool.units import format_bytes
@@ -151,9 +152,9 @@ class Function:
         self.name = name
         self.handle = handle
         self._max_dynamic_shared: int | None = None
-        self.fitting: dict[tuple[object, ...], tuple[JitKernel, int]] = {}
-        """Its translation, and virtual ns that it takes, by those devices and shapes of launches that were found to be
-        within all limits."""
+        self.fitting: dict[tuple[object, ...], tuple[JitKernel, int, int]] = {}
+        """Its translation, virtual ns that it takes, and number of threads, by those devices and shapes of launches
+        that were found to be within all limits."""
 
     @property
     def max_dynamic_shared(self) -> int | None:
@@ -169,6 +170,11 @@ class Function:
     def work(self) -> profile.Work:
         """What a thread of it is taken to do."""
         return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
+
+    @cached_property
+    def optimizing(self) -> Optimizing:
+        """When its code is optimized."""
+        return Optimizing(self.library.parsed.kernels[self.name])
 
     @cached_property
     def orders_others(self) -> tuple[bool, bool, bool]:
@@ -215,11 +221,14 @@ def modeled_ns(f: int, threads: int) -> int:
     return profile.kernel_cost(threads, state.machine.get(f, Function).work)
 
 
-def prepared(function: Function, device: Device) -> JitKernel:
-    """Return a kernel's native code; fail with CUDA_ERROR_NOT_SUPPORTED for PTX that has no translation."""
+def prepared(function: Function, device: Device, threads: int = 1) -> JitKernel:
+    """Return a kernel's native code for a launch of so many threads in all.
+
+    Fails with CUDA_ERROR_NOT_SUPPORTED for PTX that has no translation.
+    """
     kernel = function.on(device)
     try:
-        kernel.prepare(_instrument())
+        kernel.prepare(_instrument(), optimized=function.optimizing.pays(threads))
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
@@ -270,7 +279,8 @@ def active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: in
 class Launch:
     """A kernel and all that one launch of it needs, checked.
 
-    `params` are its arguments, as they are declared, and `cost` the virtual ns that it takes.
+    `threads` are those of all blocks, `params` its arguments, as they are declared, and `cost` the virtual ns that it
+    takes.
     """
 
     function: Function
@@ -280,12 +290,14 @@ class Launch:
     shared: int
     params: ctypes.Array[ctypes.c_char]
     cost: int
+    threads: int
     cooperative: bool = False
 
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it."""
+        optimized = self.function.optimizing.launched(self.threads)
         if self.cooperative or not state.machine.runs_plainly:
-            _execute(self, operation)
+            _execute(self, operation, optimized=optimized)
             return
         context = operation.stream.context
         try:
@@ -297,13 +309,19 @@ class Launch:
                 _threads(),
                 _heap_of(context),
                 limit_of(context, STACK_SIZE),
+                optimized,
             )
         except _translator().KernelError as error:
             raise _failed(error, self) from error
         except PtxError as error:
             raise _untranslated(error) from error
         if not is_done:
-            _execute(self, operation)
+            _execute(self, operation, optimized=optimized)
+
+    @property
+    def is_optimized(self) -> bool:
+        """Whether optimized code is for it after all launches so far."""
+        return self.function.optimizing.pays(self.threads)
 
     def host_memory(self) -> list[tuple[int, int]]:
         """Return the allocations that arguments point into, if the host's memory is watched or there is any.
@@ -357,13 +375,14 @@ def checked_launch(
     found = None if observed else function.fitting.get(shape)
     if found is None:
         kernel = _within_limits(function, context.device, grid, block, shared)
-        found = kernel, profile.kernel_cost(math.prod(grid) * math.prod(block), function.work)
+        threads = math.prod(grid) * math.prod(block)
+        found = kernel, profile.kernel_cost(threads, function.work), threads
         if not observed:
             if len(function.fitting) >= _MOST_SHAPES:
                 function.fitting.clear()
             function.fitting[shape] = found
-    kernel, cost = found
-    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra), cost)
+    kernel, cost, threads = found
+    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra), cost, threads)
     if cooperative:
         launch = launch.cooperating()
     if kernel.system_calls:
@@ -375,8 +394,8 @@ def _within_limits(
     function: Function, device: Device, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int
 ) -> JitKernel:
     """Return a kernel's translation; fail as cuLaunchKernel does for a launch out of limits."""
-    kernel = prepared(function, device)
     threads = block[0] * block[1] * block[2]
+    kernel = prepared(function, device, math.prod(grid) * threads)
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
         raise DriverError(
@@ -447,7 +466,7 @@ def _untranslated(error: PtxError) -> DriverError:
     return DriverError(Result.NOT_SUPPORTED, str(error))
 
 
-def _execute(launch: Launch, operation: Operation) -> None:
+def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
     jit = _translator()
     machine = state.machine
     checkers, before = machine.checkers, machine.arena.before
@@ -479,6 +498,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
             cooperative=launch.cooperative,
             seed=_order_of_blocks(operation),
             timeout_s=machine.options.timeout,
+            optimized=optimized,
         )
     except jit.KernelError as error:
         found, failure = error.found, error

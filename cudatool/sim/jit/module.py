@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from cudatool.ptx import (
     FRAME_SCALE,
@@ -174,6 +175,15 @@ class JitModule:
                 self.table[number] = addresses[name]
 
 
+class _Variant(NamedTuple):
+    """A form of a kernel's code: see :func:`.generate`, and :func:`.compile_text` for `optimized`."""
+
+    instrument: Instrument
+    optimized: bool
+    large_grid: bool = False
+    needless: Needless = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class _Translated:
     """Native code of one variant of a kernel, and what it keeps across suspensions, bytes."""
@@ -228,7 +238,7 @@ class JitKernel:
         self._refused: UnsupportedInstruction | None = None
         self._layout: Layout | None = None
         self._accesses: KernelAccesses | None = None
-        self._variants: dict[tuple[Instrument, bool, Needless], _Translated] = {}
+        self._variants: dict[_Variant, _Translated] = {}
         self._plans: dict[tuple[object, ...], tuple[NativeLaunch, int] | None] = {}
         self._checked: dict[tuple[object, ...], _Checked] = {}
         self.name = function.name
@@ -343,13 +353,15 @@ class JitKernel:
 
     # ---- translating ----
 
-    def prepare(self, instrument: Instrument = Instrument.NONE) -> None:
+    def prepare(self, instrument: Instrument = Instrument.NONE, *, optimized: bool = True) -> None:
         """Translate the kernel, or fetch its native code from the cache.
 
         Parameters
         ----------
         instrument
             Prepare the variant that is instrumented for these.
+        optimized
+            Prepare code that takes long to compile and runs fast.
 
         Raises
         ------
@@ -358,41 +370,41 @@ class JitKernel:
         PtxError
             The kernel cannot be translated for another reason.
         """
-        self._translate(instrument, large_grid=False)
+        self._translate(_Variant(instrument, optimized))
 
-    def _translate(self, instrument: Instrument, large_grid: bool, needless: Needless = frozenset()) -> _Translated:
-        found = self._variants.get((instrument, large_grid, needless))
+    def _translate(self, variant: _Variant) -> _Translated:
+        found = self._variants.get(variant)
         if found is not None:
             return found
         module = self._owner._module
         used = [self._declared, *(function for function in module.functions.values() if not function.is_kernel)]
         texts = [f"{function.line} {function.text}" for function in used]  # native code names lines of the PTX
-        variant = f"instrument={int(instrument)}, large_grid={large_grid}, needless={sorted(needless)}"
-        key = native.cache_key(module.preamble, *texts, variant)
+        instrument, optimized, large_grid, needless = variant
+        form = f"{int(instrument)}, optimized={optimized}, large_grid={large_grid}, needless={sorted(needless)}"
+        key = native.cache_key(module.preamble, *texts, form)
         cache = self._owner.cache
         data = None if cache is None else cache.get(key)
         if data is None:
-            made = self._generate(instrument, large_grid, needless)
-            code = self._compiled(made, instrument, large_grid, needless)
-            data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + code
+            made = self._generate(variant)
+            data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + self._compiled(made, variant)
             if cache is not None:
                 cache.put(key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
-        self._variants[instrument, large_grid, needless] = translated
+        self._variants[variant] = translated
         return translated
 
-    def llvm_ir(self) -> str:
+    def llvm_ir(self, instrument: Instrument = Instrument.NONE) -> str:
         """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
-        return self._generate(Instrument.NONE, large_grid=False).text
+        return self._generate(_Variant(instrument, optimized=True)).text
 
-    def _compiled(self, made: Native, instrument: Instrument, large_grid: bool, needless: Needless) -> bytes:
+    def _compiled(self, made: Native, variant: _Variant) -> bytes:
         try:
-            return native.compile_text(made.text)
+            return native.compile_text(made.text, optimized=variant.optimized)
         except native.CompileError:
             pass
-        marked = self._generate(instrument, large_grid, needless, marked=True).text
+        marked = self._generate(variant, marked=True).text
         try:  # again, to see which instruction it is
-            return native.compile_text(marked)
+            return native.compile_text(marked, optimized=variant.optimized)
         except native.CompileError as error:
             before = marked.split("\n")[: error.line]
             # What is wrong outside of the functions of the kernel's threads has no mark above it in its function.
@@ -403,21 +415,14 @@ class JitKernel:
                 line = int(number)
             raise self._located(UntranslatedInstruction(what, self.name, None, line, error.reason)) from None
 
-    def _generate(
-        self,
-        instrument: Instrument,
-        large_grid: bool,
-        needless: Needless = frozenset(),
-        *,
-        marked: bool = False,
-    ) -> Native:
+    def _generate(self, variant: _Variant, *, marked: bool = False) -> Native:
         try:
             return generate(
-                self._stepping if instrument else self._plain,
+                self._stepping if variant.instrument else self._plain,
                 self.layout,
-                instrument=instrument,
-                large_grid=large_grid,
-                needless=needless,
+                instrument=variant.instrument,
+                large_grid=variant.large_grid,
+                needless=variant.needless,
                 marked=marked,
             )
         except UnsupportedInstruction as error:
@@ -445,6 +450,7 @@ class JitKernel:
         stack_bytes: int = 1024,
         cooperative: bool = False,
         timeout_s: float = 0,
+        optimized: bool = True,
     ) -> list[Found]:
         """Run the kernel to its end.
 
@@ -472,6 +478,9 @@ class JitKernel:
             All blocks run at the same time and may synchronize with each other.
         timeout_s
             Longest time that it may take, 0 for any.
+        optimized
+            Run code that takes long to compile and runs fast. Other code gives the same results, unless threads of the
+            kernel race with each other.
 
         Returns
         -------
@@ -488,7 +497,7 @@ class JitKernel:
             and seed is None
             and not timeout_s
             and not cooperative
-            and self.launch_plain(grid, block, shared_bytes, params, threads, heap, stack_bytes)
+            and self.launch_plain(grid, block, shared_bytes, params, threads, heap, stack_bytes, optimized)
         ):
             return []
         large = _is_large(grid, block)
@@ -496,10 +505,11 @@ class JitKernel:
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
+        optimized |= large
         how = _Checked(instrument, Needless(), None, (), fills=True)
         if shadow is not None and instrument & ~Instrument.SYNCCHECK:
-            how = self._find_checked(grid, block, shared_bytes, params, instrument, shadow)
-        translated = self._translate(how.kinds, large, how.left_out)
+            how = self._find_checked(grid, block, shared_bytes, params, _Variant(instrument, optimized, large), shadow)
+        translated = self._translate(_Variant(how.kinds, optimized, large, how.left_out))
         workspace = (ctypes.c_uint32 * 16)()
         places = HostPlaces({}) if host is None else host
         if cooperative:  # its blocks synchronize by memory that the driver gives it
@@ -537,12 +547,16 @@ class JitKernel:
         block: tuple[int, int, int],
         shared_bytes: int,
         params: int,
-        instrument: Instrument,
+        variant: _Variant,
         shadow: Shadow,
     ) -> _Checked:
-        """Return how a launch is checked: found once for launches that are alike while memory is as it was."""
+        """Return how a launch is checked: found once for launches that are alike while memory is as it was.
+
+        `variant` is its code if no check is left out.
+        """
+        instrument = variant.instrument
         arguments = ctypes.string_at(params, self.layout.param_bytes)
-        key = shadow.version, arguments, grid, block, shared_bytes, instrument
+        key = shadow.version, arguments, grid, block, shared_bytes, variant
         if (known := self._checked.get(key)) is not None:
             return known
         device = range(shadow.base, shadow.base + shadow.size)
@@ -550,7 +564,7 @@ class JitKernel:
         left_out = needless(of_launch, instrument, shadow, self._shared_bytes(shared_bytes))
         is_plain = self._independent.leaves_nothing(instrument, left_out)
         if not is_plain:
-            left_out = self._translated_for(instrument, _is_large(grid, block), left_out)
+            left_out = self._translated_for(variant, left_out)
         around, sound = self._argument_ranges, tuple[tuple[int, int], ...]()
         if any((kind, line) not in left_out for kind in _MEMORY & instrument for line in around.of_line):
             sound = tuple(shadow.sound_around(pointer) for pointer in around.addresses(arguments))
@@ -572,12 +586,13 @@ class JitKernel:
         threads: int,
         heap: int,
         stack_bytes: int,
+        optimized: bool,
     ) -> bool:
         """Do as :meth:`launch` in the plainest case; return False if the launch is not so plain.
 
         What such launches need is found out once for each shape, so that small ones cost little.
         """
-        key = grid, block, shared_bytes, threads, heap, stack_bytes
+        key = grid, block, shared_bytes, threads, heap, stack_bytes, optimized
         try:
             plan = self._plans[key]
         except KeyError:
@@ -628,6 +643,7 @@ class JitKernel:
         threads: int,
         heap: int,
         stack_bytes: int,
+        optimized: bool,
     ) -> tuple[NativeLaunch, int] | None:
         """Return what launches of this shape need, but for their arguments, and how many host threads run them.
 
@@ -637,7 +653,7 @@ class JitKernel:
             self._plans.clear()
         if _is_large(grid, block):
             return None
-        translated = self._translate(Instrument.NONE, large_grid=False)
+        translated = self._translate(_Variant(Instrument.NONE, optimized))
         if translated.parks:
             return None
         plan = self._described(translated, grid, block, shared_bytes, heap, stack_bytes)
@@ -673,9 +689,9 @@ class JitKernel:
             return self._owner.table[self.layout.globals[symbol.name]] + symbol.offset
         return None
 
-    def _translated_for(self, instrument: Instrument, large: bool, left_out: Needless) -> Needless:
+    def _translated_for(self, variant: _Variant, left_out: Needless) -> Needless:
         """Return which checks are left out by code that there is, or for which there is room."""
-        made = [known for kinds, grid, known in self._variants if (kinds, grid) == (instrument, large)]
+        made = [known.needless for known in self._variants if known._replace(needless=variant.needless) == variant]
         if left_out in made or len(made) < _MAX_VARIANTS:
             return left_out
         return max((known for known in made if known <= left_out), key=len, default=Needless())

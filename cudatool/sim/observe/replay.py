@@ -160,6 +160,7 @@ class Replay:
                 stack_bytes=entry.stack_bytes,
                 cooperative=entry.launch.cooperative,
                 timeout_s=_TIMEOUT_S,
+                optimized=entry.launch.is_optimized,
             )
 
     def _read(self, address: int, size: int) -> bytes:

@@ -412,8 +412,9 @@ class Tape:
 
     def prepare(self) -> None:
         """Translate what a replay needs, so that it need not do so itself."""
-        for launch in {entry.launch.kernel: entry.launch for entry in self.entries if entry.launch}.values():
-            launch.kernel.prepare(Instrument.NONE)
+        launches = [entry.launch for entry in self.entries if entry.launch]
+        for kernel, optimized in {(launch.kernel, launch.is_optimized) for launch in launches}:
+            kernel.prepare(Instrument.NONE, optimized=optimized)
 
     @staticmethod
     def host_read(key: Hashable, address: int, size: int) -> HostRead:

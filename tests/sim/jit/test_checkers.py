@@ -336,7 +336,7 @@ def test_a_guarded_access_does_not_stand_for_those_near_it(check):
 
 def test_accesses_near_each_other_need_one_comparison(ptx_kernel):
     kernel = ptx_kernel(".param .u64 p", HEAD + NEAR)
-    text = kernel._generate(Instrument.MEMCHECK, large_grid=False).text
+    text = kernel.llvm_ir(Instrument.MEMCHECK)
     assert 1 == text.count("call i64 @llvm.fshr.i64")
 
 

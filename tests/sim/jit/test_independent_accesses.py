@@ -282,7 +282,7 @@ def test_a_launch_of_which_nothing_need_be_looked_at_runs_the_code_of_one_that_i
     params = (ctypes.c_uint64 * 2)(memory.ctypes.data, memory.ctypes.data + 4096)
     shape = {"grid": (1, 1, 1), "block": (64, 1, 1), "shared_bytes": 0}
     assert [] == kernel.launch(**shape, params=ctypes.addressof(params), shadow=shadow)
-    assert is_plain == ([Instrument.NONE] == [instrument for instrument, _, _ in kernel._variants])
+    assert is_plain == ([Instrument.NONE] == [variant.instrument for variant in kernel._variants])
 
 
 CACHED_THEN_WRITTEN = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import partial
 
 import integer_interpreter
 import numpy as np
@@ -29,6 +30,12 @@ def _is_integer(form: Form) -> bool:
 
 INTEGER = [form for form in EXACT if _is_integer(form)]
 ALONE = [form for form in FORMS if _is_integer(form)]
+
+
+@pytest.fixture(params=[True, False], ids=["optimized", "not optimized"])
+def launch(launch, request):
+    """Launch a kernel in each of the two forms of its native code."""
+    return partial(launch, optimized=request.param)
 
 
 def check(launch, text: str, seed: int) -> None:
