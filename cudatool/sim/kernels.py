@@ -174,7 +174,7 @@ class Function:
     @cached_property
     def optimizing(self) -> Optimizing:
         """When its code is optimized."""
-        return Optimizing(self.library.parsed.kernels[self.name])
+        return Optimizing(len(self.library.parsed.kernels[self.name].instructions))
 
     @cached_property
     def orders_others(self) -> tuple[bool, bool, bool]:
@@ -228,7 +228,7 @@ def prepared(function: Function, device: Device, threads: int = 1) -> JitKernel:
     """
     kernel = function.on(device)
     try:
-        kernel.prepare(_instrument(), optimized=function.optimizing.pays(threads))
+        kernel.prepare(_instrument(), optimized=function.optimizing.pays(threads, kernel.rounds))
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
@@ -295,7 +295,7 @@ class Launch:
 
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it."""
-        optimized = self.function.optimizing.launched(self.threads)
+        optimized = self.function.optimizing.launched(self.threads, self.kernel.rounds)
         if self.cooperative or not state.machine.runs_plainly:
             _execute(self, operation, optimized=optimized)
             return
@@ -321,7 +321,7 @@ class Launch:
     @property
     def is_optimized(self) -> bool:
         """Whether optimized code is for it after all launches so far."""
-        return self.function.optimizing.pays(self.threads)
+        return self.function.optimizing.pays(self.threads, self.kernel.rounds)
 
     def host_memory(self) -> list[tuple[int, int]]:
         """Return the allocations that arguments point into, if the host's memory is watched or there is any.

@@ -3,57 +3,33 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import cudatool as ct
 from cudatool.code_cache import CodeCache
-from cudatool.ptx import parse
 from cudatool.sim.jit import native
 from cudatool.sim.optimizing import Optimizing
 
 ENOUGH = 1 << 25  # instructions
 
 
-def launches_of(body: str) -> Optimizing:
-    registers = ".reg .pred %p<9>; .reg .b32 %r<9>;"
-    return Optimizing(parse(f".version 8.3\n.target sm_90\n.visible .entry k() {{ {registers} {body} }}").kernels["k"])
-
-
-TWO = "add.u32 %r1, %r1, 1; ret;"  # instructions
-
-
 def test_a_launch_of_much_work_is_optimized_at_once():
-    assert not launches_of(TWO).pays(ENOUGH // 2)
-    assert launches_of(TWO).pays(ENOUGH // 2 + 1)
+    assert not Optimizing(2).pays(ENOUGH // 2, 0)
+    assert Optimizing(2).pays(ENOUGH // 2 + 1, 0)
 
 
 def test_small_launches_are_optimized_when_they_are_much_work_together():
-    kernel = launches_of(TWO)
-    assert [False] * 4 + [True] * 2 == [kernel.launched(ENOUGH // 8) for _ in range(6)]
+    kernel = Optimizing(2)
+    assert [False] * 4 + [True] * 2 == [kernel.launched(ENOUGH // 8, 0) for _ in range(6)]
+
+
+def test_rounds_of_loops_are_work():
+    kernel = Optimizing(2)
+    assert [False, False, True] == [kernel.launched(1, rounds) for rounds in (0, ENOUGH // 2 - 2, ENOUGH // 2 - 2)]
 
 
 def test_asking_is_no_launch():
-    kernel = launches_of(TWO)
-    assert not any(kernel.pays(ENOUGH // 2) for _ in range(9))
-
-
-def nest(around: int) -> str:
-    if not around:
-        return "add.u32 %r1, %r1, 1; " * 50
-    return f"L{around}: add.u32 %r1, %r1, 1; {nest(around - 1)} @%p1 bra L{around};"
-
-
-@pytest.mark.parametrize(("around", "times"), [(0, 1), (1, 64), (2, 64**2), (3, 64**3), (4, 64**3)])
-def test_what_is_in_loops_counts_as_often(around, times):
-    kernel = launches_of(nest(around) + " ret;")
-    threads = ENOUGH / (50 * times)
-    assert not kernel.pays(int(threads / 2))
-    assert kernel.pays(int(threads * 2))
-
-
-def test_a_kernel_with_loops_is_optimized_from_its_fourth_launch_on():
-    kernel = launches_of("L: add.u32 %r1, %r1, 1; @%p1 bra L; ret;")
-    assert [False] * 3 + [True] * 2 == [kernel.launched(1) for _ in range(5)]
+    kernel = Optimizing(2)
+    assert not any(kernel.pays(ENOUGH // 2, 0) for _ in range(9))
 
 
 SOURCE = """
@@ -98,7 +74,7 @@ def test_a_graph_that_is_launched_again_and_again_comes_to_optimized_code(monkey
     ct.synchronize()
     counted: list[bool] = []
     launched = Optimizing.launched
-    monkeypatch.setattr(Optimizing, "launched", lambda self, threads: counted.append(launched(self, threads)))
+    monkeypatch.setattr(Optimizing, "launched", lambda *each: counted.append(launched(*each)))
     graph = ct.CUDAGraph()
     with ct.graph(graph):
         kernel[(512, 128)](x, out, x.size)

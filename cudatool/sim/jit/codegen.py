@@ -54,7 +54,7 @@ from cudatool.sim.jit.collective import (
     array_offset,
     following_array,
 )
-from cudatool.sim.jit.context import EXIT
+from cudatool.sim.jit.context import EXIT, Context
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import (
     ASYNC_QUEUE,
@@ -122,6 +122,7 @@ def generate(
     instrument: Instrument,
     large_grid: bool,
     needless: Needless = frozenset(),
+    counts_rounds: bool = False,
     marked: bool = False,
 ) -> Native:
     """Translate a kernel whose calls are inlined.
@@ -134,6 +135,8 @@ def generate(
         Allow for more than 2**31 threads along an axis, which makes the code slower.
     needless
         The checks that are left out, and of which lines (:mod:`.independent`).
+    counts_rounds
+        Count the rounds of loops (:attr:`.Context.rounds`).
     marked
         Say in a comment (:data:`MARK`) which instruction each part of the text is for.
 
@@ -146,7 +149,10 @@ def generate(
     """
     at: list[Instruction] = []
     try:
-        return _Kernel(function, layout, instrument, large_grid, needless, marked=marked, at=at).generate()
+        kernel = _Kernel(
+            function, layout, instrument, large_grid, needless, counts_rounds=counts_rounds, marked=marked, at=at
+        )
+        return kernel.generate()
     except PtxError:
         raise
     except Exception as error:  # an unforeseen form fails the kernel, not the driver
@@ -164,11 +170,12 @@ class _Kernel(Regions):
         large_grid: bool,
         needless: Needless,
         *,
+        counts_rounds: bool,
         marked: bool,
         at: list[Instruction],
     ) -> None:
         super().__init__(function, layout, instrument, large_grid, at=at)
-        self.marked, self.needless = marked, needless
+        self.marked, self.needless, self.counts_rounds = marked, needless, counts_rounds
         checks_memory = instrument & (Instrument.MEMCHECK | Instrument.INITCHECK)
         self.ranges = ArgumentRanges.of(function, layout.param_offsets).of_line if checks_memory else {}
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
@@ -483,7 +490,9 @@ class _Kernel(Regions):
         if control is Control.BRANCH:
             target = instruction.operands[0]
             assert isinstance(target, Symbol)
-            there = f"label %b{self.flow.target(instruction, target.name)}"
+            to = self.flow.target(instruction, target.name)
+            there = f"label %b{to}"
+            self.count_round(e, number, [to])
             if guard is None:
                 e.emit(f"br {there}")
             else:
@@ -496,10 +505,18 @@ class _Kernel(Regions):
             assert isinstance(table, Symbol)
             targets = [self.flow.target(instruction, name) for name in self.function.branch_targets[table.name]]
             cases = " ".join(f"i32 {value}, label %b{block}" for value, block in enumerate(targets))
+            self.count_round(e, number, targets)
             e.emit(f"switch i32 {e.get(index, 'u32')}, label %b{targets[0]} [ {cases} ]")
         else:
             following.add(EXIT)
             e.emit(f"ret i32 {EXIT}")
+
+    def count_round(self, e: Emitter, number: int, leads: Iterable[int]) -> None:
+        """Emit what counts a round of a loop, if block `number`, at its end, may lead back."""
+        if self.counts_rounds and any(to <= number for to in leads):
+            place = e.op(f"getelementptr i8, ptr %context, i64 {Context.rounds.offset}")
+            more = e.op(f"add i64 {e.op(f'load i64, ptr {place}')}, 1")
+            e.emit(f"store i64 {more}, ptr {place}")
 
     def suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None:
         instruction = self.code[index]

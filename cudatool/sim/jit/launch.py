@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -39,6 +39,7 @@ __all__ = [
     "Stopped",
     "Wait",
     "Worker",
+    "count_rounds",
     "run",
     "take_message",
     "workers_for",
@@ -133,6 +134,8 @@ class NativeLaunch:
         After which the launch is ended; 0 for never.
     host
         The host's memory that instrumented code may meet.
+    rounds
+        What code that counts the rounds of loops adds them to.
     """
 
     entry: int
@@ -151,6 +154,7 @@ class NativeLaunch:
     workspace: int = 0
     timeout_s: float = 0
     host: HostPlaces | None = None
+    rounds: ctypes.c_uint64 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +358,7 @@ class Run:
         context.shared_bytes = launch.shared_bytes
         context.heap = launch.heap
         context.workspace, context.stack_bytes = launch.workspace, launch.stack_bytes
-        context.status = context.message = context.progress = 0
+        context.status = context.message = context.progress = context.rounds = 0
         context.arena_base = context.arena_bytes = 0
         if launch.host is not None:
             context.host_ranges, context.host_count = launch.host.address, launch.host.count
@@ -505,12 +509,21 @@ def run(
                 going.stop()
             ended_by += [_finish(going, worker, job) for worker, job in zip(going.workers[1:], jobs, strict=True)]
         signals.check()
+        count_rounds(launch, going.workers)
         for worker, number in zip(going.workers, ended_by, strict=True):
             if number and number != STOP_SIGNAL:
                 raise KernelFault(number, worker.fault.value)
         return going.stopped()
     finally:
         going.release()
+
+
+def count_rounds(launch: NativeLaunch, workers: Iterable[Worker]) -> None:
+    """Add the rounds of loops that workers have counted to those of the launch, if it counts them."""
+    if launch.rounds is not None:
+        for worker in workers:
+            launch.rounds.value += worker.context.rounds
+            worker.context.rounds = 0
 
 
 def _start(going: Run, worker: Worker) -> Future[int] | None:

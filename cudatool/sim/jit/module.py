@@ -191,6 +191,7 @@ class _Translated:
     code: native.Code
     slot_bytes: int
     parks: bool
+    counts_rounds: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,7 @@ class JitKernel:
         self._declared = function
         self._inlined: Function | None = None
         self._refused: UnsupportedInstruction | None = None
+        self._rounds = ctypes.c_uint64()
         self._layout: Layout | None = None
         self._accesses: KernelAccesses | None = None
         self._variants: dict[_Variant, _Translated] = {}
@@ -252,6 +254,11 @@ class JitKernel:
             self.max_threads = 1
             for limit in limits:
                 self.max_threads *= limit
+
+    @property
+    def rounds(self) -> int:
+        """How often threads went back to the beginning of a loop, so far, in code that is not optimized."""
+        return self._rounds.value
 
     # ---- what is known without translating ----
 
@@ -389,7 +396,8 @@ class JitKernel:
             data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + self._compiled(made, variant)
             if cache is not None:
                 cache.put(key, data)
-        translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
+        code = native.load_object(data[8:])
+        translated = _Translated(code, int.from_bytes(data[:7], "little"), bool(data[7]), not variant.optimized)
         self._variants[variant] = translated
         return translated
 
@@ -423,6 +431,7 @@ class JitKernel:
                 instrument=variant.instrument,
                 large_grid=variant.large_grid,
                 needless=variant.needless,
+                counts_rounds=not variant.optimized,
                 marked=marked,
             )
         except UnsupportedInstruction as error:
@@ -633,6 +642,7 @@ class JitKernel:
             heap=heap,
             stack_bytes=min(stack_bytes, MAX_STACK),
             parks=translated.parks,
+            rounds=self._rounds if translated.counts_rounds else None,
         )
 
     def _plan(

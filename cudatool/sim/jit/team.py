@@ -10,7 +10,7 @@ import ctypes
 
 from cudatool.sim import _calls, signals
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.launch import KernelFault, NativeLaunch, Run, Stopped, Worker
+from cudatool.sim.jit.launch import KernelFault, NativeLaunch, Run, Stopped, Worker, count_rounds
 from cudatool.sim.jit.native import STOP_SIGNAL
 
 __all__ = ["run_plain"]
@@ -106,6 +106,7 @@ def run_plain(plan: NativeLaunch, count: int, params: int) -> Stopped | None:
         worker.context.params = params
     team.next_block.value = 0
     if not _calls.guarded_calls(team.calls, signals.interrupts()):
+        count_rounds(plan, team.workers)
         _teams.append(team)
         return None
     signals.check()
