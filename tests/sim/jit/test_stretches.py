@@ -125,7 +125,7 @@ def test_rows_are_cut_where_neighbors_compare_what_is_near_or_access_what_is_apa
 
 def test_checked_kernels_run_each_thread_by_itself(kernels):
     for kind in (jit.Instrument.MEMCHECK, jit.Instrument.RACECHECK, jit.Instrument.FOOTPRINT):
-        assert "@stretches_" not in kernels["inner"]._generate(kind, large_grid=False).text
+        assert "@stretches_" not in kernels["inner"].llvm_ir(kind)
 
 
 @pytest.mark.parametrize("block", [1, 3, 96])

@@ -133,7 +133,7 @@ def test_threads_run_loops_together_that_end_alike_or_only_compute_and_have_no_o
 def test_checked_kernels_run_each_thread_by_itself(kernels):
     kernel = kernels["product"]
     for kind in (jit.Instrument.MEMCHECK, jit.Instrument.RACECHECK, jit.Instrument.FOOTPRINT):
-        assert "call void @together_" not in kernel._generate(kind, large_grid=False).text
+        assert "call void @together_" not in kernel.llvm_ir(kind)
 
 
 @pytest.mark.parametrize("block", [(16, 4), (32, 2), (8, 8), (20, 3)])
