@@ -108,11 +108,14 @@ class Native:
         What a worker must provide at :attr:`Context.slots`.
     parks
         Whether a block may have to wait for other blocks (:attr:`Context.parked`).
+    counts
+        Whether it counts rounds of loops (:attr:`Context.rounds`).
     """
 
     text: str
     slot_bytes: int
     parks: bool
+    counts: bool
 
 
 def generate(
@@ -184,6 +187,7 @@ class _Kernel(Regions):
         self.declarations: set[str] = set()
         self.validated: set[int] = set()
         self.parts: list[str] = []
+        self.counts = False  # rounds of loops
         self.needs_no_arrays = False  # whether rows of the last region that threads run together may be longer
 
     def emitter(self) -> Emitter:
@@ -266,7 +270,7 @@ class _Kernel(Regions):
         )
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(_declared_once(text), self.slot_bytes, parks)
+        return Native(_declared_once(text), self.slot_bytes, parks, self.counts)
 
     def _beside(self, rows: str) -> int:
         """Return of how many threads rows of blocks beside each other are, 0 if blocks run alone."""
@@ -514,6 +518,7 @@ class _Kernel(Regions):
     def count_round(self, e: Emitter, number: int, leads: Iterable[int]) -> None:
         """Emit what counts a round of a loop, if block `number`, at its end, may lead back."""
         if self.counts_rounds and any(to <= number for to in leads):
+            self.counts = True
             place = e.op(f"getelementptr i8, ptr %context, i64 {Context.rounds.offset}")
             more = e.op(f"add i64 {e.op(f'load i64, ptr {place}')}, 1")
             e.emit(f"store i64 {more}, ptr {place}")

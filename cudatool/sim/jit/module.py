@@ -186,12 +186,12 @@ class _Variant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Translated:
-    """Native code of one variant of a kernel, and what it keeps across suspensions, bytes."""
+    """Native code of one variant of a kernel; for the rest see :class:`.Native`."""
 
     code: native.Code
     slot_bytes: int
     parks: bool
-    counts_rounds: bool
+    counts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,11 +393,11 @@ class JitKernel:
         data = None if cache is None else cache.get(key)
         if data is None:
             made = self._generate(variant)
-            data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + self._compiled(made, variant)
+            facts = struct.pack("<Q??6x", made.slot_bytes, made.parks, made.counts)
+            data = facts + self._compiled(made, variant)
             if cache is not None:
                 cache.put(key, data)
-        code = native.load_object(data[8:])
-        translated = _Translated(code, int.from_bytes(data[:7], "little"), bool(data[7]), not variant.optimized)
+        translated = _Translated(native.load_object(data[16:]), *struct.unpack_from("<Q??", data))
         self._variants[variant] = translated
         return translated
 
@@ -642,7 +642,7 @@ class JitKernel:
             heap=heap,
             stack_bytes=min(stack_bytes, MAX_STACK),
             parks=translated.parks,
-            rounds=self._rounds if translated.counts_rounds else None,
+            rounds=self._rounds if translated.counts else None,
         )
 
     def _plan(
