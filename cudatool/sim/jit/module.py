@@ -398,8 +398,8 @@ class JitKernel:
             if cache is not None:
                 cache.put(key, data)
         translated = _Translated(native.load_object(data[16:]), *struct.unpack_from("<Q??", data))
-        self._variants[variant] = translated
-        return translated
+        # Another thread may have been faster: a plan that has its code has only an address, and this must stay mapped.
+        return self._variants.setdefault(variant, translated)
 
     def llvm_ir(self, instrument: Instrument = Instrument.NONE) -> str:
         """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
@@ -701,7 +701,7 @@ class JitKernel:
 
     def _translated_for(self, variant: _Variant, left_out: Needless) -> Needless:
         """Return which checks are left out by code that there is, or for which there is room."""
-        made = [known.needless for known in self._variants if known._replace(needless=variant.needless) == variant]
+        made = [known.needless for known in list(self._variants) if known._replace(needless=variant.needless) == variant]
         if left_out in made or len(made) < _MAX_VARIANTS:
             return left_out
         return max((known for known in made if known <= left_out), key=len, default=Needless())
