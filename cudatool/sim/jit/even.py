@@ -164,8 +164,6 @@ def find_even(
         return None
     loops = region.loops.keys() & set(region.blocks)
     by_row = bool(loops) and loops <= set(strides)
-    if by_row:
-        own = dict.fromkeys(own)
     distances, uneven = find_distances(region, before, own)
     if first in uneven:
         return None
@@ -582,7 +580,8 @@ def _is_worth_it(region: Region, parts: Mapping[int, Part], found: Mapping[str, 
     written = sum(len(region.instructions(number)) for part in [*parts.values(), *loops] for number in part.blocks)
     if not rounds or written > _MOST_WRITTEN:
         return False
-    kept = {name for part in rounds for name in region.flow.blocks[part.head].live_in if found.get(name) is None}
+    live = {name for part in rounds for name in region.flow.blocks[part.head].live_in}
+    kept = {name for name in live & found.keys() if found[name] is None}  # others stay in their slots, or are scalar
     if len(kept) > (_MOST_KEPT_OF_ROWS if by_row else _MOST_KEPT) or (by_row and loops):
         return False
     for part in rounds:

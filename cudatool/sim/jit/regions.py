@@ -24,7 +24,7 @@ from cudatool.sim.jit.even import Even, find_even
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.neighbors import distances
 from cudatool.sim.jit.scheduler import Regular
-from cudatool.sim.jit.steps import stride_loops
+from cudatool.sim.jit.steps import block_stride_loops, stride_loops
 from cudatool.sim.jit.stretches import find_stretches
 
 __all__ = ["MANY", "REPEATABLE", "Regions", "goes_by_rows", "touched"]
@@ -84,6 +84,8 @@ class Regions:
         split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
         self.flow = Flow(self.function, split)
         self.strides = set() if instrument else stride_loops(self.function, self.flow).keys()
+        by_blocks = set() if instrument else block_stride_loops(self.function, self.flow).keys()
+        self.rows_go_around = self.strides | by_blocks
         self.repeatable = self._repeatable()
         steps = instrument is Instrument.NONE and bool(self.rows)
         self.distances = distances(self.function) if steps else {}
@@ -256,7 +258,7 @@ class Regions:
                 kind = storage_type(self.function.registers[name])
                 own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
             own |= dict.fromkeys(writes(self.code[index]))
-        return find_even(self.flow, self._first(index), ends, self._repeated(index, region), own, self.strides)
+        return find_even(self.flow, self._first(index), ends, self._repeated(index, region), own, self.rows_go_around)
 
     def _stretches(self) -> Even | None:
         """Return how threads run the kernel in stretches, None if rows of them are not cut.

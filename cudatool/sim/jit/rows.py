@@ -1,17 +1,19 @@
-"""Code for rows of threads that go around loops together, where each goes on by the size of the grid.
+"""Code for rows of threads that go around loops together, where each goes on by the size of the grid or of a block.
 
 As in :mod:`.together`, but all threads of a row do a round before the next begins, so that they access memory side by
 side: sixteen of them, round after round, would jump through it. What differs between threads lies in arrays of a row.
+So it is where threads go on by the size of a block, too.
 
-A compiler that has unrolled the loop has made one round of several, each a stride after the other. Where threads keep
-nothing from one to the next, these are *sections*: all threads come through one before the next begins, and rows may be
-longer, since they need no arrays. Jumps are rarer then, and fewer parts of memory are read at the same time.
+A compiler that has unrolled the loop has made one round of several, each a stride after the other. These are
+*sections*: all threads come through one before the next begins, so that fewer parts of memory are read at the same
+time. Where threads go on by the size of a block, a host that finds four parts of one page read fetches none of them
+ahead. Where they go on by the size of the grid, there are sections only if threads keep nothing from one to the next:
+then rows may be longer, since they need no arrays, and jumps are rarer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cudatool.ptx import Instruction, Register, space_of
@@ -24,6 +26,7 @@ from cudatool.sim.jit.together import UNROLLED, Body, Together
 __all__ = ["ByRow"]
 
 _MOST_SECTIONS = 8
+_MOST_KEPT = 4  # registers that differ between threads, from one section to the next
 _LINES = 4  # of the host's caches, which it is asked for where a round begins to read
 
 
@@ -41,6 +44,34 @@ class ByRow(Together):
     def _reach(self, e: Emitter, distance: int, kind: str) -> str:
         last = e.convert(e.op("sub nuw nsw i32 %n, 1"), "i32", kind)
         return e.op(f"mul {kind} {last}, {distance}")
+
+    def _look(self, e: Emitter, names: list[str]) -> list[str]:
+        if not names:
+            return []
+        firsts = {}
+        for name in names:
+            firsts[name] = e.op(f"load {self._stored(name)}, ptr {self._slots(e, name)}")
+            e.write(name, firsts[name], self._stored(name))
+        place, after = e.name(), e.name()
+        differs = {name: (e.name(), e.name()) for name in names}  # the bits in which any has differed, and does so far
+        e.emit("br label %before.look")
+        e.label("before.look")
+        e.emit("br label %look")
+        e.label("look")
+        e.emit(f"{place} = phi i32 [ 0, %before.look ], [ {after}, %look ]")
+        for name, (so_far, now) in differs.items():
+            e.emit(f"{so_far} = phi {self._stored(name)} [ 0, %before.look ], [ {now}, %look ]")
+        at = e.op(f"zext i32 {place} to i64")
+        for name, (so_far, now) in differs.items():
+            kind = self._stored(name)
+            value = e.op(f"load {kind}, ptr {e.op(f'getelementptr {kind}, ptr {self._slots(e, name)}, i64 {at}')}")
+            by = e.op(f"mul {kind} {e.convert(place, 'i32', kind)}, {self.even.distances[name]}")
+            bits = e.op(f"xor {kind} {value}, {e.op(f'add {kind} {firsts[name]}, {by}')}")
+            e.emit(f"{now} = or {kind} {so_far}, {bits}")
+        e.emit(f"{after} = add nuw nsw i32 {place}, 1")
+        e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {self.count}')}, label %looked, label %look")
+        e.label("looked")
+        return [e.op(f"icmp eq {self._stored(name)} {now}, 0") for name, (_, now) in differs.items()]
 
     def _keep(self, e: Emitter, live: list[str], before: Mapping[str, str]) -> None:
         pass  # each thread when it goes on
@@ -76,7 +107,7 @@ class ByRow(Together):
         Rounds have gone on so far as from the one before to this one.
         """
         read_at, self.read_at = self.read_at, []
-        if part.head not in part.after:
+        if part.head not in part.after or part.head not in self.kernel.strides:
             return
         e.define("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         for now in read_at:
@@ -100,29 +131,43 @@ class ByRow(Together):
             super()._run_part(e, part, live, before, values)
             return
         scalars = dict(before)
+        there = set(live)  # what threads have when a section begins
         for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):
             body = Body(self, f"part_{self.number}_{part.head}_{start}")
-            for name in sorted({name for one in code[start:stop] for name in (*reads(one), *writes(one))}):
+            for name in sorted(self._of(code[start:stop])):
                 if name in scalars:
                     body.scalar(name, scalars[name])
+                elif name in there and not self._is_scalar(name):
+                    body.load(name)
             if stop < len(code):
                 for place in range(start, stop):
                     body.run(code[place], values.get(place))
+                body.store(sorted(self._needed(part, stop)))
                 body.e.emit("ret i32 0")
             else:
                 body.e.emit("br label %begin")
                 body.leave(body.block(part, part.head, values, start))
             self._over_threads(e, f"{part.head}.{start}", body, ends=False)
             scalars |= {writes(code[place])[0]: values[place] for place in range(start, stop) if place in values}
+            there |= body.set
+
+    def _needed(self, part: Part, place: int) -> set[str]:
+        """Return what differs between threads and is needed from the instruction at `place` of a part's loop on."""
+        names = self._of(self._code(part.head)[place:]).union(*map(self._live, part.after))
+        return {name for name in names if not self._is_scalar(name)}
+
+    def _of(self, code: Iterable[Instruction]) -> set[str]:
+        """Return the registers that `code` reads or sets."""
+        return {name for one in code for name in (*reads(one), *writes(one))} & self.touched
 
     def _sections(self, part: Part) -> list[int]:
         """Return at which instructions the sections of a part begin, the first of which is 0.
 
-        One ends before a load that is a stride after another access of it. There is one alone where threads keep what
-        differs between them.
+        One ends before a load that is a stride after another access of it.
         """
         code = self._code(part.head)
-        if not self.kernel.has_long_rows() or part.blocks != {part.head} or part.head not in part.after:
+        is_near = part.head not in self.kernel.strides
+        if not (is_near or self.kernel.has_long_rows()) or part.blocks != {part.head} or part.head not in part.after:
             return [0]
         starts = [0]
         accessed: set[str] = set()
@@ -139,13 +184,13 @@ class ByRow(Together):
                     starts.append(place)
                     accessed = set()
                 accessed.add(base.name)
-        if len(starts) > _MOST_SECTIONS or not all(map(self._is_scalar, {*chain(*map(self._live, part.after))})):
+        if len(starts) > _MOST_SECTIONS:
             return [0]
-        for start in starts:
-            given = {name for one in code[:start] for name in writes(one) if not self._is_scalar(name)}
-            if not given.isdisjoint(name for one in code[start:] for name in reads(one)):
-                return [0]
-        return starts
+        given = ({name for one in code[:start] for name in writes(one)} for start in starts[1:])
+        kept = [self._needed(part, start) & names for start, names in zip(starts[1:], given, strict=True)]
+        if not is_near:
+            kept.append(self._needed(part, len(code)))
+        return starts if all(len(names) <= (_MOST_KEPT if is_near else 0) for names in kept) else [0]
 
     def _metadata(self, loop: int) -> str:
         return f"!{loop} = distinct !{{!{loop}, !6, {UNROLLED if loop in self.unrolled else '!5'}}}"

@@ -9,7 +9,9 @@ Where it is known that all threads of a row go around the loop equally often, th
 (:mod:`cudatool.sim.jit.rows`).
 
 Other loops stay in one region: their registers are worth more than neighbors' accesses. So do those that go on by the
-size of a block, whose rounds are near enough to each other for the host's caches.
+size of a block, whose rounds are near enough to each other for the host's caches. But rows of threads go around these
+together, too, where that is known: the host fetches ahead what follows in memory, and sixteen threads at a time, round
+after round, do not read it in that order.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from cudatool.ptx import Flow, Function, Instruction, Register, Symbol, opcode_o
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.collective import suspension_of
 
-__all__ = ["insert_steps", "stride_loops"]
+__all__ = ["block_stride_loops", "insert_steps", "stride_loops"]
 
 _SHARED = ("%ntid", "%nctaid")  # what all threads of a block read the same
 _STRIDE = "%nctaid"
+_BLOCK_STRIDE = "%ntid"
 
 
 def insert_steps(function: Function) -> Function:
@@ -37,11 +40,21 @@ def insert_steps(function: Function) -> Function:
 
 def stride_loops(function: Function, flow: Flow) -> dict[int, frozenset[int]]:
     """Return the innermost loops that go on by the size of the grid and suspend no thread, as natural loops."""
+    return _loops_by(_STRIDE, function, flow)
+
+
+def block_stride_loops(function: Function, flow: Flow) -> dict[int, frozenset[int]]:
+    """Return the innermost loops that go on by the size of a block, or of the grid, in the same way."""
+    return _loops_by(_BLOCK_STRIDE, function, flow)
+
+
+def _loops_by(size: str, function: Function, flow: Flow) -> dict[int, frozenset[int]]:
+    """Return the innermost loops that go on by a multiple of the special register `size` and suspend no thread."""
     code = function.instructions
-    if not any(o.name.startswith(_STRIDE) for i in code for o in i.operands if isinstance(o, Register)):
+    if not any(o.name.startswith(size) for i in code for o in i.operands if isinstance(o, Register)):
         return {}
     loops = flow.natural_loops()
-    strides = _strides(code)
+    strides = _strides(code, size)
     found = {}
     for start, blocks in loops.items():
         inside = [code[index] for n in blocks for index in range(flow.blocks[n].start, flow.blocks[n].stop)]
@@ -67,8 +80,8 @@ def _step(code: list[Instruction], labels: dict[str, int], flow: Flow, start: in
         code += [replace(back, opcode="step", modifiers=(), operands=()), back]
 
 
-def _strides(code: list[Instruction]) -> set[str]:
-    """Return the registers that hold the size of the grid, or what all threads compute the same from it."""
+def _strides(code: list[Instruction], size: str) -> set[str]:
+    """Return the registers that hold the special register `size`, or what all threads compute the same from it."""
     count: dict[str, int] = {}
     for instruction in code:
         for name in writes(instruction):
@@ -84,7 +97,7 @@ def _strides(code: list[Instruction]) -> set[str]:
             shared.add(names[0])
         elif opcode_of(instruction.opcode).is_pure and all(u in shared or u.startswith(_SHARED) for u in used):
             shared.add(names[0])
-            if any(u in strides or u.startswith(_STRIDE) for u in used):
+            if any(u in strides or u.startswith(size) for u in used):
                 strides.add(names[0])
     return strides
 

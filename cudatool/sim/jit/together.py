@@ -17,7 +17,7 @@ part: they find in their slots what they need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Protocol
 
 from cudatool.ptx import Flow, Function, Instruction, opcode_of, type_bytes
@@ -43,6 +43,7 @@ class Kernel(Protocol):
     function: Function
     flow: Flow
     parts: list[str]
+    strides: Set[int]
 
     def emitter(self) -> Emitter: ...
     def finish(self, e: Emitter) -> None: ...
@@ -237,17 +238,20 @@ class Together:
         """Return how far the last thread is from the first, at a distance from one to the next."""
         return str((WIDTH - 1) * distance)
 
-    def _look(self, e: Emitter, name: str) -> str:
-        """Emit what reads a scalar register from the slot of the first thread; return whether all others fit to it."""
-        kind = self._stored(name)
-        row = self._slots(e, name)
-        value = e.op(f"load {kind}, ptr {row}")
-        e.write(name, value, kind)
-        vector = f"<{WIDTH} x {kind}>"
-        every = e.op(f"load {vector}, ptr {row}, align {type_bytes(self.kernel.function.registers[name])}")
-        same = e.op(f"icmp eq {vector} {every}, {self._all(e, name, value)}")
-        bits = e.op(f"bitcast <{WIDTH} x i1> {same} to i{WIDTH}")
-        return e.op(f"icmp eq i{WIDTH} {bits}, -1")
+    def _look(self, e: Emitter, names: list[str]) -> list[str]:
+        """Emit what reads scalar registers from the slots of the first thread; return whether all others fit to it."""
+        found = []
+        for name in names:
+            kind = self._stored(name)
+            row = self._slots(e, name)
+            value = e.op(f"load {kind}, ptr {row}")
+            e.write(name, value, kind)
+            vector = f"<{WIDTH} x {kind}>"
+            every = e.op(f"load {vector}, ptr {row}, align {type_bytes(self.kernel.function.registers[name])}")
+            same = e.op(f"icmp eq {vector} {every}, {self._all(e, name, value)}")
+            bits = e.op(f"bitcast <{WIDTH} x i1> {same} to i{WIDTH}")
+            found.append(e.op(f"icmp eq i{WIDTH} {bits}, -1"))
+        return found
 
     def _slots(self, e: Emitter, name: str) -> str:
         """Return a pointer to what the threads have of a register in their slots."""
@@ -271,7 +275,7 @@ class Together:
 
     def _enter(self, e: Emitter, first: Part) -> None:
         looked_at = [name for name in self.own if self._is_scalar(name)]
-        regular = [self._look(e, name) for name in looked_at]
+        regular = self._look(e, looked_at)
         values, conditions = self._computed(e, self.before)
         conditions = regular + conditions
         self._go_or_back(e, conditions, -1, [], {})

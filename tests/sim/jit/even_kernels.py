@@ -16,9 +16,9 @@ _SMALL = (1, 2, 3, 4, 16, 0xFFFFFFFF, 0xFFFFFFFC)
 
 
 class _EvenWriter(Writer):
-    def __init__(self, seed: int, threads: int, *, by_grid: bool, has_loops: bool) -> None:
+    def __init__(self, seed: int, threads: int, *, by: str, has_loops: bool) -> None:
         super().__init__(seed, threads)
-        self.by_grid, self.has_loops = by_grid, has_loops
+        self.by, self.has_loops = by, has_loops
         self.scalars: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
         self.labels = 0
@@ -137,10 +137,27 @@ class _EvenWriter(Writer):
         self.emit(f"add.u32 {target}, {target}, {result};")
 
     def stride(self) -> str:
-        """Return a register that holds the size of the grid."""
+        """Return a register that holds the size of what loops go on by."""
         size, blocks, result = self.new(4), self.new(4), self.new(4)
-        self.emit(f"mov.u32 {size}, %ntid.x;\nmov.u32 {blocks}, %nctaid.x;\nmul.lo.u32 {result}, {size}, {blocks};")
+        self.emit(f"mov.u32 {size}, %ntid.x;")
+        if self.by == "block":
+            return size
+        self.emit(f"mov.u32 {blocks}, %nctaid.x;\nmul.lo.u32 {result}, {size}, {blocks};")
         return result
+
+    def ahead(self, counter: str, step: str) -> None:
+        """Write accesses that are each a stride after the one before, as a compiler that unrolls a loop does."""
+        base, place, by = self.new(8), self.new(8), self.new(8)
+        self.emit(f"ld.param.u64 {base}, [in];\nmad.wide.u32 {place}, {counter}, 4, {base};")
+        self.emit(f"mul.wide.u32 {by}, {step}, 4;")
+        for _ in range(self.rng.randrange(1, 4)):
+            self.emit(f"ld.global.u32 {self.rng.choice(self.pool[4])}, [{place}];")
+            for _ in range(self.rng.randrange(3)):
+                self.rng.choice((self.varying, self.alike))()
+            following = self.new(8)
+            self.emit(f"add.s64 {following}, {place}, {by};")
+            place = following
+        self.emit(f"ld.global.u32 {self.rng.choice(self.pool[4])}, [{place}];")
 
     # ---- control ----
 
@@ -169,27 +186,36 @@ class _EvenWriter(Writer):
         self.emit(f"{end}:")
 
     def loop(self, depth: int) -> None:
-        if not self.has_loops or (self.by_grid and depth):
+        if not self.has_loops or (self.by and depth):
             return self.branch(depth)
         top, out, counter, more = self.label(), self.label(), self.new(4), self.new(0)
-        what = 3 if self.by_grid else self.rng.randrange(5)
+        what = 3 if self.by else self.rng.randrange(5)
         if what < 3:  # as often for all threads
             self.emit(f"mov.u32 {counter}, {self.rng.randrange(1, 5)};\n{top}:")
             end = f"sub.u32 {counter}, {counter}, 1;\nsetp.ne.s32 {more}, {counter}, 0;\n@{more} bra {top};"
         elif what == 3:  # from its own index on, as far as for all
-            step = self.stride() if self.by_grid else self.rng.choice((16, 20, 32))
+            step = self.stride() if self.by else self.rng.choice((16, 20, 32))
             bound = self.rng.randrange(3 * self.threads)
-            self.emit(f"add.u32 {counter}, %me, {self.rng.randrange(3)};\n{top}:")
-            self.emit(f"setp.ge.{self.rng.choice('us')}32 {more}, {counter}, {bound};\n@{more} bra {out};")
-            end = f"add.s32 {counter}, {counter}, {step};\nbra {top};"
+            kind = self.rng.choice("us")
+            leave = f"setp.ge.{kind}32 {more}, {counter}, {bound};\n@{more} bra {out};"
+            end = f"add.s32 {counter}, {counter}, {step};\n"
+            self.emit(f"add.u32 {counter}, %me, {self.rng.randrange(3)};")
+            if self.rng.random() < 0.5:
+                self.emit(f"{top}:\n{leave}")
+                end += f"bra {top};"
+            else:  # as a compiler has it: asked once before the loop, and at its end
+                self.emit(f"{leave}\n{top}:")
+                end += f"setp.lt.{kind}32 {more}, {counter}, {bound};\n@{more} bra {top};"
         else:
             self.emit(f"and.b32 {counter}, {self.word()}, 7;\n{top}:")
             if self.rng.random() < 0.6:  # it only computes
                 return self.computing(top, out, counter, more)
             end = f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};"
         self.counters.append(counter)
-        if self.by_grid:
+        if self.by:
             self.memory()
+            if self.rng.random() < 0.6:
+                self.ahead(counter, step)
         self.block(self.rng.randrange(1, 5), depth + 1)
         self.counters.remove(counter)
         if depth == 0 and what < 3 and self.rng.random() < 0.3:
@@ -210,12 +236,13 @@ class _EvenWriter(Writer):
         self.emit(f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};\n{out}:")
 
 
-def even_kernel(seed: int, threads: int, *, by_grid: bool = False, has_loops: bool = True) -> str:
+def even_kernel(seed: int, threads: int, *, by: str = "", has_loops: bool = True) -> str:
     """Return a kernel ``k(in, out, counters)`` for one block of so many threads.
 
-    With `by_grid` its loops are those that go on by the size of the grid. Where it has none, it has branches instead.
+    `by` names what its loops go on by the size of, ``"grid"`` or ``"block"``. Where it has no loops, it has branches
+    instead.
     """
-    writer = _EvenWriter(seed, threads, by_grid=by_grid, has_loops=has_loops)
+    writer = _EvenWriter(seed, threads, by=by, has_loops=has_loops)
     writer.begin()
     for _ in range(writer.rng.randrange(1, 3)):
         writer.loop(0)

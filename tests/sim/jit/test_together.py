@@ -21,9 +21,9 @@ def runs_together(kernel: jit.JitKernel) -> bool:
     return "call void @together_" in kernel.llvm_ir()
 
 
-def check(launch, seed: int, *, by_grid: bool = False) -> bool:
+def check(launch, seed: int, *, by: str = "") -> bool:
     threads = (16, 40, 64, 97)[seed % 4]
-    text = even_kernel(seed, threads, by_grid=by_grid)
+    text = even_kernel(seed, threads, by=by)
     given = inputs(seed, threads)
     out, counters = np.zeros((threads, WORDS), "u4"), np.zeros(WORDS, "u4")
     memory = bytearray(given.tobytes() + out.tobytes() + counters.tobytes())
@@ -40,9 +40,10 @@ def test_random_loops_write_what_the_reference_does(launch, seed):
     check(launch, seed)
 
 
+@pytest.mark.parametrize("by", ["grid", "block"])
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 16))
-def test_random_loops_by_the_size_of_the_grid_write_what_the_reference_does(launch, seed):
-    check(launch, seed, by_grid=True)
+def test_random_loops_by_the_size_of_the_grid_or_of_a_block_write_what_the_reference_does(launch, seed, by):
+    check(launch, seed, by=by)
 
 
 SOURCE = """
@@ -279,9 +280,86 @@ def strides(ptx_of):
     return jit.load(ptx_of(STRIDES)).kernels
 
 
+def has_sections(kernel: jit.JitKernel) -> bool:
+    return bool(re.search(r"@part_\d+_\d+_\d+\(", kernel.llvm_ir()))
+
+
 def test_rounds_that_a_compiler_has_joined_run_one_after_the_other_if_threads_keep_nothing(strides):
-    texts = {name: kernel.llvm_ir() for name, kernel in strides.items()}
-    assert {"scaled"} == {name for name, text in texts.items() if re.search(r"@part_0_\d+_\d+\(", text)}
+    assert {"scaled"} == {name for name, kernel in strides.items() if has_sections(kernel)}
+
+
+BLOCK_STRIDES = """
+#define ONE(what) { what; i += s; }
+#define EACH(from, what) int i = from, s = blockDim.x; \\
+    while (i < n - 3 * s) { ONE(what) ONE(what) ONE(what) ONE(what) } while (i < n) ONE(what)
+extern "C" __global__ void summed(const int *x, int *y, int n) {  // what threads keep goes from round to round
+    int sum = 0, most = -5; EACH(threadIdx.x, sum = 3 * sum + x[i]; most = max(most, x[i]))
+    y[threadIdx.x] = sum; y[blockDim.x + threadIdx.x] = most;
+}
+extern "C" __global__ void carried(int *x, int *y, int n) {  // by memory
+    EACH(threadIdx.x, y[i + s] += 3 * y[i] + x[i])
+}
+extern "C" __global__ void again(const int *x, int *y, int n) {  // from an index that threads have kept
+    __shared__ int part[1024];
+    int first = threadIdx.x;
+    while (first < 700 && x[first] % 4) first += blockDim.x;
+    part[threadIdx.x] = first;
+    __syncthreads();
+    int sum = part[blockDim.x - 1 - threadIdx.x]; EACH(first, sum = 3 * sum + x[i])
+    y[threadIdx.x] = sum;
+}
+extern "C" __global__ void same(const int *x, int *y, int n) {  // from one that is what it seems to be
+    __shared__ int part[1024];
+    int first = threadIdx.x;
+    while (first < n / 3 / (int)blockDim.x * (int)blockDim.x) first += blockDim.x;
+    part[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    int sum = part[blockDim.x - 1 - threadIdx.x]; EACH(first, sum = 3 * sum + x[i])
+    y[threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def block_strides(ptx_of):
+    return jit.load(ptx_of(BLOCK_STRIDES)).kernels
+
+
+def test_rounds_by_the_size_of_a_block_run_one_after_the_other_with_what_threads_keep(block_strides):
+    found = {name for name, kernel in block_strides.items() if has_sections(kernel)}
+    assert {"summed", "carried", "again", "same"} == found
+
+
+@pytest.mark.parametrize("n", [0, 1, 100, 256, 999])
+@pytest.mark.parametrize("block", [1, 16, 50, 256])
+def test_rounds_by_the_size_of_a_block_do_what_each_thread_does(launch, block_strides, block, n):
+    random = np.random.default_rng(n)
+    x, y = (random.integers(-1000, 1000, 2000).astype(np.int32) for _ in range(2))
+    expected = {name: y.copy() for name in block_strides}
+    with np.errstate(over="ignore"):
+        for t in range(block):
+            total, most = np.int32(0), np.int32(-5)
+            for i in range(t, n, block):
+                total, most = 3 * total + x[i], max(most, x[i])
+                expected["carried"][i + block] += 3 * expected["carried"][i] + x[i]
+            expected["summed"][[t, block + t]] = total, most
+            firsts = []
+            for thread in (t, block - 1 - t):
+                firsts.append(thread)
+                while firsts[-1] < 700 and np.fmod(x[firsts[-1]], 4):
+                    firsts[-1] += block
+            total = np.int32(firsts[1])
+            for i in range(firsts[0], n, block):
+                total = 3 * total + x[i]
+            expected["again"][t] = total
+            total = x[block - 1 - t]
+            for i in range(t + n // 3 // block * block, n, block):
+                total = 3 * total + x[i]
+            expected["same"][t] = total
+    for name, values in expected.items():
+        found = y.copy()
+        launch(block_strides[name], 1, block, x, found, np.int32(n))
+        np.testing.assert_array_equal(values, found, name)
 
 
 @pytest.mark.parametrize("grid", [1, 5, 37, 200])
@@ -344,9 +422,12 @@ def test_loops_of_rows_with_atomic_updates_are_unrolled_and_others_left_to_becom
     assert {"counted"} == {name for name, kernel in kernels.items() if "llvm.loop.unroll.count" in kernel.llvm_ir()}
 
 
-def test_the_random_kernels_have_loops_that_rows_run_together():
-    texts = (module_of([even_kernel(seed, 64, by_grid=True)]).encode() for seed in range(FIRST, FIRST + 12))
-    assert sum(goes_by_rows(jit.load(text).kernels["k"]) for text in texts) >= 4
+@pytest.mark.parametrize("by", ["grid", "block"])
+def test_the_random_kernels_have_loops_that_rows_run_together(by):
+    texts = (module_of([even_kernel(seed, 64, by=by)]).encode() for seed in range(FIRST, FIRST + 12))
+    kernels = [jit.load(text).kernels["k"] for text in texts]
+    assert sum(map(goes_by_rows, kernels)) >= 4
+    assert (by == "block") == any(map(has_sections, kernels))
 
 
 def test_the_random_kernels_have_loops_that_threads_run_together():
