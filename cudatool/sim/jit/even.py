@@ -54,6 +54,8 @@ MOST_BLOCKS = 96
 _MOST_WRITTEN = 800  # instructions of all parts
 _MOST_KEPT = 40  # registers that differ between threads, from one part to the next
 _MOST_KEPT_OF_ROWS = 12
+_SLOW = frozenset({"div", "rem", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh"})
+"""What takes longer than to wait for memory: rows of threads gain nothing by it, and take longer to compile."""
 
 _SHARED = ("%ctaid.", "%ntid.", "%nctaid.", "%tid.y", "%tid.z")
 _INTEGERS = {f"{kind}{bits}" for kind in "usb" for bits in (32, 64)}
@@ -143,6 +145,7 @@ def find_even(
     before: Sequence[Instruction],
     own: Mapping[str, int | None],
     strides: Iterable[int] = (),
+    far: Iterable[int] = (),
 ) -> Even | None:
     """Return how threads run a region together, None if that is no gain.
 
@@ -155,15 +158,15 @@ def find_even(
     own
         The registers that each thread has from what came before, and the distances that they seem to be at there, which
         is looked at when the code runs; None for none.
-    strides
-        Where loops begin whose rounds a row of threads does together: neighbors' accesses are far from those of the
-        next round (:mod:`.steps`).
+    strides, far
+        Where loops begin whose rounds a row of threads does together: neighbors' accesses are apart from those of the
+        next round (:mod:`.steps`); and those of which they are far, by the size of the grid.
     """
     region = Region(flow, first, ends, whole_check)
     if len(region.blocks) > MOST_BLOCKS or not region.has_loop:
         return None
     loops = region.loops.keys() & set(region.blocks)
-    by_row = bool(loops) and loops <= set(strides)
+    by_row = bool(loops) and loops <= set(strides) and (loops <= set(far) or not region.is_slow(loops))
     distances, uneven = find_distances(region, before, own)
     if first in uneven:
         return None
@@ -214,6 +217,11 @@ class Region:
                 seen.add(one)
                 path.append((one, iter(self.after(one))))
         return done[::-1]
+
+    def is_slow(self, loops: Iterable[int]) -> bool:
+        """Whether one of the loops that begin at these blocks computes more than it waits for memory."""
+        blocks = {number for head in loops for number in self.loops[head]}
+        return any(one.opcode in _SLOW for number in blocks for one in self.instructions(number))
 
     def instructions(self, number: int) -> list[Instruction]:
         block = self.flow.blocks[number]

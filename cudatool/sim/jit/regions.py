@@ -258,7 +258,9 @@ class Regions:
                 kind = storage_type(self.function.registers[name])
                 own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
             own |= dict.fromkeys(writes(self.code[index]))
-        return find_even(self.flow, self._first(index), ends, self._repeated(index, region), own, self.rows_go_around)
+        return find_even(
+            self.flow, self._first(index), ends, self._repeated(index, region), own, self.rows_go_around, self.strides
+        )
 
     def _stretches(self) -> Even | None:
         """Return how threads run the kernel in stretches, None if rows of them are not cut.
