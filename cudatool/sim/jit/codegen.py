@@ -65,7 +65,7 @@ from cudatool.sim.jit.emit import (
     storage_type,
 )
 from cudatool.sim.jit.even import MOST, WIDTH, Even
-from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, side_by_side
+from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.regions import MANY, Regions, touched
 from cudatool.sim.jit.rows import ByRow
@@ -110,12 +110,15 @@ class Native:
         Whether a block may have to wait for other blocks (:attr:`Context.parked`).
     counts
         Whether it counts rounds of loops (:attr:`Context.rounds`).
+    in_step
+        Whether several blocks may run in step (:attr:`Context.in_step`).
     """
 
     text: str
     slot_bytes: int
     parks: bool
     counts: bool
+    in_step: bool
 
 
 def generate(
@@ -188,6 +191,7 @@ class _Kernel(Regions):
         self.validated: set[int] = set()
         self.parts: list[str] = []
         self.counts = False  # rounds of loops
+        self.levels = 0  # regions of which only the first threads of a row do anything
         self.needs_no_arrays = False  # whether rows of the last region that threads run together may be longer
 
     def emitter(self) -> Emitter:
@@ -248,7 +252,8 @@ class _Kernel(Regions):
             rows[number] = self._all_threads(number, parts[number], regions[number], only, even[number], apart=apart)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
-        self.parts.append(block(kinds, diverges=diverges))
+        order = [] if diverges else self.in_order(successors, self.levels)
+        self.parts.append(in_step(order) if order else block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
                 divergent(
@@ -266,11 +271,17 @@ class _Kernel(Regions):
         if self._runs_side_by_side(by_row=bool(rows[0])):
             self.parts.append(side_by_side(is_flat=self._is_flat(), rows=rows[0]))
         self.parts.append(
-            grid(self.layout.param_bytes, parks=parks, constants=self.constants, beside=self._beside(rows[0]))
+            grid(
+                self.layout.param_bytes,
+                parks=parks,
+                constants={} if order else self.constants,
+                beside=self._beside(rows[0]),
+                steps=bool(order),
+            )
         )
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(_declared_once(text), self.slot_bytes, parks, self.counts)
+        return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order))
 
     def _beside(self, rows: str) -> int:
         """Return of how many threads rows of blocks beside each other are, 0 if blocks run alone."""
@@ -302,6 +313,7 @@ class _Kernel(Regions):
             self._thread(number, index, region, regular)
         else:
             most = self._first_threads(index, region) if only is not None else None
+            self.levels += most is not None
             if most is None and (cut := self._stretches()) is not None:
                 self._together(Stretches, number, index, region, cut, only)
                 rows = "stretches"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ARGUMENT_RANGES", "EXIT", "MAX_THREADS", "Context", "Stop"]
+__all__ = ["ARGUMENT_RANGES", "EXIT", "IN_STEP", "MAX_THREADS", "SHARED_STEP", "Context", "Stop"]
 
 MAX_THREADS = 1024  # of a block
 EXIT = 0x7FFFFFFF  # the region number of a thread that has ended
+IN_STEP = 4  # blocks that run each region before any runs the next one, at most (:func:`.grid.in_step`)
+SHARED_STEP = 1024  # bytes: the shared memory of each of them begins at a multiple of that
 
 
 class Stop:
@@ -40,6 +42,9 @@ class Context(ctypes.Structure):
         Address of the counter that the workers of a launch share: the next block that no worker has taken.
     slots
         Where the threads of the block keep what they need after a suspension.
+    in_step, shared_step, slots_step
+        How many blocks run in step (:func:`.grid.in_step`), and how far the shared memory and the slots of each are
+        from those of the one before.
     shadow_read, shadow_write, shadow_atomic, shadow_pages
         Footprint maps, biased so that byte ``arena_base`` is at index 0 (:mod:`.footprint`).
     shadow_valid, shadow_valid_pages, shadow_init
@@ -97,6 +102,9 @@ class Context(ctypes.Structure):
         ("shared_bytes", ctypes.c_uint64),
         ("local", ctypes.c_uint64),
         ("slots", ctypes.c_uint64),
+        ("in_step", ctypes.c_uint64),
+        ("shared_step", ctypes.c_uint64),
+        ("slots_step", ctypes.c_uint64),
         ("arena_base", ctypes.c_uint64),
         ("arena_bytes", ctypes.c_uint64),
         ("shadow_read", ctypes.c_uint64),

@@ -154,6 +154,7 @@ class Layout:
     shared: dict[str, int] = field(default_factory=dict)
     reserved_shared: int = 0
     static_shared: int = 0
+    shared_align: int = 16
     dynamic_offset: int = 0
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
@@ -183,6 +184,7 @@ class Layout:
         variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
         # Local arrays last: what is written beyond their end is beyond the thread's local memory.
         variables.sort(key=lambda variable: variable.space == "local")
+        layout.shared_align = max([16, *(variable.align for variable in variables if variable.space == "shared")])
         if any(opcode_of(i.opcode).kind is InstructionClass.ASYNC_COPY for i in function.instructions):
             layout.local[ASYNC_QUEUE] = layout.local_bytes
             layout.local_bytes += _ASYNC_QUEUE_BYTES

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cudatool.sim.jit.collective import ROW, Kind, array_offset
-from cudatool.sim.jit.context import Context
+from cudatool.sim.jit.context import IN_STEP, Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
-__all__ = ["SIDE_BY_SIDE", "block", "grid", "side_by_side"]
+__all__ = ["SIDE_BY_SIDE", "block", "grid", "in_step", "side_by_side"]
 
 _LOOP = 1 << 22  # number of the metadata of the loop over a row of threads
 SIDE_BY_SIDE = 1024
@@ -98,6 +98,12 @@ _RUN = f"""{field("block_x", "nx")}
   %run.l = zext i32 %run to i64"""
 
 
+_STEP = f"""{field("in_step", "in.step")}
+  %left = sub i64 %until, %i
+  %run = call i64 @llvm.umin.i64(i64 %left, i64 %in.step)
+  call void @in_step({VALUES}, i64 %i, i64 %run)"""
+
+
 # No thread has arrived at a barrier of a block that begins.
 _RESET_ARRIVED = f"""  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
   %fresh = icmp eq i32 %begin, 0
@@ -165,6 +171,77 @@ end:
 """
 
 
+# Where each of the blocks is in the grid.
+_PLACES = f"""  %places = alloca [{IN_STEP} x [3 x i32]]
+{field("grid_x", "gx")}
+{field("grid_y", "gy")}
+{field("blocks", "blocks")}
+{field("order_multiplier", "multiplier")}
+{field("order_offset", "offset")}
+{field("shared_step", "shared.step")}
+{field("slots_step", "slots.step")}
+  %gx.l = zext i32 %gx to i64
+  %gy.l = zext i32 %gy to i64
+  br label %place
+place:
+  %p = phi i64 [ 0, %entry ], [ %p.next, %place ]
+  %p.i = add i64 %i, %p
+  %p.scaled = mul i64 %p.i, %multiplier
+  %p.moved = add i64 %p.scaled, %offset
+  %p.b = urem i64 %p.moved, %blocks
+  %p.rows = udiv i64 %p.b, %gx.l
+  %p.at = getelementptr [3 x i32], ptr %places, i64 %p
+  %p.x = urem i64 %p.b, %gx.l
+  %p.x.i = trunc i64 %p.x to i32
+  store i32 %p.x.i, ptr %p.at
+  %p.y = urem i64 %p.rows, %gy.l
+  %p.y.i = trunc i64 %p.y to i32
+  %p.y.at = getelementptr i8, ptr %p.at, i64 4
+  store i32 %p.y.i, ptr %p.y.at
+  %p.z = udiv i64 %p.rows, %gy.l
+  %p.z.i = trunc i64 %p.z to i32
+  %p.z.at = getelementptr i8, ptr %p.at, i64 8
+  store i32 %p.z.i, ptr %p.z.at
+  %p.next = add nuw nsw i64 %p, 1
+  %p.done = icmp eq i64 %p.next, %run
+  br i1 %p.done, label %region0, label %place, !llvm.loop !9
+"""
+
+
+def in_step(order: Sequence[int]) -> str:
+    """Return ``in_step``: ``%run`` blocks from number ``%i`` on in execution order, one region after the other.
+
+    It is for kernels with trees of sums, of which all threads run the regions in one `order`, a barrier after each.
+    Levels of a tree are short, and each waits for what the one before has just written; those of other blocks do not.
+    Each block has shared memory and slots of its own.
+    """
+    code = [f"define internal void @in_step({ENVIRONMENT}, i64 %i, i64 %run) #0 {{\nentry:\n{_PLACES}"]
+    for number, end in zip(order, [*(f"region{number}" for number in order[1:]), "end"], strict=True):
+        values = VALUES
+        for name in ("shared", "slots", "bx", "by", "bz"):
+            values = values.replace(f"%{name}", f"%{name}.{number}")
+        code.append(f"""region{number}:
+  br label %block{number}
+block{number}:
+  %j.{number} = phi i64 [ 0, %region{number} ], [ %j.next.{number}, %block{number} ]
+  %shared.by.{number} = mul i64 %j.{number}, %shared.step
+  %shared.{number} = getelementptr i8, ptr %shared, i64 %shared.by.{number}
+  %slots.by.{number} = mul i64 %j.{number}, %slots.step
+  %slots.{number} = getelementptr i8, ptr %slots, i64 %slots.by.{number}
+  %bx.at.{number} = getelementptr [3 x i32], ptr %places, i64 %j.{number}
+  %by.at.{number} = getelementptr i8, ptr %bx.at.{number}, i64 4
+  %bz.at.{number} = getelementptr i8, ptr %bx.at.{number}, i64 8
+  %bx.{number} = load i32, ptr %bx.at.{number}
+  %by.{number} = load i32, ptr %by.at.{number}
+  %bz.{number} = load i32, ptr %bz.at.{number}
+  %n.{number} = call i32 @all_{number}({values})
+  %j.next.{number} = add nuw nsw i64 %j.{number}, 1
+  %j.done.{number} = icmp eq i64 %j.next.{number}, %run
+  br i1 %j.done.{number}, label %{end}, label %block{number}, !llvm.loop !9
+""")
+    return "".join([*code, "end:\n  ret void\n}\n"])
+
+
 def _filled(constants: Mapping[str, int]) -> str:
     """Return code that fills argument arrays, each with a byte."""
     return "".join(
@@ -180,17 +257,20 @@ def _chunk(beside: int) -> str:
     return f"{field('chunk', 'share')}\n  %chunk = mul i64 %share, {factor}"
 
 
-def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside: int) -> str:
+def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside: int, steps: bool) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
     If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
     Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
     the bytes that some argument arrays are filled with. Blocks run in rows of up to `beside` threads, unless it is 0.
+    If the kernel `steps`, several run in step.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
     run, step = f"  %waits = call i1 @block({VALUES}, i32 %begin)", "1"
     if beside:
         run, step = _RUN.format(beside=beside), "%run.l"
+    if steps:
+        run, step = _STEP, "%run"
     if parks:
         resume = f"""{field("resume", "resume", volatile=True)}
 {field("current", "current", volatile=True)}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cudatool.sim import signals
 from cudatool.sim.jit.collective import ROW, array_offset
-from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context, Stop
+from cudatool.sim.jit.context import EXIT, IN_STEP, MAX_THREADS, SHARED_STEP, Context, Stop
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
 from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.native import STOP_SIGNAL, guarded_call
@@ -49,6 +49,7 @@ _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that n
 _WORTH_SHARING = 2048  # threads of a grid; for less, waking another host thread takes longer than running them
 _MAX_PARKED = 4224  # blocks that a worker has begun and that wait for others: what a GPU has room for
 _KEPT_MEMORIES = 64
+_SHARED_IN_STEP = 16384  # bytes: shared memory of the blocks that run in step, so that the host's caches hold it
 _STALLED_S, _STALLED_ROUNDS = 5.0, 100  # without progress before the launch counts as deadlocked
 _REPORTED_BLOCKS = 4
 _PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
@@ -128,6 +129,8 @@ class NativeLaunch:
         Stack of a thread.
     parks
         Whether blocks may wait for other blocks.
+    steps
+        Whether several blocks may run in step.
     cooperative, workspace
         Whether all blocks run at the same time, and the address of what they synchronize with.
     timeout_s
@@ -150,11 +153,27 @@ class NativeLaunch:
     heap: int = 0
     stack_bytes: int = 1024
     parks: bool = False
+    steps: bool = False
     cooperative: bool = False
     workspace: int = 0
     timeout_s: float = 0
     host: HostPlaces | None = None
     rounds: ctypes.c_uint64 | None = None
+
+    @property
+    def in_step(self) -> int:
+        """How many blocks run each region before any runs the next one."""
+        return max(1, min(IN_STEP, _SHARED_IN_STEP // self.shared_step)) if self.steps else 1
+
+    @property
+    def shared_step(self) -> int:
+        """How far the shared memory of such a block is from that of the one before."""
+        return max(-(-self.shared_bytes // SHARED_STEP), 1) * SHARED_STEP
+
+    @property
+    def slots_step(self) -> int:
+        """How far its slots are."""
+        return -(-self.slot_bytes // 64) * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +271,10 @@ class _Memory:
         self.current = 0  # the block, in execution order
 
     def prepare(self, launch: NativeLaunch) -> None:
-        self.shared.need(launch.shared_bytes)
+        others = launch.in_step - 1
+        self.shared.need(others * launch.shared_step + launch.shared_bytes)
         self.local.need(launch.local_bytes * MAX_THREADS)
-        if self.slots.need(launch.slot_bytes + 64):
+        if self.slots.need(others * launch.slots_step + launch.slot_bytes + 64):
             # In pages that have never been written, stores whose lanes are all masked take a hundred times as long.
             ctypes.memset(self.slots.address, 0, self.slots.size)
             # Threads that a partial warp lacks have ended.
@@ -356,6 +376,7 @@ class Run:
         context.next_block = ctypes.addressof(self.counter)
         context.params, context.globals = launch.params, launch.table
         context.shared_bytes = launch.shared_bytes
+        context.in_step, context.shared_step, context.slots_step = launch.in_step, launch.shared_step, launch.slots_step
         context.heap = launch.heap
         context.workspace, context.stack_bytes = launch.workspace, launch.stack_bytes
         context.status = context.message = context.progress = context.rounds = 0

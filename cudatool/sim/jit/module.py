@@ -192,6 +192,7 @@ class _Translated:
     slot_bytes: int
     parks: bool
     counts: bool
+    steps: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,11 +394,11 @@ class JitKernel:
         data = None if cache is None else cache.get(key)
         if data is None:
             made = self._generate(variant)
-            facts = struct.pack("<Q??6x", made.slot_bytes, made.parks, made.counts)
+            facts = struct.pack("<Q???5x", made.slot_bytes, made.parks, made.counts, made.in_step)
             data = facts + self._compiled(made, variant)
             if cache is not None:
                 cache.put(key, data)
-        translated = _Translated(native.load_object(data[16:]), *struct.unpack_from("<Q??", data))
+        translated = _Translated(native.load_object(data[16:]), *struct.unpack_from("<Q???", data))
         # Another thread may have been faster: a plan that has its code has only an address, and this must stay mapped.
         return self._variants.setdefault(variant, translated)
 
@@ -643,6 +644,7 @@ class JitKernel:
             stack_bytes=min(stack_bytes, MAX_STACK),
             parks=translated.parks,
             rounds=self._rounds if translated.counts else None,
+            steps=translated.steps,
         )
 
     def _plan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from cudatool.limits import WRITTEN_RATIO, WRITTEN_SIZE
@@ -19,6 +19,7 @@ from cudatool.ptx import (
 )
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, suspension_of
+from cudatool.sim.jit.context import EXIT, SHARED_STEP
 from cudatool.sim.jit.emit import SPECIAL, Layout, storage_type
 from cudatool.sim.jit.even import Even, find_even
 from cudatool.sim.jit.instrument import Instrument
@@ -37,6 +38,7 @@ MANY = 32
 """Regions from which on each is a function of its own: LLVM takes too long for all of them as one."""
 
 _PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
+_TREE = 3  # levels that a tree has at least
 _SUSPENSION = 12  # instructions that leaving a region comes to
 
 
@@ -206,6 +208,26 @@ class Regions:
         """Return where loops begin around which rows of threads go together."""
         found = (self._even(index, self._region(self._first(index))) for index in self._parts().values())
         return {head for even in found if even is not None and even.by_row for head in even.parts}
+
+    def in_order(self, successors: Mapping[int, set[int]], levels: int) -> list[int]:
+        """Return the regions in the order in which all threads run them, each once; none if blocks do not run in step.
+
+        They do if barriers are in no loop and no branch, and there is a tree of sums: a number of `levels`, regions of
+        which only the first threads do anything. Other kernels became slower.
+        """
+        if levels < _TREE or self.layout.local_bytes or self.layout.shared_align > SHARED_STEP:
+            return []
+        if any(row.kind != Kind.BARRIER for row in self.rows.values()):
+            return []
+        order = [0]
+        while len(successors[order[-1]]) == 1:
+            (following,) = successors[order[-1]]
+            if following == EXIT:
+                return order
+            if following in order:
+                break
+            order.append(following)
+        return []
 
     def _runs_side_by_side(self, *, by_row: bool) -> bool:
         """Whether blocks beside each other run row by row: code that shares nothing between threads and has no loops.
