@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import struct
+from collections.abc import Callable
 from functools import cache
 
-import numpy as np
-
 from cudatool.ptx import Instruction, Register, type_bytes
+from cudatool.sim.jit import approximate
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.formats import fma_to_odd, narrow
 from cudatool.sim.jit.table import lowers, types_of
@@ -502,60 +500,25 @@ def _rsqrt(e: Emitter, i: Instruction) -> None:
     _put_result(e, i, t, e.op(f"fdiv {kind} 1.0, {intrinsic(e, 'sqrt', kind, a)}"))
 
 
-@cache
-def _exp2() -> str:
-    """Return ``exp2_in_place``, without a call, for loops to be vectorized.
-
-    2**x is 2**n * 2**f with n the integer nearest to x: the series of 2**f (Abramowitz and Stegun, 4.2.1), which for
-    |f| <= 1/2 is within 6e-9 after eight terms, times 2**n in two steps, for results that are subnormal.
-    """
-    terms = [math.log(2) ** k / math.factorial(k) for k in range(8)]
-    hexadecimal = [f"0x{struct.unpack('<Q', struct.pack('<d', float(np.float32(term))))[0]:016X}" for term in terms]
-    lines, value = [], hexadecimal[-1]
-    for k in reversed(range(7)):
-        lines.append(f"  %t{k} = call float @llvm.fma.f32(float {value}, float %f, float {hexadecimal[k]})")
-        value = f"%t{k}"
-    series = "\n".join(lines)
-    return f"""
-declare float @llvm.fma.f32(float, float, float)
-declare float @llvm.rint.f32(float)
-define internal float @exp2_in_place(float %x) alwaysinline {{
-  %small = fcmp olt float %x, 0xC069000000000000
-  %x.1 = select i1 %small, float 0xC069000000000000, float %x
-  %large = fcmp ogt float %x.1, 2.000000e+02
-  %x.2 = select i1 %large, float 2.000000e+02, float %x.1
-  %is.number = fcmp ord float %x, 0.0
-  %y = select i1 %is.number, float %x.2, float 0.0
-  %n = call float @llvm.rint.f32(float %y)
-  %f = fsub float %y, %n
-{series}
-  %n.int = fptosi float %n to i32
-  %n.1 = ashr i32 %n.int, 1
-  %n.2 = sub i32 %n.int, %n.1
-  %biased.1 = add i32 %n.1, 127
-  %biased.2 = add i32 %n.2, 127
-  %bits.1 = shl i32 %biased.1, 23
-  %bits.2 = shl i32 %biased.2, 23
-  %scale.1 = bitcast i32 %bits.1 to float
-  %scale.2 = bitcast i32 %bits.2 to float
-  %scaled.1 = fmul float %t0, %scale.1
-  %scaled.2 = fmul float %scaled.1, %scale.2
-  %result = select i1 %is.number, float %scaled.2, float %x
-  ret float %result
-}}"""
+_APPROXIMATE: dict[str, tuple[str, Callable[[], str] | None]] = {
+    "ex2": ("exp2_in_place", approximate.exp2),
+    "lg2": ("log2_in_place", approximate.log2),
+    "sin": ("sin_in_place", approximate.sine),
+    "cos": ("cos_in_place", approximate.sine),
+    "tanh": ("tanhf", None),
+}
 
 
 @lowers("ex2 lg2 sin cos tanh")
 def _approximate(e: Emitter, i: Instruction) -> None:
-    """These are approximate on a GPU; here they are as exact as the host's library, ``ex2`` within one unit more."""
+    """These are approximate on a GPU; here they are as exact as the host's library, most within two units more."""
     t = types_of(i)[-1]
-    name = {"ex2": "exp2", "lg2": "log2"}.get(i.opcode, i.opcode)
     (a,) = inputs(e, i, t)
     if t == "f64":
         raise e.unsupported()
-    if i.opcode == "ex2":
-        e.define(_exp2())
-    function = {"tanh": "tanhf", "exp2": "exp2_in_place"}.get(name, f"llvm.{name}.f32")
+    function, define = _APPROXIMATE[i.opcode]
+    if define is not None:
+        e.define(define())
     values = [e.call("float", function, f"float {part}") for part in _halves(e, t, a)]
     if t[0] == "f" and t != "f32":
         values = [e.op(f"fptrunc float {value} to half") for value in values]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -184,6 +185,49 @@ def test_powers_of_two(elementwise):
     assert [2.0**n for n in range(-149, 128)] == found[0].tolist()
     assert [INF] * 4 == found[1][1:5].tolist() and [0.0] * 5 == found[1][5:10].tolist() and np.isnan(found[1][10])
     np.testing.assert_allclose(np.exp2(any_.astype(float)), found[2], rtol=2**-22, atol=0)
+
+
+def test_logarithms(elementwise):
+    """PTX allows an error of 2**-22; whole powers are exact, numbers near 1 as exact as others, and limits kept."""
+    whole = np.exp2(np.arange(-149, 128, dtype=np.float32))
+    limits = np.array([0.0, -0.0, INF], np.float32)
+    random = np.random.default_rng(9)
+    any_ = np.exp2(random.uniform(-149, 128, 600)).astype(np.float32)
+    near = (1 + random.uniform(-1, 1, 400) * np.exp2(random.uniform(-24, -1, 400))).astype(np.float32)
+    results = (elementwise("lg2.approx.f32 %d, %a;", {"a": a}, {"d": "f4"})["d"] for a in (whole, limits, any_, near))
+    found = list(results)
+    assert [*range(-149, 128)] == found[0].tolist()
+    assert [-INF, -INF, INF] == found[1].tolist()
+    np.testing.assert_allclose(np.log2(any_.astype(float)), found[2], rtol=2**-22, atol=0)
+    np.testing.assert_allclose(np.log2(near.astype(float)), found[3], rtol=2**-22, atol=0)
+
+
+@pytest.mark.parametrize(("opcode", "reference"), [("sin", np.sin), ("cos", np.cos)])
+def test_angles(elementwise, opcode, reference):
+    """Within a few units of the last place as far as a float tells one turn from another, and always in [-1, 1]."""
+    random = np.random.default_rng(10)
+    usual = (random.uniform(-1, 1, 900) * np.exp2(random.uniform(-20, 50, 900))).astype(np.float32)
+    quarters = (np.arange(-100, 101) * (math.pi / 2)).astype(np.float32)
+    huge = np.array([2.0**50, 2.0**51, 1e30, 3e38, -3e38], np.float32)
+    for a in (usual, quarters):
+        found = elementwise(f"{opcode}.approx.f32 %d, %a;", {"a": a}, {"d": "f4"})["d"]
+        np.testing.assert_allclose(reference(a.astype(float)), found, rtol=2**-22, atol=0)
+    found = elementwise(f"{opcode}.approx.f32 %d, %a;", {"a": huge}, {"d": "f4"})["d"]
+    assert (np.abs(found) <= 1).all()
+    zeros = elementwise(f"{opcode}.approx.f32 %d, %a;", {"a": np.array([0.0, -0.0], np.float32)}, {"d": "f4"})["d"]
+    same(np.array([0.0, -0.0] if opcode == "sin" else [1.0, 1.0], np.float32), zeros)
+
+
+def test_approximations_call_nothing_that_keeps_a_loop_from_vectors(ptx_kernel):
+    body = "".join(
+        f"ld.global.f32 %f, [%p]; {opcode}.approx.f32 %f, %f; st.global.f32 [%p], %f;"
+        for opcode in ("ex2", "lg2", "sin", "cos")
+    )
+    kernel = ptx_kernel(".param .u64 at", f".reg .f32 %f; .reg .b64 %p; ld.param.u64 %p, [at]; {body} ret;")
+    called = set(re.findall(r"call float @([\w.]+)", kernel.llvm_ir()))
+    assert {"exp2_in_place", "log2_in_place", "sin_in_place", "cos_in_place"} <= called
+    in_line = {"llvm.fma.f32", "llvm.rint.f32", "llvm.fabs.f32"}
+    assert {name for name in called if not name.endswith("_in_place")} <= in_line
 
 
 @pytest.mark.parametrize("opcode", ["rsqrt", "sqrt", "rcp", "lg2", "ex2", "sin", "cos", "tanh"])
