@@ -251,6 +251,15 @@ def _filled(constants: Mapping[str, int]) -> str:
     )
 
 
+def _run(beside: int, *, steps: bool) -> tuple[str, str]:
+    """Return code that runs blocks, and how many."""
+    if steps:
+        return _STEP, "%run"
+    if beside:
+        return _RUN.format(beside=beside), "%run.l"
+    return f"  %waits = call i1 @block({VALUES}, i32 %begin)", "1"
+
+
 def _chunk(beside: int) -> str:
     """Return code for how many blocks are taken at once: more where rows may be longer than usual."""
     factor = _LONG_CHUNK if beside > SIDE_BY_SIDE else 1
@@ -266,11 +275,7 @@ def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside:
     If the kernel `steps`, several run in step.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
-    run, step = f"  %waits = call i1 @block({VALUES}, i32 %begin)", "1"
-    if beside:
-        run, step = _RUN.format(beside=beside), "%run.l"
-    if steps:
-        run, step = _STEP, "%run"
+    run, step = _run(beside, steps=steps)
     if parks:
         resume = f"""{field("resume", "resume", volatile=True)}
 {field("current", "current", volatile=True)}
