@@ -1,12 +1,12 @@
 """Thirty kernels on the software device, on PoCL and as C with OpenMP, in one run.
 
-    python benchmarks/bench_processors.py [--rounds N] [--json] [KERNEL ...]
+    python benchmarks/bench_processors.py [--samples] [--rounds N] [--json] [KERNEL ...]
 
 Needs gcc; PoCL is left out where it or pyopencl is not installed (``apt-get install pocl-opencl-icd``, ``pip install
 pyopencl``). Each kernel of processor_kernels.py is compiled by each of the three and run, and the results are compared;
 then the three take turns. A figure is the least processor time of a turn, of all threads, in ms: what else runs on the
 machine changes it little. `first` is the software device's first launch, with compilation unless it is in the cache, as
-wall time. The ratio is that to the faster of the other two.
+wall time. The ratio is that to the faster of the other two. With --samples it is the ten kernels of sample_kernels.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from processor_kernels import CUDA, OPENCL, OPENMP, Array, Case, cases
+import processor_kernels
+import sample_kernels
+from processor_kernels import CUDA, OPENCL, OPENMP, Array, Case
 
 THREADS = os.cpu_count() or 1
 os.environ.setdefault("CUDATOOL_DEVICE", f"sim:threads={THREADS},memory=2GiB")
@@ -143,12 +145,14 @@ def measure(case: Case, library: ctypes.CDLL, queue: Any, rounds: int) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--samples", action="store_true", help="run kernels as NVIDIA's samples have them instead")
     parser.add_argument("--native", action="store_true", help="let gcc use all that this machine has (-march=native)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("kernels", nargs="*", metavar="KERNEL")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # pyopencl's, of caches and of compilers that say something
-    every = [case for case in cases() if not arguments.kernels or case.name in arguments.kernels]
+    suite = sample_kernels if arguments.samples else processor_kernels
+    every = [case for case in suite.cases() if not arguments.kernels or case.name in arguments.kernels]
     queue = pocl_queue()
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
