@@ -30,6 +30,8 @@ from cudatool.sim.jit.table import types_of
 __all__ = [
     "MOST",
     "MOST_BLOCKS",
+    "ORDERED",
+    "PURE",
     "WIDTH",
     "Check",
     "Even",
@@ -61,10 +63,10 @@ _SHARED = ("%ctaid.", "%ntid.", "%nctaid.", "%tid.y", "%tid.z")
 _INTEGERS = {f"{kind}{bits}" for kind in "usb" for bits in (32, 64)}
 _COMPUTES = """add sub mul mad fma div rem abs neg min max and or xor not shl shr lop3 bfe bfi shf prmt popc clz brev
 mov cvt cvta setp selp slct rcp sqrt rsqrt ex2 lg2 sin cos mul24 mad24 sad copysign testp"""
-_PURE = frozenset(_COMPUTES.split())  # the result depends on the operands alone
-_SIDE_BY_SIDE = _PURE | {"ld", "st", "bra"}  # what LLVM can do for several threads at once
-_COMPUTED = (_PURE | {"bra"}) - {"div", "rem", "sin", "cos", "lg2", "tanh"}  # LLVM has vectors of instructions for it
-_ORDERED = frozenset({"volatile", "acquire", "release", "relaxed", "mmio", "local", "cc"})
+PURE = frozenset(_COMPUTES.split())  # the result depends on the operands alone
+_SIDE_BY_SIDE = PURE | {"ld", "st", "bra"}  # what LLVM can do for several threads at once
+_COMPUTED = (PURE | {"bra"}) - {"div", "rem", "sin", "cos", "lg2", "tanh"}  # LLVM has vectors of instructions for it
+ORDERED = frozenset({"volatile", "acquire", "release", "relaxed", "mmio", "local", "cc"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"})
 
 
@@ -391,7 +393,7 @@ def _of(i: Instruction, found: Mapping[str, int | None], to_check: ToCheck) -> _
     if i.opcode == "ld":
         source = getattr(i.operands[1], "base", None)
         return (True, 0) if "param" in i.modifiers and isinstance(source, Symbol) else _NONE
-    if i.opcode not in _PURE or not _ORDERED.isdisjoint(i.modifiers):
+    if i.opcode not in PURE or not ORDERED.isdisjoint(i.modifiers):
         return _NONE
     sources = [_operand(operand, found) for operand in i.operands[1:]]
     if any(known and distance is None for known, distance in sources):
@@ -625,5 +627,5 @@ def _reached_inside(region: Region, part: Part, start: Iterable[int]) -> set[int
 
 def _is_side_by_side(i: Instruction, *, by_row: bool) -> bool:
     if by_row and i.opcode in ("atom", "red"):
-        return _ORDERED.isdisjoint({*i.modifiers} - {"relaxed"})
-    return i.opcode in _SIDE_BY_SIDE and _ORDERED.isdisjoint(i.modifiers)
+        return ORDERED.isdisjoint({*i.modifiers} - {"relaxed"})
+    return i.opcode in _SIDE_BY_SIDE and ORDERED.isdisjoint(i.modifiers)

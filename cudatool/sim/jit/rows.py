@@ -9,6 +9,9 @@ A compiler that has unrolled the loop has made one round of several, each a stri
 time. Where threads go on by the size of a block, a host that finds four parts of one page read fetches none of them
 ahead. Where they go on by the size of the grid, there are sections only if threads keep nothing from one to the next:
 then rows may be longer, since they need no arrays, and jumps are rarer.
+
+Where a check fails, a row is cut to the threads of which it holds, found by halving. The others become a row of their
+own if threads have done nothing yet that must not be done twice; else they go on one after the other.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from typing import Any
 from cudatool.ptx import Instruction, Register, space_of
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.emit import Emitter, storage_type
-from cudatool.sim.jit.even import Part
+from cudatool.sim.jit.even import ORDERED, PURE, Check, Part
 from cudatool.sim.jit.grid import SIDE_BY_SIDE
-from cudatool.sim.jit.together import UNROLLED, Body, Together
+from cudatool.sim.jit.together import UNROLLED, Body, Together, in_pieces
 
 __all__ = ["ByRow"]
 
@@ -36,14 +39,113 @@ class ByRow(Together):
     room = SIDE_BY_SIDE
     count = "%n"
     more = ", i32 %n"
+    name, kind = "piece", "i32"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.cuts = False  # whether the row is cut to the threads of which what is checked next holds
+        self.whole = "%n"  # how many threads the row has before that
+        self.cut_in = self._cut_in()
+        self.entry += [f"  %{cell} = alloca i32\n  store i32 %n, ptr %{cell}" for cell in ("left", "run")]
         self.read_at: list[str] = []  # addresses that a part reads at, of the first thread
 
     def _reach(self, e: Emitter, distance: int, kind: str) -> str:
-        last = e.convert(e.op("sub nuw nsw i32 %n, 1"), "i32", kind)
+        last = e.convert(e.op(f"sub nuw nsw i32 {self.count}, 1"), "i32", kind)
         return e.op(f"mul {kind} {last}, {distance}")
+
+    def generate(self) -> None:
+        """Emit the functions into the kernel's parts."""
+        super().generate()
+        self.kernel.parts.append(in_pieces(f"together_{self.number}", f"piece_{self.number}"))
+
+    def _end(self, e: Emitter) -> None:
+        e.emit(f"ret i32 {e.op('load i32, ptr %run')}")
+
+    def _begin(self, e: Emitter, part: Part) -> None:
+        self.count = self.whole = e.op("load i32, ptr %left")
+        self.cuts = True
+
+    def _go_or_back(
+        self, e: Emitter, conditions: list[str], head: int, live: list[str], before: Mapping[str, str]
+    ) -> None:
+        """Emit what becomes of the threads that are cut off, those from ``count`` on.
+
+        They are a row of their own, or go on one after the other from here while the others go on together.
+        """
+        if conditions:
+            super()._go_or_back(e, conditions, head, live, before)
+        elif self.count != self.whole:
+            e.emit(f"store i32 {self.count}, ptr %left")
+            if head in self.cut_in:
+                e.emit(f"store i32 {self.count}, ptr %run")
+                return
+            e.emit(f"br i1 {e.op(f'icmp eq i32 {self.count}, {self.whole}')}, label %go{head}, label %back{head}")
+            e.label(f"back{head}")
+            self._one_by_one(e, head, live, before, self.count, self.whole)
+            e.emit(f"br label %go{head}")
+            e.label(f"go{head}")
+
+    def _cut_in(self) -> set[int]:
+        """Return the parts in which threads that are cut off can begin anew, as if they had done nothing yet.
+
+        Before such a part there is no loop, and nothing that could not be done twice.
+        """
+        parts = self.even.parts
+        before = {head: [part for part in parts.values() if head in part.after] for head in parts}
+        first = next(iter(parts))
+        found = {first} - {head for head in parts if before[head] and head == first}
+        while more := {
+            head
+            for head in parts.keys() - found - {first}
+            if all(part.head in found and self._is_harmless(part) for part in before[head])
+        }:
+            found |= more
+        return found
+
+    def _is_harmless(self, part: Part) -> bool:
+        code = (one for number in part.blocks for one in self._code(number))
+        return all(one.opcode in PURE | {"ld", "bra"} and ORDERED.isdisjoint(one.modifiers) for one in code)
+
+    def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
+        """Emit a check. Where it does not hold, cut the row to the threads of which it does.
+
+        What holds for some of the first threads holds for fewer, so the most are found by halving.
+        """
+        if not self.cuts:
+            super()._checked(e, one, check, conditions)
+            return
+        all_, search, probe, halved, found, done = (e.new_label() for _ in range(6))
+        least, most, more, fewer = (e.name() for _ in range(4))
+        count = self.count
+        holds = self._holds(e, one, check)
+        e.emit(f"br label %{all_}")
+        e.label(all_)
+        e.emit(f"br i1 {holds}, label %{done}, label %{search}")
+        e.label(search)
+        e.emit(f"{least} = phi i32 [ 1, %{all_} ], [ {more}, %{halved} ]")
+        e.emit(f"{most} = phi i32 [ {count}, %{all_} ], [ {fewer}, %{halved} ]")
+        e.emit(f"br i1 {e.op(f'icmp ult i32 {least}, {most}')}, label %{probe}, label %{found}")
+        e.label(probe)
+        both = e.op(f"add nuw nsw i32 {e.op(f'add nuw nsw i32 {least}, {most}')}, 1")
+        self.count = e.op(f"lshr i32 {both}, 1")
+        holds = self._holds(e, one, check)
+        e.emit(f"br label %{halved}")
+        e.label(halved)
+        e.emit(f"{more} = select i1 {holds}, i32 {self.count}, i32 {least}")
+        e.emit(f"{fewer} = select i1 {holds}, i32 {most}, i32 {e.op(f'sub nuw nsw i32 {self.count}, 1')}")
+        e.emit(f"br label %{search}")
+        e.label(found)
+        e.emit(f"br label %{done}")
+        e.label(done)
+        self.count = e.op(f"phi i32 [ {count}, %{all_} ], [ {least}, %{found} ]")
+
+    def _holds(self, e: Emitter, one: Instruction, check: Check) -> str:
+        conditions: list[str] = []
+        super()._checked(e, one, check, conditions)
+        holds = conditions[0]
+        for condition in conditions[1:]:
+            holds = e.op(f"and i1 {holds}, {condition}")
+        return holds
 
     def _look(self, e: Emitter, names: list[str]) -> list[str]:
         if not names:

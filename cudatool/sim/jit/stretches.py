@@ -38,9 +38,8 @@ from cudatool.sim.jit.even import (
     find_parts,
     whole_check,
 )
-from cudatool.sim.jit.scheduler import VALUES
 from cudatool.sim.jit.table import types_of
-from cudatool.sim.jit.together import THREAD, UNROLLED, Body, Together
+from cudatool.sim.jit.together import THREAD, UNROLLED, Body, Together, in_pieces
 
 __all__ = ["Stretches", "find_stretches"]
 
@@ -140,7 +139,7 @@ class Stretches(Together):
             *e.lines,
             "}",
             *(self._metadata(loop) for loop in self.loops),
-            _ROW,
+            in_pieces("stretches_0", "stretch_0"),
         ]
         self.kernel.parts.append("\n".join(lines))
 
@@ -248,21 +247,3 @@ class Stretches(Together):
                 return
             body.run(one, values.get(place))
         e.emit(f"br label %b{number + 1}")
-
-
-_ROW = f"""
-define internal void @stretches_0({ENVIRONMENT}, {THREAD}, i32 %n) #0 {{
-entry:
-  br label %next
-next:
-  %done = phi i32 [ 0, %entry ], [ %after, %next ]
-  %first.tx = add nuw nsw i32 %tx, %done
-  %first.t = add nuw nsw i32 %t, %done
-  %rest = sub nuw nsw i32 %n, %done
-  %some = call i32 @stretch_0({VALUES}, i32 %first.tx, i32 %ty, i32 %tz, i32 %first.t, i32 %rest)
-  %after = add nuw nsw i32 %done, %some
-  %all = icmp eq i32 %after, %n
-  br i1 %all, label %end, label %next
-end:
-  ret void
-}}"""

@@ -28,7 +28,7 @@ from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, whole_check
 from cudatool.sim.jit.scheduler import VALUES
 
-__all__ = ["THREAD", "UNROLLED", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning"]
+__all__ = ["THREAD", "UNROLLED", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning", "in_pieces"]
 
 _FIRST_LOOP = 1 << 21  # number of the metadata of loops over the threads of a row
 _SHORT = 100  # lines of a body up to which a loop of it is unrolled
@@ -94,6 +94,26 @@ define internal i32 @thread_{number}({ENVIRONMENT}, {THREAD}) #0 {{
 """
 
 
+def in_pieces(whole: str, piece: str) -> str:
+    """Return the function `whole` for the ``%n`` threads of a row: `piece` returns for how many of them it has run."""
+    return f"""
+define internal void @{whole}({ENVIRONMENT}, {THREAD}, i32 %n) #0 {{
+entry:
+  br label %next
+next:
+  %done = phi i32 [ 0, %entry ], [ %after, %next ]
+  %first.tx = add nuw nsw i32 %tx, %done
+  %first.t = add nuw nsw i32 %t, %done
+  %rest = sub nuw nsw i32 %n, %done
+  %some = call i32 @{piece}({VALUES}, i32 %first.tx, i32 %ty, i32 %tz, i32 %first.t, i32 %rest)
+  %after = add nuw nsw i32 %done, %some
+  %all = icmp eq i32 %after, %n
+  br i1 %all, label %end, label %next
+end:
+  ret void
+}}"""
+
+
 class Together:
     """Emits the functions of one region.
 
@@ -118,6 +138,7 @@ class Together:
     room = WIDTH  # threads that arrays have room for
     count = str(WIDTH)  # how many threads there are
     more = ""  # what the function is given beside that
+    name, kind = "together", "void"  # of the function, and what it returns
     to_check = staticmethod(whole_check)
 
     def __init__(
@@ -136,6 +157,7 @@ class Together:
         self.touched = _touched(kernel, region + before)
         self.written = {name for one in region for name in writes(one)}
         self.arrays: dict[str, str] = {}
+        self.entry: list[str] = []  # lines
         self.cells: list[str] = []  # 64-bit variables of the loop over rounds
         self.loops: list[int] = []
         self.unrolled: set[int] = set()  # of them, those that LLVM makes no vectors of and that are short
@@ -153,9 +175,10 @@ class Together:
         self.kernel.finish(e)
         registers = self.kernel.function.registers
         lines = [
-            f"define internal void @together_{self.number}({ENVIRONMENT}, {THREAD}{self.more}) #0 {{",
+            f"define internal {self.kind} @{self.name}_{self.number}({ENVIRONMENT}, {THREAD}{self.more}) #0 {{",
             "entry:",
             "  %t.x = zext i32 %t to i64",
+            *self.entry,
             *(f"  {cell} = alloca {storage_type(registers[name])}" for name, cell in e.used.items()),
             *(
                 f"  {array} = alloca [{self.room} x {self._stored(name)}], align 64"
@@ -297,6 +320,7 @@ class Together:
     def _part(self, e: Emitter, part: Part) -> None:
         head = part.head
         e.label(f"p{head}")
+        self._begin(e, part)
         live = self._live(head)
         before = {name: e.read(name)[0] for name in live if self._is_scalar(name)}
         chained = [one for number in part.chain for one in self._code(number)]
@@ -314,7 +338,14 @@ class Together:
         elif part.after:
             e.emit(f"br label %p{part.after[0]}")
         else:
-            e.emit("ret void")
+            self._end(e)
+
+    def _begin(self, e: Emitter, part: Part) -> None:
+        """Emit what a part begins with."""
+
+    def _end(self, e: Emitter) -> None:
+        """Emit what ends the function."""
+        e.emit("ret void")
 
     def _run_part(
         self, e: Emitter, part: Part, live: list[str], before: Mapping[str, str], values: Mapping[int, str]
@@ -410,18 +441,26 @@ class Together:
         """Emit what lets the threads go on by themselves, one after the other, from the head of a part."""
         e.label(f"back{head}")
         self._keep(e, live, before)
+        self._one_by_one(e, head, live, before, "0", self.count)
+        self._end(e)
+
+    def _one_by_one(
+        self, e: Emitter, head: int, live: list[str], before: Mapping[str, str], first: str, count: str
+    ) -> None:
+        """Emit what lets threads go on by themselves from the head of a part, of `count` those from `first` on."""
+        e.emit(f"br label %some{head}")
+        e.label(f"some{head}")
         e.emit(f"br label %one{head}")
         e.label(f"one{head}")
         place, after = e.name(), e.name()
-        e.emit(f"{place} = phi i32 [ 0, %back{head} ], [ {after}, %one{head} ]")
+        e.emit(f"{place} = phi i32 [ {first}, %some{head} ], [ {after}, %one{head} ]")
         tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
         self._keep_one(e, place, live, before)
         result = e.op(f"call i32 @from_{self.number}({VALUES}, i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {head + 1}) #2")
         self._note(e, t, result)
         e.emit(f"{after} = add nuw nsw i32 {place}, 1")
-        e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {self.count}')}, label %gone{head}, label %one{head}")
+        e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {count}')}, label %gone{head}, label %one{head}")
         e.label(f"gone{head}")
-        e.emit("ret void")
 
     def _keep_one(self, e: Emitter, place: str, live: list[str], before: Mapping[str, str]) -> None:
         """Emit what puts registers into the slots of one thread, if :meth:`_keep` has not done it for all."""

@@ -392,6 +392,27 @@ def test_rounds_that_a_compiler_has_joined_do_what_each_does(launch, strides, gr
         np.testing.assert_array_equal(values, found, name)
 
 
+def test_a_row_is_cut_where_its_threads_go_around_a_loop_another_number_of_times(launch, ptx_of):
+    """The others are a row of their own, or go on alone from there. Once all of the row went on alone."""
+    source = """
+    extern "C" __global__ void k(const int *x, int *y, int n) {
+        __shared__ int s[256];
+        s[threadIdx.x] = 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += blockDim.x) s[threadIdx.x] += x[i];
+        __syncthreads();
+        y[threadIdx.x] = s[threadIdx.x];
+    }
+    """
+    (kernel,) = jit.load(ptx_of(source)).kernels.values()
+    assert goes_by_rows(kernel) and "call i32 @piece_1(" in kernel.llvm_ir()
+    x = np.random.default_rng(4).integers(-1000, 1000, 1500).astype(np.int32)
+    for n in (0, 1, 100, 255, 256, 257, 1000, 1024, 1500):
+        y = np.zeros(256, np.int32)
+        launch(kernel, 1, 256, x, y, np.int32(n))
+        assert [x[:n][t::256].sum() for t in range(256)] == y.tolist()
+
+
 def test_rounds_of_rows_let_the_host_fetch_what_the_next_one_reads_from_memory(ptx_of):
     source = """
     extern "C" __global__ void k(const int *x, int *y, int n) {
