@@ -23,9 +23,9 @@ def print_summary(console: Console, trace: Trace, status: int = 0) -> None:
     """Print what was recorded: peak memory, allocations, kernels by time, warnings."""
     from rich.table import Table
 
-    from cudatool.analyze import report  # not before the program has ended
+    from cudatool.overview.summary import summary_of  # not before the program has ended
 
-    summary = report(trace).summary
+    summary = summary_of(trace)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")

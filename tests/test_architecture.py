@@ -43,7 +43,8 @@ ARROWS = {
     "trace": set(),
     "ptx": set(),
     "memory": {"trace"},
-    "analyze": {"memory", "trace"},
+    "overview": {"trace"},
+    "analyze": {"memory", "overview", "trace"},
     "sanitize": {"ptx", "trace"},
     "processes": set(),
     "collect": {"memory", "processes", "ptx", "trace"},
@@ -79,8 +80,8 @@ ARROWS = {
     "workload": set(),
     "testing": {"_driver", "recording", "sanitize", "trace"},
     "cli": {
-        *("", "_driver", "analyze", "collect", "export", "fleet", "memory", "ptx", "recording", "runtime"),
-        *("sanitize", "sim", "trace", "viz", "workload"),
+        *("", "_driver", "analyze", "collect", "export", "fleet", "memory", "overview", "ptx", "recording"),
+        *("runtime", "sanitize", "sim", "trace", "viz", "workload"),
     },
     "notebook": {"analyze", "cli", "recording", "sanitize", "trace", "viz"},
     "__main__": {"cli"},
@@ -92,7 +93,7 @@ LONGEST_FUNCTION = 80  # lines
 FUNCTION_LEVEL_IMPORTS = 49  # of our own modules; may only fall
 ONLY_NUMPY = {
     *("errors", "text", "units", "files", "limits", "progress", "source_text", "whole_imports"),
-    *("ptx", "trace", "memory", "analyze", "sanitize"),
+    *("ptx", "trace", "memory", "analyze", "overview", "sanitize"),
 }
 TESTS_OF_THE_WHOLE = {"gpu", "peers", "programs", "races", "security", "soak"}  # folders of tests that are no room's
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
@@ -205,20 +206,27 @@ def test_help_loads_nothing_heavy() -> None:
     assert "Usage:" in done.stdout
 
 
-def test_a_recorded_program_starts_with_what_recording_it_needs() -> None:
-    """Neither analyses, reports and readers, nor what only a GPU needs: it is imported when it is used."""
-    waiting, loaded = ["cudatool.cli.run"], set[str]()
+def loaded_by(module: str, *, later: bool) -> set[str]:
+    """Return the modules that importing `module` imports; `later`, also those that its functions import."""
+    waiting, loaded = [module], set[str]()
     while waiting:
         module = waiting.pop()
         if module in HOUSE.modules and module not in loaded:
-            loaded.add(module)
-            waiting += [other for other, in_function in HOUSE.own_imports[module] if not in_function]
+            waiting += [other for other, in_function in HOUSE.own_imports[module] if later or not in_function]
             waiting.append(module.rpartition(".")[0])  # whose __init__ runs first
+            loaded.add(module)
+    return loaded
+
+
+def test_a_recorded_program_starts_with_what_recording_it_needs() -> None:
+    """Neither analyses, reports and readers, nor what only a GPU needs: it is imported when it is used."""
+    loaded = loaded_by("cudatool.cli.run", later=False)
     assert {"cudatool.recording", "cudatool.workload", "cudatool.trace.recorder"} <= loaded
     assert {room_of(module) for module in loaded} & {
         "analyze",
         "export",
         "fleet",
+        "overview",
         "ptx",
         "sanitize",
         "sim",
@@ -226,6 +234,13 @@ def test_a_recorded_program_starts_with_what_recording_it_needs() -> None:
     } == set()
     of_a_gpu = {"cudatool.recording.gpu", "cudatool.collect.cupti", "cudatool.collect.torch_program"}
     assert loaded & {*of_a_gpu, "cudatool.collect.torch_snapshot"} == set()
+
+
+def test_a_recorded_program_ends_without_the_analyses() -> None:
+    """They take longer to import than most programs of a test suite run."""
+    loaded = loaded_by("cudatool.cli._run_text", later=True)
+    assert "cudatool.overview.summary" in loaded
+    assert {room_of(module) for module in loaded} & {"analyze", "fleet", "memory", "viz"} == set()
 
 
 def test_no_two_test_files_have_one_name() -> None:

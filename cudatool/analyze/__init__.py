@@ -6,26 +6,8 @@
 from __future__ import annotations
 
 from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
-from cudatool.analyze.compiled import (
-    Compiled,
-    GeneratedShare,
-    Unattributed,
-    UnattributedShare,
-    compiled_sites,
-)
 from cudatool.analyze.diagnosis import Diagnosis, Remedy, Topic, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
-from cudatool.analyze.execution import (
-    Copies,
-    KernelTotal,
-    Operations,
-    Stream,
-    calls,
-    copies,
-    kernels,
-    operations,
-    streams,
-)
 from cudatool.analyze.failure import Failure, Shortage, failure
 from cudatool.analyze.fragmentation import (
     Cause,
@@ -38,10 +20,49 @@ from cudatool.analyze.fragmentation import (
     fragmentation_at,
 )
 from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
-from cudatool.analyze.ledger import Holder, Ledger, LedgerLine, ledger
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.modules import ModuleMemory, Modules, WithoutModule, WithoutModuleShare, merged_layers
-from cudatool.analyze.moments import (
+from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
+from cudatool.analyze.ranges import Ranges, ranges
+from cudatool.analyze.recorded import recorded_settings, torch_settings
+from cudatool.analyze.replay import Check, Divergence, check
+from cudatool.analyze.report import Report, report
+from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
+from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
+from cudatool.analyze.steps import Confidence, Steps, find_steps
+from cudatool.analyze.usage import Usage, is_private_pool, pool_label, usage_by_pool, usage_by_stream
+from cudatool.analyze.whatif import (
+    Advice,
+    Caveat,
+    LeftOut,
+    NoAdvice,
+    Outcome,
+    OutOfMemory,
+    Record,
+    advise,
+    recorded_limit,
+    what_if,
+)
+from cudatool.overview.compiled import (
+    Compiled,
+    GeneratedShare,
+    Unattributed,
+    UnattributedShare,
+    compiled_sites,
+)
+from cudatool.overview.execution import (
+    Copies,
+    KernelTotal,
+    Operations,
+    Stream,
+    calls,
+    copies,
+    kernels,
+    operations,
+    streams,
+)
+from cudatool.overview.ledger import Holder, Ledger, LedgerLine, ledger
+from cudatool.overview.moments import (
     Block,
     CallSite,
     Layout,
@@ -56,29 +77,9 @@ from cudatool.analyze.moments import (
     torch_segments,
     without_stack,
 )
-from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
-from cudatool.analyze.pinned import PinnedHolders, PinnedSite, pinned_holders
-from cudatool.analyze.plans import FusedKernel, FusedOperation, MemoryPlan, PlannedBuffer, plans
-from cudatool.analyze.ranges import Ranges, ranges
-from cudatool.analyze.recorded import recorded_settings, torch_settings
-from cudatool.analyze.replay import Check, Divergence, check
-from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
-from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
-from cudatool.analyze.steps import Confidence, Steps, find_steps
-from cudatool.analyze.summary import DeviceMemory, Moment, Report, Summary, report
-from cudatool.analyze.usage import Usage, is_private_pool, pool_label, usage_by_pool, usage_by_stream
-from cudatool.analyze.whatif import (
-    Advice,
-    Caveat,
-    LeftOut,
-    NoAdvice,
-    Outcome,
-    OutOfMemory,
-    Record,
-    advise,
-    recorded_limit,
-    what_if,
-)
+from cudatool.overview.pinned import PinnedHolders, PinnedSite, pinned_holders
+from cudatool.overview.plans import FusedKernel, FusedOperation, MemoryPlan, PlannedBuffer, plans
+from cudatool.overview.summary import DeviceMemory, Moment, Summary
 from cudatool.trace.lifetimes import Lifetimes, Timeline, blocks, segments, timeline
 from cudatool.trace.model import recorded_from
 from cudatool.trace.module_tensors import BlockModules, block_modules

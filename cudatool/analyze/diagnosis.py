@@ -12,7 +12,6 @@ from cudatool.analyze.categories import Categories, Category, categorize
 from cudatool.analyze.fragmentation import Cause, Fragmentation, fragmentation
 from cudatool.analyze.leaks import PARTS_OF_LEAKS, Leaks, leaks
 from cudatool.analyze.modules import Modules, modules
-from cudatool.analyze.moments import CallSite, by_call_site
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.sites import SiteTree, site_tree
@@ -21,6 +20,7 @@ from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import Advice, Caveat, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import UNLIMITED, Settings, setting_texts
+from cudatool.overview.moments import CallSite, by_call_site
 from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from

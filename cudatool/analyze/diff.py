@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze import moments
-from cudatool.analyze.compiled import Compiled, joined
+from cudatool.overview import moments
+from cudatool.overview.compiled import Compiled, joined
 from cudatool.progress import Step, step
 from cudatool.trace import lifetimes
 from cudatool.trace.frames import call_sites, file_name, site_frames

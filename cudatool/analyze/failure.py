@@ -26,9 +26,7 @@ from cudatool.analyze.categories import Categories, categorize
 from cudatool.analyze.diagnosis import Remedy, Topic, advice
 from cudatool.analyze.fragmentation import Fragmentation, fragmentation
 from cudatool.analyze.leaks import Leaks, leaks
-from cudatool.analyze.ledger import Ledger, ledger
 from cudatool.analyze.modules import Modules, modules
-from cudatool.analyze.moments import CallSite, by_call_site
 from cudatool.analyze.outside import Outside, outside
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.steps import find_steps
@@ -36,6 +34,8 @@ from cudatool.analyze.whatif import Advice, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.blocks import segment_size
 from cudatool.memory.settings import Settings
+from cudatool.overview.ledger import Ledger, ledger
+from cudatool.overview.moments import CallSite, by_call_site
 from cudatool.trace import lifetimes
 from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, Kind
 from cudatool.trace.frames import call_site, user_frames

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.compiled import Compiled, compiled_sites
-from cudatool.analyze.moments import Layout, before_recording, layout_at, site_keys, site_labels
 from cudatool.memory.blocks import SMALL_LIMIT, SMALL_PAGE
 from cudatool.memory.rounding import round_sizes
 from cudatool.memory.settings import Settings
+from cudatool.overview.compiled import Compiled, compiled_sites
+from cudatool.overview.moments import Layout, before_recording, layout_at, site_keys, site_labels
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after
 from cudatool.trace.model import Trace, is_of_kind, recorded_from

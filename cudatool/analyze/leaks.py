@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
-from cudatool.analyze.moments import site_keys, without_stack
 from cudatool.analyze.steps import PARTS_OF_STEPS, Confidence, Steps, find_steps
+from cudatool.overview.compiled import Compiled, compiled_sites
+from cudatool.overview.moments import site_keys, without_stack
 from cudatool.progress import advance, step
 from cudatool.trace import lifetimes
 from cudatool.trace.events import CopyFlag, Kind

@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze.ledger import BY_SIZE
 from cudatool.analyze.live_device import (
     BORN,
     CURVE_POINTS,
@@ -32,6 +31,7 @@ from cudatool.analyze.live_device import (
     PoolMemory,
 )
 from cudatool.analyze.live_rows import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream, Tables
+from cudatool.overview.ledger import BY_SIZE
 from cudatool.trace.events import FAILED_REQUESTS, RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints

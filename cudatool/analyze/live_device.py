@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze.ledger import Causes, LedgerLine, lines_by_name
 from cudatool.analyze.live_rows import Tables
+from cudatool.overview.ledger import Causes, LedgerLine, lines_by_name
 from cudatool.trace import _sweep
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.pools import LibraryPools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from cudatool.analyze.ledger import LedgerLine
+from cudatool.overview.ledger import LedgerLine
 from cudatool.trace.model import Frame
 
 __all__ = ["LiveDevice", "LiveKernel", "LivePicture", "LiveSite", "LiveStream", "Tables"]
@@ -40,7 +40,7 @@ class LiveDevice:
     ooms
         How often memory ran out.
     ledger
-        What all the memory is that the driver charges, the largest first, as :func:`cudatool.analyze.ledger` says it:
+        What all the memory is that the driver charges, the largest first, as :func:`cudatool.overview.ledger` says it:
         at the last reading of NVML, with what calls have taken and given back since. Empty without a reading.
     unknown
         Bytes of it that are in no line.

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatool.analyze.ledger import Holder, ledger
 from cudatool.analyze.live import LiveState
 from cudatool.analyze.live_device import CURVE_NS, CURVE_POINTS
+from cudatool.overview.ledger import Holder, ledger
 from cudatool.trace.events import RECORD, Kind, StreamFlag, UseFlag
 from cudatool.trace.lifetimes import blocks, segments, timeline
 from cudatool.trace.model import Frame, Trace

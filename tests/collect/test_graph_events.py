@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from warm_process import run_python
 
-from cudatool.analyze.execution import kernels, operations
+from cudatool.overview.execution import kernels, operations
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.reader import read
 

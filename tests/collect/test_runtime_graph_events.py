@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from warm_process import run_python
 
-from cudatool.analyze.execution import copies, kernels, operations
+from cudatool.overview.execution import copies, kernels, operations
 from cudatool.sanitize import check
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace

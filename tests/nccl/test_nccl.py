@@ -14,8 +14,8 @@ import pytest
 import cudatool
 from cudatool import nccl
 from cudatool._driver import gpu_names
-from cudatool.analyze.execution import kernels, operations
 from cudatool.errors import CudaError, UsageError
+from cudatool.overview.execution import kernels, operations
 from cudatool.trace.events import AccessFlag, Event, Kind, unpack_dims
 from cudatool.trace.reader import read
 

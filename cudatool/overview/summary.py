@@ -1,32 +1,26 @@
-"""One trace in numbers: what ``cudatool snapshot`` prints and what its page shows in the tiles."""
+"""One trace in numbers: what ``cudatool run`` and ``cudatool snapshot`` print, and what a page shows in the tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from cudatool.analyze import execution, moments
-from cudatool.analyze.compiled import GeneratedShare, generated
-from cudatool.analyze.diagnosis import PARTS_OF_DIAGNOSIS, Diagnosis, diagnose
-from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
-from cudatool.analyze.ledger import Ledger, ledger
-from cudatool.analyze.lint import PARTS_OF_LINT, LintFinding, lint
-from cudatool.analyze.moments import CallSite
-from cudatool.analyze.pinned import PinnedHolders, pinned_holders
-from cudatool.analyze.plans import MemoryPlan, plans
-from cudatool.analyze.recorded import recorded_settings
-from cudatool.errors import FileFormatError
-from cudatool.memory.settings import Settings
-from cudatool.progress import Step, advance, step
+from cudatool.overview import execution, moments
+from cudatool.overview.compiled import GeneratedShare, generated
+from cudatool.overview.execution import Copies, KernelTotal, Operations, Stream
+from cudatool.overview.moments import CallSite
+from cudatool.overview.pinned import PinnedHolders, pinned_holders
+from cudatool.overview.plans import MemoryPlan, plans
+from cudatool.progress import advance, step
 from cudatool.trace import lifetimes
 from cudatool.trace.events import FAILED_REQUESTS
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline
 from cudatool.trace.model import PinnedMemory, Trace
 
-__all__ = ["DeviceMemory", "Moment", "Report", "Summary", "report"]
+__all__ = ["Columns", "DeviceMemory", "Moment", "Summary", "columns_of", "summarize", "summary_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,99 +136,75 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that the page draws: the summary and the columns that it was made from.
+class Columns:
+    """What a summary is made from.
 
-    `timelines`, `diagnoses` and `ledgers` have an entry for each of the summary's devices. `findings` are faults of the
-    file itself.
+    Attributes
+    ----------
+    blocks, segments, operations
+        Of all devices.
+    failed
+        The device of each request for memory that failed.
+    timelines
+        By the ordinal of each device that has memory or failed to get some.
     """
 
-    trace: Trace
-    summary: Summary
     blocks: Lifetimes
     segments: Lifetimes
-    timelines: tuple[Timeline, ...]
     operations: Operations
-    diagnoses: tuple[Diagnosis, ...]
-    findings: tuple[LintFinding, ...]
-    ledgers: tuple[Ledger | None, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the summary, each device's diagnosis and the findings as plain data; sizes in bytes, times in ns."""
-        result = self.summary.as_dict()
-        for plain, diagnosis, of_card in zip(result["devices"], self.diagnoses, self.ledgers, strict=True):
-            plain["diagnosis"] = diagnosis.as_dict()
-            plain["ledger"] = None if of_card is None else of_card.as_dict()
-        result["findings"] = [asdict(finding) for finding in self.findings]
-        return result
+    failed: npt.NDArray[np.int8]
+    timelines: dict[int, Timeline]
 
 
-def report(trace: Trace, *, total: Mapping[int, int | None] | None = None, moment: int | None = None) -> Report:
-    """Analyze a trace.
+def columns_of(trace: Trace) -> Columns:
+    """Return the columns of a trace that its summary and its analyses begin with."""
+    blocks, segments = lifetimes.blocks(trace), lifetimes.segments(trace)
+    failed = trace.of_kind(*FAILED_REQUESTS)["device"]
+    devices = np.unique(np.concatenate([blocks.device, segments.device, failed])).tolist()
+    timelines = {
+        device: lifetimes.timeline(trace, blocks.of_device(device), segments.of_device(device)) for device in devices
+    }
+    return Columns(blocks, segments, execution.operations(trace), failed, timelines)
 
-    Parameters
-    ----------
-    total
-        The memory of each device in bytes, for the devices that the caller knows.
-    moment
-        A record: the memory right after it is described, too, and the ledgers are of the last reading up to there.
+
+def summarize(trace: Trace, columns: Columns, *, moment: int | None = None) -> Summary:
+    """Return a trace in numbers, and :func:`cudatool.progress.advance` after each device.
+
+    The memory right after the record `moment` is described, too, if one is given.
     """
-    with step("analyzing", total=1 + _PARTS) as shown:
-        return _report(trace, total or {}, moment, shown)
-
-
-_PARTS: Final = 2 + PARTS_OF_DIAGNOSIS + PARTS_OF_LINT
-"""How often :func:`cudatool.progress.advance` is called for a device, after parts of about the same length."""
-
-
-def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, shown: Step) -> Report:
-    settings = _settings(trace)
-    blocks, segments, ran = lifetimes.blocks(trace), lifetimes.segments(trace), execution.operations(trace)
-    ooms = trace.of_kind(*FAILED_REQUESTS)["device"]
-    found = np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist()
-    shown.total = 1 + _PARTS * len(found)
-    advance()
-    devices, timelines, diagnoses, ledgers = [], [], [], []
-    for device in found:
-        own, reserved = blocks.of_device(device), segments.of_device(device)
-        curve = lifetimes.timeline(trace, own, reserved)
-        timelines.append(curve)
-        ledgers.append(ledger(trace, own, reserved, device, moment=moment))
+    devices = []
+    for device, curve in columns.timelines.items():
+        blocks, segments = columns.blocks.of_device(device), columns.segments.of_device(device)
+        failed = int(np.count_nonzero(columns.failed == device))
+        devices.append(_device(trace, device, blocks, segments, curve, failed, moment))
         advance()
-        devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device)), moment))
-        advance()
-        diagnoses.append(diagnose(trace, own, reserved, curve, device, settings=settings, total=total.get(device)))
     start, stop, count = trace.header.get("window", (0, 0, 0))
     window = (start, stop, count) if "window" in trace.header else None
-    summary = Summary(
+    return Summary(
         source=trace.source,
         recorded_on=str(trace.header.get("device", "")),
         events=stop - start if window else len(trace.records),
         window=window,
         duration=trace.duration if trace.header.get("time_axis") != "index" else 0,
         devices=tuple(devices),
-        kernels=execution.kernels(trace, ran),
-        copies=execution.copies(trace, ran),
-        streams=execution.streams(trace, ran),
+        kernels=execution.kernels(trace, columns.operations),
+        copies=execution.copies(trace, columns.operations),
+        streams=execution.streams(trace, columns.operations),
         notes=tuple(trace.notes),
         pinned=getattr(trace, "pinned", None),
         plans=plans(trace),
         pinned_holders=pinned_holders(trace),
         simulated=trace.header.get("device_kind") == "sim",
     )
-    curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}
-    totals = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
-    state = getattr(trace, "segments", ())  # a snapshot's, the only kind of trace that states one
-    findings = lint(trace, blocks, segments, curves, final_state=state, total=totals)
-    return Report(trace, summary, blocks, segments, tuple(timelines), ran, tuple(diagnoses), findings, tuple(ledgers))
 
 
-def _settings(trace: Trace) -> Settings:
-    """Return the allocator's settings; defaults for those that the recording lacks or that make no sense."""
-    try:
-        return recorded_settings(trace)[0]
-    except FileFormatError:
-        return Settings()
+def summary_of(trace: Trace) -> Summary:
+    """Return a trace in numbers, with nothing else analyzed."""
+    with step("analyzing", total=1) as shown:
+        columns = columns_of(trace)
+        shown.total = 1 + len(columns.timelines)
+        advance()
+        return summarize(trace, columns)
 
 
 def _device(

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from cudatool.analyze.ledger import Holder, owner_of
-from cudatool.analyze.moments import site_labels
+from cudatool.overview.ledger import Holder, owner_of
+from cudatool.overview.moments import site_labels
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.model import Trace, is_of_kind

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.analyze.compiled import Compiled, compiled_sites
+from cudatool.overview.compiled import Compiled, compiled_sites
 from cudatool.trace.frames import MissingStack, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
