@@ -4,7 +4,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
-BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c cudatool/*/*.map)
+BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c cudatool/*/*.h cudatool/*/*.map)
 
 .PHONY: demo test test-again test-asan test-install test-ray lint docs site wheels clean
 

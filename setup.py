@@ -28,11 +28,16 @@ libraries = [
     Extension("cudatool.trace._sweep", ["cudatool/trace/_sweep.c"]),
     Extension("cudatool.trace._walk", ["cudatool/trace/_walk.c"]),
     Extension("cudatool.sim._calls", ["cudatool/sim/_calls.c"]),
-    Extension("cudatool.sim._queue", ["cudatool/sim/_queue.c"]),
+    Extension(
+        "cudatool.sim._queue",
+        ["cudatool/sim/_queue.c", "cudatool/sim/_launches.c"],
+        depends=["cudatool/sim/_queue.h", "cudatool/sim/_workers.h"],
+    ),
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(
         "cudatool.sim._libcuda",
         [f"cudatool/sim/{name}.c" for name in ("_libcuda", "_exports", "_device", "_texture", "_races", "_workers")],
+        depends=["cudatool/sim/_workers.h"],
         libraries=["m"],
         extra_link_args=["-Wl,-soname,libcuda.so.1"],
     ),

@@ -93,7 +93,7 @@ class GraphWatcher:
         """Yield the device addresses that a node will use, and how many bytes from there, if known."""
         work = node.work
         if node.kind == _KERNEL:
-            words = bytes(work.launch.params)
+            words = work.launch.arguments
             for at in range(0, len(words) - 7, 8):
                 address = int.from_bytes(words[at : at + 8], "little")
                 if self._machine.allocations.holding(address) is not None:

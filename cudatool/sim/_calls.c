@@ -7,7 +7,7 @@
  * It stands in C because it costs more than most handlers: a launch was half a dozen lines of Python, and as many again
  * in ctypes. What is rare (watchers, failures, work that was put off) is a function of abi.py that is called from here.
  *
- * Two steps of each launch stand here as well: packing a kernel's arguments, and calling its native code.
+ * Two steps of launches stand here as well: reading their configuration, and calling native code.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -296,29 +296,6 @@ static PyObject *py_invoke(PyObject *module, PyObject *args) {
     return result < 0 ? NULL : PyLong_FromLong(result);
 }
 
-/* Copy each argument of a kernel from where `pointers` says to its offset; False if one of them is NULL. `layout` has the
- * offset and the size of each. */
-static PyObject *py_pack(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    (void)module;
-    if (count != 3 || !PyBytes_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "pack(buffer, pointers, layout)");
-        return NULL;
-    }
-    void *const *pointers = PyLong_AsVoidPtr(args[1]);
-    if (!pointers && PyErr_Occurred()) return NULL;
-    Py_buffer buffer;
-    if (PyObject_GetBuffer(args[0], &buffer, PyBUF_WRITABLE)) return NULL;
-    const uint32_t *field = (const uint32_t *)PyBytes_AS_STRING(args[2]);
-    Py_ssize_t fields = PyBytes_GET_SIZE(args[2]) / (2 * (Py_ssize_t)sizeof *field);
-    int is_whole = 1;
-    for (Py_ssize_t i = 0; is_whole && i < fields; ++i, field += 2) {
-        is_whole = pointers[i] && (Py_ssize_t)field[0] + field[1] <= buffer.len;
-        if (is_whole) memcpy((char *)buffer.buf + field[0], pointers[i], field[1]);
-    }
-    PyBuffer_Release(&buffer);
-    return PyBool_FromLong(is_whole);
-}
-
 /* Return the grid, the block, the bytes of shared memory, the stream and the number of attributes of a CUlaunchConfig. */
 static PyObject *py_launch_config(PyObject *module, PyObject *address) {
     struct {
@@ -356,30 +333,9 @@ static PyObject *py_guarded_call(PyObject *module, PyObject *const *args, Py_ssi
     return PyLong_FromLong(number);
 }
 
-typedef int (*guarded_calls_t)(void *, int);
-static guarded_calls_t guarded_calls; /* cudatool_guarded_calls of _workers.c */
-
-static PyObject *py_guarded_calls(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+static PyObject *py_set_guard(PyObject *module, PyObject *address) {
     (void)module;
-    if (count != 2 || !guarded_calls) {
-        PyErr_SetString(PyExc_TypeError, "guarded_calls(calls, interruptible)");
-        return NULL;
-    }
-    void *calls = PyLong_AsVoidPtr(args[0]);
-    int is_interruptible = PyObject_IsTrue(args[1]), ended_early;
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    ended_early = guarded_calls(calls, is_interruptible);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(ended_early);
-}
-
-static PyObject *py_set_guards(PyObject *module, PyObject *args) {
-    PyObject *call, *calls;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &call, &calls)) return NULL;
-    guarded_call = (guarded_call_t)PyLong_AsVoidPtr(call);
-    guarded_calls = (guarded_calls_t)PyLong_AsVoidPtr(calls);
+    guarded_call = (guarded_call_t)PyLong_AsVoidPtr(address);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
@@ -406,11 +362,9 @@ static PyMethodDef methods[] = {
     {"install", (PyCFunction)(void (*)(void))py_install, METH_VARARGS | METH_KEYWORDS, NULL},
     {"bind", py_bind, METH_VARARGS, NULL},
     {"invoke", py_invoke, METH_VARARGS, NULL},
-    {"pack", (PyCFunction)(void (*)(void))py_pack, METH_FASTCALL, NULL},
     {"launch_config", py_launch_config, METH_O, NULL},
     {"guarded_call", (PyCFunction)(void (*)(void))py_guarded_call, METH_FASTCALL, NULL},
-    {"guarded_calls", (PyCFunction)(void (*)(void))py_guarded_calls, METH_FASTCALL, NULL},
-    {"set_guards", py_set_guards, METH_VARARGS, NULL},
+    {"set_guard", py_set_guard, METH_O, NULL},
     {"begin_thread", py_begin_thread, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

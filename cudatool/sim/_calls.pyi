@@ -1,7 +1,6 @@
-"""What _calls.c offers: what every driver call does before and after its handler, and two steps of each launch."""
+"""What _calls.c offers: what every driver call does before and after its handler, and two steps of launches."""
 
 from collections.abc import Callable
-from ctypes import Array, c_char
 from typing import Any
 
 class _Call:
@@ -53,23 +52,14 @@ def bind(slot: int, entry: Any, kinds: str, deferrable: bool, null_stream: int, 
 def invoke(entry: Any, deferrable: bool, arguments: tuple[Any, ...], null_stream: int, /) -> int:
     """Make a driver call and return its CUresult. What is no error of the driver's API is raised."""
 
-def pack(buffer: Array[c_char], pointers: int, layout: bytes, /) -> bool:
-    """Copy a kernel's arguments into `buffer` from where `pointers`, an address, says; return False if one is NULL.
-
-    `layout` is the offset and the size of each, in 32 bits.
-    """
-
 def launch_config(address: int, /) -> tuple[tuple[int, int, int], tuple[int, int, int], int, int, int]:
     """Return a CUlaunchConfig's grid, block, bytes of shared memory, stream and number of attributes."""
 
 def guarded_call(function: int, argument: int, address: int, interruptible: bool, limit_ns: int, /) -> int:
     """See ``cudatool_guarded_call`` of _libcuda.c."""
 
-def guarded_calls(calls: int, interruptible: bool, /) -> bool:
-    """See ``cudatool_guarded_calls`` of _workers.c."""
-
-def set_guards(call: int, calls: int, /) -> None:
-    """Give the addresses of ``cudatool_guarded_call`` and ``cudatool_guarded_calls``."""
+def set_guard(call: int, /) -> None:
+    """Give the address of ``cudatool_guarded_call``."""
 
 def begin_thread(starter: int, function: Callable[[], object], /) -> None:
     """Call `function`: the first that a thread does which a driver call starts, on the thread with the id `starter`."""

@@ -386,6 +386,28 @@ static void on_interrupt(int number, siginfo_t *info, void *context) {
     end_call(number);
 }
 
+static int holds_interrupts; /* on the main thread, the only one that is interruptible */
+
+static void catch_interrupts(void) {
+    struct sigaction action = {0};
+    action.sa_sigaction = on_interrupt;
+    action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK | SA_NODEFER;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, &previous_int);
+}
+
+/* Let all guarded calls until cudatool_release_interrupts be interruptible: setting the handler for each takes longer than
+ * a small kernel. Nothing of the program runs meanwhile, which could set a handler of its own. */
+void cudatool_hold_interrupts(void) {
+    catch_interrupts();
+    holds_interrupts = 1;
+}
+
+void cudatool_release_interrupts(void) {
+    holds_interrupts = 0;
+    sigaction(SIGINT, &previous_int, NULL);
+}
+
 /* The signal that ends the guarded call of the thread that it is sent to. */
 int cudatool_stop_signal(void) { return SIGRTMIN + 12; }
 
@@ -428,13 +450,8 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
     timer_t timer;
     volatile int is_timed = 0; /* read after a jump */
     pthread_once(&installed, install);
-    if (interruptible) {
-        struct sigaction action = {0};
-        action.sa_sigaction = on_interrupt;
-        action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK | SA_NODEFER;
-        sigemptyset(&action.sa_mask);
-        sigaction(SIGINT, &action, &previous_int);
-    }
+    interruptible = interruptible && !holds_interrupts;
+    if (interruptible) catch_interrupts();
     if (limit_ns) is_timed = set_timer(&timer, limit_ns);
     int number = sigsetjmp(here, 0); /* no handler that jumps here blocks a signal: SA_NODEFER */
     if (number == 0) {

@@ -4,8 +4,7 @@
  * them; which one runs next, but for the plainest case, and everything that waits, is Python. All of it is called with
  * the driver's lock held, and with Python's.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_queue.h"
 #include <stddef.h>
 #include <structmember.h>
 
@@ -14,14 +13,6 @@ static PyObject *n_context, *n_legacy_stream, *n_last, *n_flags, *n_error, *n_de
 static PyObject *n_waiters, *n_is_interrupted, *no_value, *no_source, *not_programmatic, *zero;
 
 /* ---- operations ---------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *stream, *kind, *name, *correlation, *predecessors, *dependents, *run, *until, *value, *footprint, *findings,
-        *programmatic, *host_source, *host_target, *host_memory, *launch, *node;
-    long long missing, sequence, start, end;
-    char done;
-} Operation;
 
 static const size_t objects[] = {
     offsetof(Operation, stream),      offsetof(Operation, kind),        offsetof(Operation, name),
@@ -97,20 +88,13 @@ static PyType_Spec operation_spec = {"cudatool.sim._queue.Operation", sizeof(Ope
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, operation_slots};
 static PyTypeObject *OperationType;
 
-static Operation *as_operation(PyObject *object) {
+Operation *cudatool_as_operation(PyObject *object) {
     if (PyObject_TypeCheck(object, OperationType)) return (Operation *)object;
     PyErr_Format(PyExc_TypeError, "an Operation is needed, not %.100s", Py_TYPE(object)->tp_name);
     return NULL;
 }
 
 /* ---- the queue ----------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *pending, *ready, *until, *engines, *watch, *turn;
-    long long host_time, sequence, running;
-    char in_order, is_shared;
-} Queue;
 
 /* What queue.py gave: of abi.py, its namespace and its lock with the lock's methods; of signals.py, what knows of Ctrl-C. */
 static PyObject *names, *lock, *acquire, *release, *interruption;
@@ -171,7 +155,7 @@ static long long ns_of(PyObject *number) {
 /* Let a pending operation, which does not run yet, wait for another one too; None is no operation. */
 static int order_after(Operation *operation, PyObject *other, long long *start) {
     if (other == Py_None) return 0;
-    Operation *before = as_operation(other);
+    Operation *before = cudatool_as_operation(other);
     if (!before) return -1;
     if (start && before->end > *start) *start = before->end;
     if (before->done) return 0;
@@ -244,11 +228,10 @@ static int notify_subscribers(const char *method, PyObject *operation) {
 }
 
 /* Make an operation pending after those in `orders`, each an iterable of operations and None; NULL is none. */
-static int add(Queue *self, PyObject *object, PyObject *cost, PyObject *engine, PyObject *first, PyObject *const orders[2]) {
-    Operation *operation = as_operation(object);
+static int add(Queue *self, PyObject *object, long long ns, PyObject *engine, PyObject *first, PyObject *const orders[2]) {
+    Operation *operation = cudatool_as_operation(object);
     if (!operation) return -1;
-    long long start = self->host_time, ns = ns_of(cost);
-    if (ns == -1 && PyErr_Occurred()) return -1;
+    long long start = self->host_time;
     operation->sequence = ++self->sequence;
     if (in_table(self->pending, operation->sequence, operation)) return -1;
     if (operation->until != Py_None && in_table(self->until, operation->sequence, operation)) return -1;
@@ -269,7 +252,8 @@ static PyObject *Queue_add(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *operation, *cost, *engine = NULL, *after = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OO", keywords, &operation, &cost, &engine, &after)) return NULL;
     PyObject *const orders[2] = {after, NULL};
-    if (add((Queue *)self, operation, cost, engine, NULL, orders)) return NULL;
+    long long ns = ns_of(cost);
+    if ((ns == -1 && PyErr_Occurred()) || add((Queue *)self, operation, ns, engine, NULL, orders)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -291,21 +275,25 @@ static PyObject *default_stream_order(PyObject *self, PyObject *stream) {
     return found;
 }
 
-static PyObject *Queue_enqueue(PyObject *object, PyObject *args, PyObject *kwargs) {
-    static char *keywords[] = {"operation", "cost", "engine", "after", NULL};
-    Queue *self = (Queue *)object;
-    PyObject *given, *cost, *engine = NULL, *after = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OO", keywords, &given, &cost, &engine, &after)) return NULL;
-    Operation *operation = as_operation(given);
-    if (!operation) return NULL;
+int cudatool_enqueue(Queue *self, PyObject *given, long long ns, PyObject *engine, PyObject *after) {
+    Operation *operation = cudatool_as_operation(given);
+    if (!operation) return -1;
     self->host_time = later(self->host_time, 1000);
     PyObject *stream = Py_NewRef(operation->stream);
     PyObject *last = PyObject_GetAttr(stream, n_last);
-    PyObject *default_order = last ? default_stream_order(object, stream) : NULL;
+    PyObject *default_order = last ? default_stream_order((PyObject *)self, stream) : NULL;
     PyObject *const orders[2] = {default_order, after};
-    int failed = !default_order || add(self, given, cost, engine, last, orders) || PyObject_SetAttr(stream, n_last, given);
+    int failed = !default_order || add(self, given, ns, engine, last, orders) || PyObject_SetAttr(stream, n_last, given);
     Py_XDECREF(default_order), Py_XDECREF(last), Py_DECREF(stream);
-    if (failed) return NULL;
+    return failed ? -1 : 0;
+}
+
+static PyObject *Queue_enqueue(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *keywords[] = {"operation", "cost", "engine", "after", NULL};
+    PyObject *given, *cost, *engine = NULL, *after = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OO", keywords, &given, &cost, &engine, &after)) return NULL;
+    long long ns = ns_of(cost);
+    if ((ns == -1 && PyErr_Occurred()) || cudatool_enqueue((Queue *)self, given, ns, engine, after)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -313,7 +301,7 @@ static PyObject *Queue_order(PyObject *object, PyObject *args) {
     Queue *self = (Queue *)object;
     PyObject *given, *after;
     if (!PyArg_ParseTuple(args, "OO", &given, &after)) return NULL;
-    Operation *operation = as_operation(given);
+    Operation *operation = cudatool_as_operation(given);
     if (!operation || order_after_all(operation, after, NULL)) return NULL;
     if (operation->missing && out_of_table(self->ready, operation->sequence)) return NULL;
     Py_RETURN_NONE;
@@ -351,7 +339,7 @@ static int finish(Queue *self, Operation *operation) {
     Py_XSETREF(operation->until, Py_NewRef(Py_None));
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(dependents); ++i) {
-        Operation *next = as_operation(PyList_GET_ITEM(dependents, i));
+        Operation *next = cudatool_as_operation(PyList_GET_ITEM(dependents, i));
         failed = !next || (!--next->missing && in_table(self->ready, next->sequence, next));
     }
     Py_DECREF(dependents);
@@ -367,7 +355,7 @@ static int finish(Queue *self, Operation *operation) {
 }
 
 static int run(Queue *self, PyObject *given) {
-    Operation *operation = as_operation(given);
+    Operation *operation = cudatool_as_operation(given);
     PyObject *context = operation ? PyObject_GetAttr(operation->stream, n_context) : NULL;
     if (!context) return -1;
     if (out_of_table(self->ready, operation->sequence) || out_of_table(self->until, operation->sequence)) {
@@ -420,26 +408,34 @@ static PyObject *Queue_run(PyObject *self, PyObject *operation) {
     Py_RETURN_NONE;
 }
 
-/* Run operations in the order of enqueuing until `target` is done, where that order is the schedule; return whether it is.
- * It is not where another thread runs it, where some operation waits for a value in memory, and after Ctrl-C. */
-static PyObject *Queue_run_in_order(PyObject *object, PyObject *given) {
-    Queue *self = (Queue *)object;
-    Operation *target = as_operation(given);
-    if (!target) return NULL;
+/* Return whether operations run in the order of enqueuing until `target` is done, -1 with an exception. */
+static int run_in_order(Queue *self, Operation *target) {
     while (!target->done) {
-        if (!self->in_order || PyDict_GET_SIZE(self->until)) Py_RETURN_FALSE;
+        if (!self->in_order || PyDict_GET_SIZE(self->until)) return 0;
         PyObject *interrupted = PyObject_GetAttr(interruption, n_is_interrupted);
-        if (!interrupted) return NULL;
+        if (!interrupted) return -1;
         Py_DECREF(interrupted);
-        if (interrupted != Py_False) Py_RETURN_FALSE;
+        if (interrupted != Py_False) return 0;
         Py_ssize_t position = 0;
         PyObject *key, *operation, *first = NULL;
         while (PyDict_Next(self->ready, &position, &key, &operation))
             if (!first || ((Operation *)operation)->sequence < ((Operation *)first)->sequence) first = operation;
-        if (!first || ((Operation *)first)->sequence > target->sequence) Py_RETURN_FALSE;
-        if (run(self, first)) return NULL;
+        if (!first || ((Operation *)first)->sequence > target->sequence) return 0;
+        if (!cudatool_is_launch(((Operation *)first)->run)) cudatool_after_launches();
+        else if (cudatool_before_launch()) return -1;
+        if (run(self, first)) return -1;
     }
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+/* Run operations in the order of enqueuing until `target` is done, where that order is the schedule; return whether it is.
+ * It is not where another thread runs it, where some operation waits for a value in memory, and after Ctrl-C. */
+static PyObject *Queue_run_in_order(PyObject *self, PyObject *given) {
+    Operation *target = cudatool_as_operation(given);
+    if (!target) return NULL;
+    int is_done = run_in_order((Queue *)self, target);
+    cudatool_after_launches();
+    return is_done < 0 ? NULL : PyBool_FromLong(is_done);
 }
 
 #define OF_QUEUE(name, field, type, flags) {name, type, offsetof(Queue, field), flags, NULL}
@@ -507,7 +503,7 @@ PyMODINIT_FUNC PyInit__queue(void) {
     OperationType = (PyTypeObject *)PyType_FromSpec(&operation_spec);
     PyObject *queue = PyType_FromSpec(&queue_spec);
     if (!module || !OperationType || !queue || PyModule_AddObjectRef(module, "Operation", (PyObject *)OperationType) ||
-        PyModule_AddObjectRef(module, "Queue", queue))
+        PyModule_AddObjectRef(module, "Queue", queue) || cudatool_add_launches(module))
         Py_CLEAR(module);
     Py_XDECREF(queue);
     return module;

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
+from cudatool.sim.jit.module import JitKernel
+from cudatool.sim.jit.team import Plan, Team
+from cudatool.sim.kernels import Function
 from cudatool.sim.observe.checkers import CheckFinding
 from cudatool.sim.observe.host_watch import HostWatch
 from cudatool.sim.queue import Operation as _Operation
@@ -110,3 +113,114 @@ def install(
     /,
 ) -> None:
     """Give what is needed of abi.py (its namespace, with `subscribers`, and its lock) and of signals.py."""
+
+class Shape:
+    """What launches of a kernel on one device have in common that differ in their arguments only.
+
+    Attributes
+    ----------
+    shared
+        Bytes of dynamic shared memory.
+    cost
+        Virtual ns that one takes.
+    threads
+        Of all blocks.
+    plan
+        What the native code needs, once one has run where nothing was checked, in a context with no heap and the limits
+        that it began with, and in code that counts no rounds of loops; None before.
+    """
+
+    plan: Plan | None
+
+    def __init__(
+        self,
+        function: Function,
+        kernel: JitKernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        cost: int,
+        threads: int,
+    ) -> None: ...
+    @property
+    def function(self) -> Function: ...
+    @property
+    def kernel(self) -> JitKernel: ...
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+    @property
+    def block(self) -> tuple[int, int, int]: ...
+    @property
+    def shared(self) -> int: ...
+    @property
+    def cost(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
+class Launch:
+    """See :class:`cudatool.sim.kernels.Launch`.
+
+    `arguments` are those as they are declared, or the address of pointers to each of them: ValueError if one is NULL.
+    """
+
+    def __new__(cls, shape: Shape, arguments: int | bytes, cooperative: bool = False, /) -> Self: ...
+    def __call__(self, operation: _Operation, /) -> None: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def cooperative(self) -> bool: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def arguments(self) -> bytes: ...
+    @property
+    def function(self) -> Function: ...
+    @property
+    def kernel(self) -> JitKernel: ...
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+    @property
+    def block(self) -> tuple[int, int, int]: ...
+    @property
+    def shared(self) -> int: ...
+    @property
+    def cost(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
+teams: list[Team]
+"""Idle teams, the one that was used last at the end."""
+
+def shape_key(
+    ordinal: int, instrument: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, /
+) -> bytes:
+    """Return the key of a shape among those of its kernel (``Function.fitting``)."""
+
+def again(
+    f: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int, pointers: int, /
+) -> bool:
+    """Make a launch like one before, with the arguments of cuLaunchKernel; return False if there was none."""
+
+def again_as(config: int, f: int, pointers: int, /) -> bool:
+    """Do as :func:`again` with the arguments of cuLaunchKernelEx."""
+
+def take_team(plan: Plan, /) -> Team | None:
+    """Return an idle team that is ready for `plan`, which is no longer idle; None if there is none."""
+
+def run_team(team: Team, arguments: int, /) -> bool:
+    """Let a team run a launch with the arguments at this address; return whether it ended early."""
+
+def install_launches(
+    *,
+    names: dict[str, Any],
+    stream_of: Callable[[int], StreamState],
+    instrument: Callable[[], int],
+    function: type[Function],
+    launch: type[Launch],
+    operation: type[_Operation],
+    call: Any,
+) -> None:
+    """Give what is needed of machine.py (its namespace, with `machine`, and a function) and of other modules."""
+
+def set_native(calls: int, hold: int, release: int, interrupts: Callable[[], bool], /) -> None:
+    """Give the addresses of three functions of _libcuda.c and _workers.c, and one of signals.py."""

@@ -15,6 +15,7 @@
  * no launch of which it has no ticket, which may be over.
  */
 #define _GNU_SOURCE
+#include "_workers.h"
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -28,18 +29,6 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
 int cudatool_stop_signal(void);
 
 enum { MOST_HELPERS = 255, PATIENCE_NS = 200000000 };
-
-/* The calls of one launch: Calls of cudatool/sim/jit/launch.py. */
-struct cudatool_calls {
-    void (*function)(void *);
-    char **arguments;     /* a context for each call */
-    uintptr_t *addresses; /* of each call's fault */
-    int *numbers;         /* the signal that ended each call, 0 for none */
-    _Atomic uint64_t *next_block;
-    uint64_t blocks;
-    uint32_t count;
-    uint32_t status; /* where a context says that its kernel was stopped */
-};
 
 static struct {
     pthread_mutex_t in_use;

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from functools import cache
+from typing import Any
 
-from cudatool.sim import _calls
+from cudatool.sim import _calls, _queue, signals
 
 __all__ = ["library", "path_of"]
 
@@ -33,6 +34,15 @@ def library() -> ctypes.CDLL:
     found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     found.cudatool_heap_create.restype = ctypes.c_void_p
     found.cudatool_heap_destroy.argtypes = [ctypes.c_void_p]
-    guards = found.cudatool_guarded_call, found.cudatool_guarded_calls
-    _calls.set_guards(*(ctypes.cast(guard, ctypes.c_void_p).value or 0 for guard in guards))
+    _calls.set_guard(_address(found.cudatool_guarded_call))
+    _queue.set_native(
+        _address(found.cudatool_guarded_calls),
+        _address(found.cudatool_hold_interrupts),
+        _address(found.cudatool_release_interrupts),
+        signals.interrupts,
+    )
     return found
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -8,20 +8,18 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from ctypes import c_char, c_int, c_size_t, c_uint
-from dataclasses import dataclass, replace
+from ctypes import c_int, c_size_t, c_uint
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx import Module, PtxError, orders_others, parse_image
 from cudatool.ptx.kernel_names import kernel_name
+from cudatool.sim import _queue, abi, profile
 from cudatool.sim import machine as state
-from cudatool.sim import profile
-from cudatool.sim._calls import pack
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.arena import Allocation, Variable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
-from cudatool.sim.machine import Context, Device
+from cudatool.sim.machine import Context, Device, stream_of
 from cudatool.sim.observe.checkers import CheckFinding
 from cudatool.sim.optimizing import Optimizing
 from cudatool.sim.queue import Operation, Schedule
@@ -152,9 +150,9 @@ class Function:
         self.name = name
         self.handle = handle
         self._max_dynamic_shared: int | None = None
-        self.fitting: dict[tuple[object, ...], tuple[JitKernel, int, int]] = {}
-        """Its translation, virtual ns that it takes, and number of threads, by those devices and shapes of launches
-        that were found to be within all limits."""
+        self.fitting: dict[bytes, _queue.Shape] = {}
+        """What is known of launches that were found to be within all limits, by device, instrumentation and shape
+        (``shape_key``)."""
 
     @property
     def max_dynamic_shared(self) -> int | None:
@@ -243,24 +241,17 @@ def _instrument() -> Instrument:
     return kinds | machine.checkers.shadow.kinds if machine.checkers is not None else kinds
 
 
-def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctypes.c_char]:
-    """Return the kernel's arguments in one buffer, laid out as its parameters are declared."""
-    buffer = (c_char * (max(kernel.param_bytes, 1) + 15))()
-    if kernelParams:
-        if not pack(buffer, kernelParams, kernel.param_layout):
-            raise DriverError(Result.INVALID_VALUE)
-    elif extra:
-        fields = {}  # CU_LAUNCH_PARAM_BUFFER_POINTER = 1, CU_LAUNCH_PARAM_BUFFER_SIZE = 2, CU_LAUNCH_PARAM_END = 0
-        while key := c_size_t.from_address(extra).value:
-            fields[key] = c_size_t.from_address(extra + 8).value
-            extra += 16
-        if 1 not in fields or 2 not in fields:
-            raise DriverError(Result.INVALID_VALUE)
-        size = c_size_t.from_address(fields[2]).value
-        ctypes.memmove(buffer, fields[1], min(size, kernel.param_bytes))
-    elif kernel.params:
+def _arguments(kernel: JitKernel, kernelParams: int, extra: int) -> int | bytes:
+    """Return the address of pointers to the kernel's arguments, or the arguments as its parameters are declared."""
+    if kernelParams or not extra:
+        return kernelParams
+    fields = {}  # CU_LAUNCH_PARAM_BUFFER_POINTER = 1, CU_LAUNCH_PARAM_BUFFER_SIZE = 2, CU_LAUNCH_PARAM_END = 0
+    while key := c_size_t.from_address(extra).value:
+        fields[key] = c_size_t.from_address(extra + 8).value
+        extra += 16
+    if 1 not in fields or 2 not in fields:
         raise DriverError(Result.INVALID_VALUE)
-    return buffer
+    return ctypes.string_at(fields[1], min(c_size_t.from_address(fields[2]).value, kernel.param_bytes))
 
 
 def active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: int) -> int:
@@ -275,48 +266,57 @@ def active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: in
     return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
 
 
-@dataclass(slots=True, eq=False)
-class Launch:
-    """A kernel and all that one launch of it needs, checked.
+class Launch(_queue.Launch):
+    """A kernel and all that one launch of it needs, checked. An operation runs it by calling it.
 
-    `threads` are those of all blocks, `params` its arguments, as they are declared, and `cost` the virtual ns that it
-    takes.
+    Attributes
+    ----------
+    shape
+        What it has in common with others. `function`, `kernel`, `grid`, `block`, `shared`, `cost` and `threads` (of all
+        blocks) are the shape's.
+    cooperative
+        Whether all blocks run at the same time.
+    address, arguments
+        Its arguments as they are declared, filled up with zeros: where they are, and a copy.
     """
 
-    function: Function
-    kernel: JitKernel
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int
-    params: ctypes.Array[ctypes.c_char]
-    cost: int
-    threads: int
-    cooperative: bool = False
+    __slots__ = ()
 
     def run(self, operation: Operation) -> None:
-        """Execute it, as the operation that was enqueued for it."""
+        """Execute it, as the operation that was enqueued for it. C code has done so if it is one like many before."""
         optimized = self.function.optimizing.launched(self.threads, self.kernel.rounds)
-        if self.cooperative or not state.machine.runs_plainly:
-            _execute(self, operation, optimized=optimized)
-            return
         context = operation.stream.context
+        plan = None
         try:
-            is_done = self.kernel.launch_plain(
-                self.grid,
-                self.block,
-                self.shared,
-                ctypes.addressof(self.params),
-                _threads(),
-                _heap_of(context),
-                limit_of(context, STACK_SIZE),
-                optimized,
-            )
-        except _translator().KernelError as error:
-            raise _failed(error, self) from error
+            if not self.cooperative and state.machine.runs_plainly:
+                heap, stack_bytes = _heap_of(context), limit_of(context, STACK_SIZE)
+                plan = self.kernel.plan(self.grid, self.block, self.shared, _threads(), heap, stack_bytes, optimized)
         except PtxError as error:
             raise _untranslated(error) from error
-        if not is_done:
+        if plan is None:
             _execute(self, operation, optimized=optimized)
+            return
+        if context.heap is None and not context.limits and plan.launch.rounds is None:  # C code counts no rounds
+            self.shape.plan = plan
+        try:
+            self.kernel.launch_planned(plan, self.address)
+        except _translator().KernelError as error:
+            raise _failed(error, self) from error
+
+    def repeats(self) -> bool:
+        """Note a launch that C code is about to run; return whether it is for the code of the one before.
+
+        If not, :meth:`run` notes it once more: it is optimized by then, and stays so.
+        """
+        plan, optimized = self.shape.plan, self.function.optimizing.launched(self.threads, self.kernel.rounds)
+        return plan is not None and plan.optimized == optimized
+
+    def ended_early(self, team: Any) -> None:
+        """Raise what ended a launch that C code has run."""
+        try:
+            self.kernel.explain(team)
+        except _translator().KernelError as error:
+            raise _failed(error, self) from error
 
     @property
     def is_optimized(self) -> bool:
@@ -331,7 +331,8 @@ class Launch:
         allocations, watch = state.machine.allocations, state.machine.scheduler.watch
         if watch is None and not allocations.on_host:
             return []
-        words = memoryview(bytes(self.params)[: len(self.params) // 8 * 8]).cast("Q")
+        arguments = self.arguments
+        words = memoryview(arguments).cast("Q")
         found = {(one.address, one.size) for one in map(allocations.holding, words) if one is not None}
         managed = watch.managed if watch is not None else set()
 
@@ -339,9 +340,13 @@ class Launch:
             one = allocations.holding(address)
             return None if one is None else (one.address, one.size)
 
-        if (managed or allocations.on_host) and self.kernel.follows_pointers(bytes(self.params), place):
+        if (managed or allocations.on_host) and self.kernel.follows_pointers(arguments, place):
             found.update(managed, allocations.on_host.items())
         return list(found)
+
+    def like(self, *, cooperative: bool) -> Launch:
+        """Return the same launch, cooperative or not."""
+        return Launch(self.shape, self.arguments, cooperative)
 
     def cooperating(self) -> Launch:
         """Return the same as a cooperative launch. Fails with CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""
@@ -353,7 +358,7 @@ class Launch:
                 Result.COOPERATIVE_LAUNCH_TOO_LARGE,
                 f"{kernel_name(self.function.name)}: {blocks} blocks; {room} of this size run at the same time",
             )
-        return replace(self, cooperative=True)
+        return self.like(cooperative=True)
 
 
 def checked_launch(
@@ -370,19 +375,21 @@ def checked_launch(
     """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
     machine = state.machine
     function = machine.get(f, Function)
-    shape = context.device.ordinal, grid, block, shared
-    observed = machine.measure_accesses or machine.checkers is not None  # which needs other translations
-    found = None if observed else function.fitting.get(shape)
-    if found is None:
+    key = _queue.shape_key(context.device.ordinal, int(_instrument()), grid, block, shared)
+    shape = function.fitting.get(key)
+    if shape is None:
         kernel = _within_limits(function, context.device, grid, block, shared)
         threads = math.prod(grid) * math.prod(block)
-        found = kernel, profile.kernel_cost(threads, function.work), threads
-        if not observed:
-            if len(function.fitting) >= _MOST_SHAPES:
-                function.fitting.clear()
-            function.fitting[shape] = found
-    kernel, cost, threads = found
-    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra), cost, threads)
+        cost = profile.kernel_cost(threads, function.work)
+        shape = _queue.Shape(function, kernel, grid, block, shared, cost, threads)
+        if len(function.fitting) >= _MOST_SHAPES:
+            function.fitting.clear()
+        function.fitting[key] = shape
+    kernel = shape.kernel
+    try:
+        launch = Launch(shape, _arguments(kernel, params, extra))
+    except ValueError as error:
+        raise DriverError(Result.INVALID_VALUE) from error
     if cooperative:
         launch = launch.cooperating()
     if kernel.system_calls:
@@ -425,7 +432,7 @@ def _failed(error: KernelError, launch: Launch) -> DriverError:
     if isinstance(error, jit.KernelFault):
         allocations = state.machine.allocations
         where = allocations.holding(error.address)
-        pointer = pointer_behind(launch.kernel.pointers_at(0, bytes(launch.params)), allocations)
+        pointer = pointer_behind(launch.kernel.pointers_at(0, launch.arguments), allocations)
         place = f"inside {where.kind} memory" if where else place_of(error.address, 1, allocations, pointer)
         place = place or "outside every allocation"
         return DriverError(Result.ILLEGAL_ADDRESS, f"illegal access at {error.address:#x}, {place}")
@@ -487,7 +494,7 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
             grid=launch.grid,
             block=launch.block,
             shared_bytes=launch.shared,
-            params=ctypes.addressof(launch.params),
+            params=launch.address,
             # One thread makes also the order of atomics the same when the tape is replayed.
             threads=1 if machine.tape is not None else _threads(),
             footprint=footprint,
@@ -505,7 +512,7 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
     except PtxError as error:
         raise _untranslated(error) from error
     if checkers is not None:
-        params = bytes(launch.params)
+        params = launch.arguments
         operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block, params) for one in found]
     if host.had_no_room:
         operation.findings = [*operation.findings, _without_room(launch)]
@@ -565,3 +572,14 @@ def _attributes(launch: LaunchConfig) -> dict[int, bytes]:
     first = launch.attrs
     attributes = range(first, first + launch.numAttrs * _ATTRIBUTE_BYTES, _ATTRIBUTE_BYTES)
     return {c_int.from_address(at).value: ctypes.string_at(at + 8, _ATTRIBUTE_BYTES - 8) for at in attributes}
+
+
+_queue.install_launches(
+    names=vars(state),
+    stream_of=stream_of,
+    instrument=_instrument,
+    function=Function,
+    launch=Launch,
+    operation=Operation,
+    call=abi.call,
+)

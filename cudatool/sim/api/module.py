@@ -12,6 +12,7 @@ from cudatool.ptx import PtxError
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim._calls import launch_config
+from cudatool.sim._queue import again, again_as
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.kernels import (
     COOPERATIVE,
@@ -224,7 +225,7 @@ def _launch(
     stream = stream_of(hStream)
     launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
     operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
-    operation.run, operation.host_memory = launch.run, launch.host_memory()
+    operation.run, operation.host_memory = launch, launch.host_memory()
     operation.programmatic = programmatic, *launch.function.orders_others
     scheduler = state.machine.scheduler
     scheduler.enqueue(operation, cost=launch.cost)
@@ -251,8 +252,9 @@ def cuLaunchKernel(
     kernelParams: int,
     extra: int,
 ) -> None:
-    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-    _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, extra)
+    shape = gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ
+    if extra or not again(f, *shape, sharedMemBytes, hStream, kernelParams):
+        _launch(f, shape[:3], shape[3:], sharedMemBytes, hStream, kernelParams, extra)
 
 
 @entry(
@@ -280,6 +282,8 @@ def cuLaunchCooperativeKernel(
 def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
     if not config:
         raise DriverError(Result.INVALID_VALUE)
+    if not extra and again_as(config, f, kernelParams):
+        return
     grid, block, shared, stream, attributes = launch_config(config)
     cooperative = programmatic = False
     if attributes:

@@ -80,7 +80,7 @@ class KernelNode(_Leaf):
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         launch = self.launch
-        work = run.with_conditions(launch.run)
+        work = run.with_conditions(launch)
         return run.add(
             "kernel",
             launch.function.name,
@@ -100,7 +100,7 @@ class KernelNode(_Leaf):
     def with_attributes(self, attributes: dict[int, bytes]) -> KernelNode:
         """Return the same with other attributes, of which one makes the launch a cooperative one."""
         kernel = replace(self, attributes=attributes)
-        launch = replace(self.launch, cooperative=False)
+        launch = self.launch.like(cooperative=False)
         return replace(kernel, launch=launch.cooperating() if kernel.attribute(COOPERATIVE) else launch)
 
     def attribute(self, number: int) -> int:

@@ -447,7 +447,7 @@ def bodies_of(node: Node, work: Conditional) -> int:
 
 def _write_kernel(node: Node, work: KernelNode, params: KernelParams) -> None:
     launch = work.launch
-    start = ctypes.addressof(launch.params)
+    start = launch.address
     node.kept = (c_void_p * max(len(launch.kernel.params), 1))(*(start + p.offset for p in launch.kernel.params))
     params.func = params.kern = launch.function.handle
     params.grid[:], params.block[:] = launch.grid, launch.block

@@ -63,7 +63,7 @@ from cudatool.sim.jit.runs import join_products
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.steps import insert_steps
 from cudatool.sim.jit.system import SYSTEM
-from cudatool.sim.jit.team import run_plain
+from cudatool.sim.jit.team import Plan, Team, run_plain, why_ended
 from cudatool.source_text import SourceLine
 
 _MEMORY = Instrument.MEMCHECK | Instrument.INITCHECK
@@ -242,7 +242,7 @@ class JitKernel:
         self._layout: Layout | None = None
         self._accesses: KernelAccesses | None = None
         self._variants: dict[_Variant, _Translated] = {}
-        self._plans: dict[tuple[object, ...], tuple[NativeLaunch, int] | None] = {}
+        self._plans: dict[tuple[object, ...], Plan | None] = {}
         self._checked: dict[tuple[object, ...], _Checked] = {}
         self.name = function.name
         layout = Layout.of_params(function)
@@ -507,8 +507,9 @@ class JitKernel:
             and seed is None
             and not timeout_s
             and not cooperative
-            and self.launch_plain(grid, block, shared_bytes, params, threads, heap, stack_bytes, optimized)
+            and (plan := self.plan(grid, block, shared_bytes, threads, heap, stack_bytes, optimized)) is not None
         ):
+            self.launch_planned(plan, params)
             return []
         large = _is_large(grid, block)
         instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
@@ -587,31 +588,36 @@ class JitKernel:
         found = self._checked[key] = _Checked(*code, of_launch.written, sound, fills=fills)
         return found
 
-    def launch_plain(
+    def plan(
         self,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         shared_bytes: int,
-        params: int,
         threads: int,
         heap: int,
         stack_bytes: int,
         optimized: bool,
-    ) -> bool:
-        """Do as :meth:`launch` in the plainest case; return False if the launch is not so plain.
+    ) -> Plan | None:
+        """Return what plain launches of this shape need, found out once so that small ones cost little.
 
-        What such launches need is found out once for each shape, so that small ones cost little.
+        None if no launch of this shape is so plain.
         """
         key = grid, block, shared_bytes, threads, heap, stack_bytes, optimized
         try:
-            plan = self._plans[key]
+            return self._plans[key]
         except KeyError:
             plan = self._plans[key] = self._plan(*key)
-        if plan is None:
-            return False
-        if (stopped := run_plain(*plan, params)) is not None:
+            return plan
+
+    def launch_planned(self, plan: Plan, params: int) -> None:
+        """Do as :meth:`launch` in the plainest case."""
+        if (stopped := run_plain(plan, params)) is not None:
             raise self._explain(stopped, self._plain)
-        return True
+
+    def explain(self, team: Team) -> None:
+        """Raise what ended a planned launch early, which the team has run."""
+        if (stopped := why_ended(team)) is not None:
+            raise self._explain(stopped, self._plain)
 
     def _shared_bytes(self, dynamic: int) -> int:
         """Return the shared memory of a block that is launched with so many bytes of dynamic shared memory.
@@ -656,11 +662,8 @@ class JitKernel:
         heap: int,
         stack_bytes: int,
         optimized: bool,
-    ) -> tuple[NativeLaunch, int] | None:
-        """Return what launches of this shape need, but for their arguments, and how many host threads run them.
-
-        None if :func:`run_plain` is not for them.
-        """
+    ) -> Plan | None:
+        """Return what launches of this shape need, None if :func:`run_plain` is not for them."""
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         if _is_large(grid, block):
@@ -669,7 +672,7 @@ class JitKernel:
         if translated.parks:
             return None
         plan = self._described(translated, grid, block, shared_bytes, heap, stack_bytes)
-        return plan, workers_for(grid, block, threads)
+        return Plan(plan, workers_for(grid, block, threads), optimized)
 
     @cached_property
     def _acquires(self) -> bool:

@@ -7,19 +7,35 @@ another launch of it only has other arguments; C code lets the workers run, each
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
-from cudatool.sim import _calls, signals
+from cudatool.sim import _queue, signals
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.launch import KernelFault, NativeLaunch, Run, Stopped, Worker, count_rounds
 from cudatool.sim.jit.native import STOP_SIGNAL
 
-__all__ = ["run_plain"]
+__all__ = ["Plan", "Team", "run_plain", "why_ended"]
 
-_KEPT = 4
+_KEPT = 16  # idle teams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What plain launches of one shape need, but for their arguments, in code that is optimized or not.
+
+    Attributes
+    ----------
+    threads
+        Of the host that run them.
+    """
+
+    launch: NativeLaunch
+    threads: int
+    optimized: bool
 
 
 class _Calls(ctypes.Structure):
-    """What C code needs of a launch (``struct cudatool_calls`` of ``_workers.c``)."""
+    """What C code needs of a launch (``struct cudatool_calls`` of ``_workers.h``)."""
 
     _fields_ = (
         ("function", ctypes.c_uint64),
@@ -30,16 +46,17 @@ class _Calls(ctypes.Structure):
         ("blocks", ctypes.c_uint64),
         ("count", ctypes.c_uint32),
         ("status", ctypes.c_uint32),
+        ("params", ctypes.c_uint32),
     )
 
 
-class _Team:
-    """Workers whose contexts are filled for a plan."""
+class Team:
+    """Workers whose contexts are filled for a plan. C code reads `plan` and `calls`, an address."""
 
-    def __init__(self, plan: NativeLaunch, count: int) -> None:
-        self.plan = plan
-        self.workers = [Worker() for _ in range(count)]
+    def __init__(self, plan: Plan) -> None:
+        self.workers = [Worker() for _ in range(plan.threads)]
         self.next_block = ctypes.c_uint64()
+        count = len(self.workers)
         self._arguments = (ctypes.c_void_p * count)(*(ctypes.addressof(worker.context) for worker in self.workers))
         self.addresses = (ctypes.c_uint64 * count)()
         self.numbers = (ctypes.c_int * count)()
@@ -50,19 +67,20 @@ class _Team:
             next_block=ctypes.addressof(self.next_block),
             count=count,
             status=Context.status.offset,
+            params=Context.params.offset,
         )
         self.calls = ctypes.addressof(self._calls)
         self.fill(plan)
 
-    def fill(self, plan: NativeLaunch) -> None:
+    def fill(self, plan: Plan) -> None:
         """Fill the contexts for a plan."""
         self.plan = plan
-        going = Run(plan, self.workers, None)
+        going = Run(plan.launch, self.workers, None)
         for worker in self.workers:
             going.prepare(worker, None)
             worker.context.next_block = ctypes.addressof(self.next_block)
             worker.context.resume = worker.context.parked = 0
-        self._calls.function, self._calls.blocks = plan.entry, going.blocks
+        self._calls.function, self._calls.blocks = plan.launch.entry, going.blocks
 
     def stopped(self) -> Stopped | None:
         """Return why a launch ended early; raise KernelFault if that was a fault."""
@@ -71,43 +89,40 @@ class _Team:
                 raise KernelFault(number, address)
         for worker in self.workers:
             worker.memory.current = worker.context.current
-        return Run(self.plan, self.workers, None).stopped()
+        return Run(self.plan.launch, self.workers, None).stopped()
 
 
-_teams: list[_Team] = []
+def _make(plan: Plan) -> Team:
+    """Return a team for a plan for which none is ready: an idle one that was not used for long, if there are many."""
+    if len(_queue.teams) >= _KEPT:
+        found = next((team for team in _queue.teams if len(team.workers) == plan.threads), None)
+        try:
+            if found is not None:
+                _queue.teams.remove(found)
+                found.fill(plan)
+                return found
+        except ValueError:  # another thread was faster
+            pass
+    return Team(plan)
 
 
-def _take(plan: NativeLaunch, count: int) -> _Team:
-    """Return a team for a plan that nothing else uses."""
-    found = next((team for team in _teams if team.plan is plan), None)
-    if found is None and len(_teams) >= _KEPT:
-        found = next((team for team in _teams if len(team.workers) == count), None)
-    if found is None:
-        return _Team(plan, count)
-    try:
-        _teams.remove(found)
-    except ValueError:  # another thread was faster
-        return _Team(plan, count)
-    if found.plan is not plan:
-        found.fill(plan)
-    return found
-
-
-def run_plain(plan: NativeLaunch, count: int, params: int) -> Stopped | None:
-    """Do as :func:`.launch.run` on `count` host threads, for a launch that has the packed arguments at `params`.
+def run_plain(plan: Plan, params: int) -> Stopped | None:
+    """Do as :func:`.launch.run` for a launch that has the packed arguments at `params`.
 
     Raises
     ------
     KernelFault
         The code touched memory that does not exist.
     """
-    team = _take(plan, count)
-    for worker in team.workers:
-        worker.context.params = params
-    team.next_block.value = 0
-    if not _calls.guarded_calls(team.calls, signals.interrupts()):
-        count_rounds(plan, team.workers)
-        _teams.append(team)
+    team = _queue.take_team(plan) or _make(plan)
+    if not _queue.run_team(team, params):
+        count_rounds(plan.launch, team.workers)
+        _queue.teams.append(team)
         return None
+    return why_ended(team)
+
+
+def why_ended(team: Team) -> Stopped | None:
+    """Return why a team's launch ended early; raise KernelFault if that was a fault."""
     signals.check()
     return team.stopped()

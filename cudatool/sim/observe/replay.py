@@ -155,7 +155,7 @@ class Replay:
                 grid=entry.launch.grid,
                 block=entry.launch.block,
                 shared_bytes=entry.launch.shared,
-                params=ctypes.addressof(entry.launch.params),
+                params=entry.launch.address,
                 threads=1,
                 stack_bytes=entry.stack_bytes,
                 cooperative=entry.launch.cooperative,

@@ -364,8 +364,7 @@ class Tape:
         """Return the host's memory that a kernel's arguments point to."""
         if not self._live:
             return []
-        size = len(launch.params) // 8 * 8
-        words = np.frombuffer(bytes(launch.params)[:size], np.uint64).tolist()
+        words = np.frombuffer(launch.arguments, np.uint64).tolist()
         found = {memory.address: memory for word in words if (memory := self._memory(word)) is not None}
         return list(found.values())
 
