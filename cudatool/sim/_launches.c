@@ -19,8 +19,8 @@ static PyObject *names, *stream_of, *instrument, *function_type, *launch_type, *
 static PyObject *teams; /* that are idle, the one that was used last in the end (cudatool/sim/jit/team.py) */
 
 static PyObject *n_machine, *n_measure_accesses, *n_checkers, *n_options, *n_launch_blocking, *n_context, *n_device, *n_ordinal,
-    *n_objects, *n_fitting, *n_correlation, *n_scheduler, *n_allocations, *n_on_host, *n_host_memory, *n_runs_plainly,
-    *n_heap, *n_limits, *n_plan, *n_calls, *n_run, *n_repeats, *n_ended_early, *n_name, *n_orders_others, *n_param_layout,
+    *n_objects, *n_fitting, *n_correlation, *n_scheduler, *n_host_memory, *n_runs_plainly, *n_heap, *n_limits, *n_plan,
+    *n_calls, *n_run, *n_repeats, *n_ended_early, *n_name, *n_orders_others, *n_param_layout,
     *n_param_bytes, *n_system_calls;
 
 /* ---- what is known of launches ------------------------------------------------------------------------------- */
@@ -270,16 +270,6 @@ static Shape *known_shape(PyObject *machine, PyObject *stream, PyObject *handle,
     return (Shape *)found;
 }
 
-/* Whether the host's memory must be looked at for the launch; -1 with an exception. */
-static int may_use_host_memory(PyObject *machine, const Queue *queue) {
-    if (queue->watch != Py_None) return 1;
-    PyObject *allocations = PyObject_GetAttr(machine, n_allocations);
-    PyObject *on_host = allocations ? PyObject_GetAttr(allocations, n_on_host) : NULL;
-    int may = on_host ? PyObject_IsTrue(on_host) : -1;
-    Py_XDECREF(on_host), Py_XDECREF(allocations);
-    return may;
-}
-
 /* Put an operation that runs the launch at the end of the stream. Returns 0, or -1 with an exception. */
 static int enqueue(PyObject *machine, PyObject *stream, Launch *launch) {
     static PyObject *kind;
@@ -293,8 +283,8 @@ static int enqueue(PyObject *machine, PyObject *stream, Launch *launch) {
     if (operation) {
         Py_SETREF(operation->run, Py_NewRef((PyObject *)launch));
         Py_SETREF(operation->programmatic, Py_NewRef(shape->programmatic));
-        int may = may_use_host_memory(machine, (Queue *)scheduler);
-        PyObject *ranges = may > 0 ? PyObject_CallMethodNoArgs((PyObject *)launch, n_host_memory) : NULL;
+        int is_watched = ((Queue *)scheduler)->watch != Py_None;
+        PyObject *ranges = is_watched ? PyObject_CallMethodNoArgs((PyObject *)launch, n_host_memory) : NULL;
         if (ranges) Py_SETREF(operation->host_memory, ranges);
         if (!PyErr_Occurred()) failed = cudatool_enqueue((Queue *)scheduler, made, shape->cost, NULL, NULL);
     }
@@ -532,7 +522,6 @@ static int make_names(void) {
         {&n_device, "device"},             {&n_ordinal, "ordinal"},
         {&n_objects, "objects"},           {&n_fitting, "fitting"},
         {&n_scheduler, "scheduler"},       {&n_correlation, "correlation"},
-        {&n_allocations, "allocations"},   {&n_on_host, "on_host"},
         {&n_host_memory, "host_memory"},   {&n_runs_plainly, "runs_plainly"},
         {&n_heap, "heap"},                 {&n_limits, "limits"},
         {&n_plan, "plan"},                 {&n_calls, "calls"},

@@ -304,12 +304,12 @@ class Launch(_queue.Launch):
             raise _failed(error, self) from error
 
     def repeats(self) -> bool:
-        """Note a launch that C code is about to run; return whether it is for the code of the one before.
-
-        If not, :meth:`run` notes it once more: it is optimized by then, and stays so.
-        """
-        plan, optimized = self.shape.plan, self.function.optimizing.launched(self.threads, self.kernel.rounds)
-        return plan is not None and plan.optimized == optimized
+        """Return whether C code may run it in the code of the one before, and note that it does."""
+        plan, optimizing, rounds = self.shape.plan, self.function.optimizing, self.kernel.rounds
+        if plan is None or plan.optimized != optimizing.pays(self.threads, rounds):
+            return False
+        optimizing.launched(self.threads, rounds)
+        return True
 
     def ended_early(self, team: Any) -> None:
         """Raise what ended a launch that C code has run."""

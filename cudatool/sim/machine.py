@@ -286,9 +286,10 @@ class Machine:
 
     def watch_host(self, report: Report) -> HostWatch:
         """Let `report` receive what the host does to memory that operations use."""
-        self.scheduler.watch = HostWatch(self.allocations, report)
-        self.allocations.watchers.append(self.scheduler.watch)
-        return self.scheduler.watch
+        watch = HostWatch(self.allocations, report)
+        self.scheduler.begin_watch(watch)
+        self.allocations.watchers.append(watch)
+        return watch
 
     def unwatch_host(self) -> None:
         """Undo :meth:`watch_host`."""

@@ -27,6 +27,8 @@ from cudatool.sim.results import DriverError, Result
 if TYPE_CHECKING:
     from cudatool.sim.graph.capture import CapturedEvent
     from cudatool.sim.ipc import SharedEvent
+    from cudatool.sim.kernels import Launch
+    from cudatool.sim.observe.host_watch import HostWatch
 
 __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
 
@@ -94,13 +96,22 @@ class Operation(_queue.Operation):
         pending needs before: until then it holds nothing.
     host_memory
         Address and size of each range that it will read or write when it runs, where the host can write it without a
-        call (:mod:`cudatool.sim.observe.host_watch`). Other ranges may stand there too.
+        call (:mod:`cudatool.sim.observe.host_watch`). Other ranges may stand there too. Of a launch that was
+        enqueued while nothing watched it is found out when it is asked for.
     launch, node
         The beginning of the graph launch that it is part of, None outside of graphs; and the number of its node in the
         executable graph.
     """
 
     __slots__ = ()
+
+
+def _memory_of(operation: Operation) -> list[tuple[int, int]]:
+    """Return the `host_memory` of an operation, of a launch also where nothing watched when it was enqueued."""
+    if not isinstance(operation.run, _queue.Launch):
+        return operation.host_memory
+    launch: Launch = operation.run  # type: ignore[assignment]  # there is one class of them
+    return launch.host_memory()
 
 
 class StreamState:
@@ -303,6 +314,12 @@ class Scheduler(_queue.Queue):
         self.wait(operation)
         return True
 
+    def begin_watch(self, watch: HostWatch) -> None:
+        """Let `watch` notice what the host writes to memory that operations use, also those that are pending."""
+        self.watch = watch
+        for operation in self._pending.values():
+            operation.host_memory = _memory_of(operation)
+
     def may_read_host(self, address: int, size: int) -> bool:
         """Return whether something may still read what this range of pinned memory holds now.
 
@@ -318,8 +335,9 @@ class Scheduler(_queue.Queue):
             operation = pending[sequence]
             if operation.kind == "host":
                 reads[sequence] = None
-            elif operation.kind == "kernel" and operation.host_memory:
-                reads[sequence] = list(operation.host_memory)
+            elif operation.kind == "kernel":
+                if ranges := _memory_of(operation):
+                    reads[sequence] = list(ranges)
             elif operation.kind != "kernel" and operation.host_source[1]:
                 reads[sequence] = [operation.host_source]
         self._looked_at = next(reversed(pending), self._looked_at)

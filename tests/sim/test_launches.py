@@ -230,16 +230,12 @@ def test_a_launch_like_one_before_needs_no_python(program, ok, by_python):
 
 
 def test_pinned_memory_that_a_kernel_may_use_is_known_of_each_launch(program, ok):
-    driver = program._driver
+    driver, scheduler = program._driver, program.machine.scheduler
     pinned = int(ok(driver.cuMemAllocHost(4096)))
-    abi.subscribe(program)
-    try:
-        for place in (program.device, pinned, pinned + 4):
-            assert 0 == program.launch("step", place, 2, 1, stream=program.streams[0])
-    finally:
-        abi.unsubscribe(program)
-    found = [one[-1] for one in program.seen if one[0] == "kernel"]
-    assert [[(program.device, 4096)], [(pinned, 4096)], [(pinned, 4096)]] == found
+    for place, may_read in ((program.device, False), (program.device, False), (pinned, True), (pinned + 4, True)):
+        assert 0 == program.launch("step", place, 2, 1, stream=program.streams[0])
+        with abi.lock:
+            assert may_read == scheduler.may_read_host(pinned, 4096)
     ok(driver.cuCtxSynchronize())
     ok(driver.cuMemFreeHost(pinned))
 
@@ -274,17 +270,17 @@ def test_what_prints_is_prepared_for_in_each_context(driver, ok, program):
 
 
 def test_device_memory_is_named_for_who_watches_the_host(program, ok):
-    abi.subscribe(program)
     assert 0 == program.launch("step", program.device, 2, 1, stream=program.streams[0])
+    pending = program.machine.scheduler._pending
     with abi.lock:
         program.machine.watch_host(lambda *_: None)
     try:
-        assert 0 == program.launch("step", program.device, 2, 1, stream=program.streams[0])
+        assert 0 == program.launch("step", program.device + 4, 2, 1, stream=program.streams[0])
+        assert [[(program.device, 4096)]] * 2 == [operation.host_memory for operation in pending.values()]
+        ok(program._driver.cuCtxSynchronize())
     finally:
-        abi.unsubscribe(program)
         with abi.lock:
             program.machine.unwatch_host()
-    assert [[], [(program.device, 4096)]] == [one[-1] for one in program.seen if one[0] == "kernel"]
 
 
 def test_a_cooperative_launch_is_none_like_a_plain_one_before(program, ok, by_python):

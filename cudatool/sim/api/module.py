@@ -225,9 +225,11 @@ def _launch(
     stream = stream_of(hStream)
     launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
     operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
-    operation.run, operation.host_memory = launch, launch.host_memory()
+    operation.run = launch
     operation.programmatic = programmatic, *launch.function.orders_others
     scheduler = state.machine.scheduler
+    if scheduler.watch is not None:
+        operation.host_memory = launch.host_memory()
     scheduler.enqueue(operation, cost=launch.cost)
     if state.machine.options.launch_blocking:
         scheduler.wait(stream.last)
