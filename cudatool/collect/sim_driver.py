@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from cudatool.collect.byte_sets import compress
@@ -52,7 +54,7 @@ _TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
 
 
 _BLOCKING = StreamFlag(0)
-_ConfigWords = ctypes.c_uint * 7  # how CUlaunchConfig begins: grid, block, dynamic shared memory
+_CONFIG_BYTES = 28  # how CUlaunchConfig begins, in 32 bits each: grid, block, dynamic shared memory
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 # Copies and fills whose arguments are not one address and one size for each side.
@@ -60,6 +62,13 @@ _OF_BOXES = (
     *("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D"),
     *("cuMemcpyHtoA", "cuMemcpyAtoH", "cuMemcpyDtoA", "cuMemcpyAtoD", "cuMemcpyAtoA"),
 )
+
+
+@lru_cache(maxsize=1024)
+def _config(words: bytes) -> tuple[int, int, int]:
+    """Return the packed grid and block, and the bytes of dynamic shared memory, that a CUlaunchConfig begins with."""
+    *dims, shared = struct.unpack("7I", words)
+    return pack_dims(*dims[:3]), pack_dims(*dims[3:]), shared
 
 
 class _Call:
@@ -115,9 +124,12 @@ class SimDriverCollector:
     def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
         """Note what the call is about to destroy, while it still exists."""
         call, name = self._thread.call, entry.name
-        call.operation, call.memory, call.copies, call.values, call.size = None, (), (), (), 0
+        call.operation = None
         call.owners.clear()
         call.later = None if hooks.current_operation() else []
+        if name in _REPORT_OFTEN:
+            return
+        call.memory, call.copies, call.values, call.size = (), (), (), 0
         if name.startswith(("cuMemFree", "cuMemHostUnregister")):
             found = self._machine.allocations.at(arguments[0])
             call.size = found.size if found else 0
@@ -150,7 +162,9 @@ class SimDriverCollector:
         if self._machine.tape is not None:
             self._machine.tape.owners[sequence] = correlation
         call.operation = operation
-        if kind in ("alloc", "free"):
+        if kind == "kernel":
+            pass
+        elif kind in ("alloc", "free"):
             call.memory += (operation,)
         elif kind in ("memcpy", "memset"):
             call.copies += (operation,)
@@ -245,20 +259,10 @@ class SimDriverCollector:
         is_kernel = kind == "kernel"
         context = operation.stream.context
         ordinal = context.device.ordinal
-        for address, size, flags, aux0, aux1 in compress(operation.footprint, of_boxes=not is_kernel):
-            hooks.emit(
-                Kind.ACCESS,
-                device=ordinal,
-                stream=operation.node,
-                correlation=correlation,
-                address=address,
-                size=size,
-                flags=flags,
-                aux0=aux0,
-                aux1=aux1,
-                stack=0,
-            )
-        self._findings(operation, device=ordinal, stream=stream, correlation=correlation)
+        if operation.footprint:
+            self._accesses(operation, ordinal, correlation)
+        if operation.findings:
+            self._findings(operation, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
             Kind.EXECUTION,
             device=ordinal,
@@ -271,7 +275,24 @@ class SimDriverCollector:
             aux1=operation.end,
             stack=0,
         )
-        self._report_error(context)
+        if context.error is not None:
+            self._report_error(context)
+
+    @staticmethod
+    def _accesses(operation: Operation, device: int, correlation: int) -> None:
+        for address, size, flags, aux0, aux1 in compress(operation.footprint, of_boxes=operation.kind != "kernel"):
+            hooks.emit(
+                Kind.ACCESS,
+                device=device,
+                stream=operation.node,
+                correlation=correlation,
+                address=address,
+                size=size,
+                flags=flags,
+                aux0=aux0,
+                aux1=aux1,
+                stack=0,
+            )
 
     def _findings(self, operation: Operation, **who: int) -> None:
         for found in operation.findings:
@@ -496,13 +517,12 @@ class SimDriverCollector:
         hooks.emit(Kind.HOST_FREE, address=values["p"], size=self._thread.call.size, name=name)
 
     def _launch(self, _: int, *words: int) -> None:
-        self._kernel(words[:3], words[3:6], words[6])
+        self._kernel(pack_dims(*words[:3]), pack_dims(*words[3:6]), words[6])
 
     def _launch_ex(self, config: int, *_: int) -> None:
-        words = _ConfigWords.from_address(config)[:]
-        self._kernel(words[:3], words[3:6], words[6])
+        self._kernel(*_config(ctypes.string_at(config, _CONFIG_BYTES)))
 
-    def _kernel(self, grid: Iterable[int], block: Iterable[int], shared: int) -> None:
+    def _kernel(self, grid: int, block: int, shared: int) -> None:
         call = self._thread.call
         operation = call.operation
         if operation is None:
@@ -515,8 +535,8 @@ class SimDriverCollector:
             correlation=correlation,
             name=kernel_name(operation.name),
             size=shared,
-            aux0=pack_dims(*grid),
-            aux1=pack_dims(*block),
+            aux0=grid,
+            aux1=block,
             flags=launch_flags(*operation.programmatic),
         )
 

@@ -485,6 +485,7 @@ class LaunchFlag(IntFlag):
 
 
 @cache  # a sum of flags takes longer than the rest of an event
+@cache
 def launch_flags(programmatic: bool, waits: bool, triggers: bool, system_scope: bool) -> LaunchFlag:
     """Return the flags of a launch."""
     flags = LaunchFlag.PROGRAMMATIC if programmatic else LaunchFlag(0)
