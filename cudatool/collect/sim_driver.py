@@ -19,6 +19,7 @@ from cudatool.collect.byte_sets import compress
 from cudatool.collect.callers import calling_api
 from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.collect.sim_graphs import GraphWatcher
+from cudatool.memory import observers
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import (
@@ -32,6 +33,7 @@ from cudatool.trace.events import (
     launch_flags,
     pack_dims,
 )
+from cudatool.trace.libraries import Library
 
 if TYPE_CHECKING:
     from cudatool.sim import Entry, Machine, Operation, Result
@@ -52,6 +54,14 @@ _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 # Calls that are recorded although they failed: their error is a finding.
 _TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
 
+
+# Calls that ask for memory of a device.
+_ALLOCATES = frozenset(
+    [
+        *("cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"),
+        *("cuMemCreate", "cuArrayCreate", "cuArray3DCreate", "cuMipmappedArrayCreate"),
+    ]
+)
 
 _BLOCKING = StreamFlag(0)
 _CONFIG_BYTES = 28  # how CUlaunchConfig begins, in 32 bits each: grid, block, dynamic shared memory
@@ -224,6 +234,8 @@ class SimDriverCollector:
                 hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
             hooks.emit(Kind.WARNING, name=f"{name} returned {result.c_name}", aux0=WarningCode.CALL_FAILED)
+            if result.name == "OUT_OF_MEMORY" and name in _ALLOCATES:
+                self._out_of_memory(dict(zip(entry.parameters, arguments, strict=True)))
         for operation in later:
             self._execution(operation)
 
@@ -474,6 +486,19 @@ class SimDriverCollector:
                 hooks.emit(Kind.HOST_FREE, address=values["dptr"], size=size, name=name)
                 return
             hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
+
+    def _out_of_memory(self, values: dict[str, Any]) -> None:
+        """Report that the program asked the driver for memory and did not get it."""
+        pool = self._machine.objects.get(values.get("pool", 0))
+        if pool is not None and pool.device < 0:
+            return  # of the host
+        device = self._stream(values["hStream"])[0] if "hStream" in values else self._device
+        size = values.get("bytesize", values.get("size", 0)) or values.get("WidthInBytes", 0) * values.get("Height", 0)
+        limit = pool.max_size if pool is not None else 0
+        memory = self._machine.devices[device].memory
+        free = memory.size - memory.used
+        hooks.emit(Kind.LIBRARY_OOM, device=device, size=size, aux0=free, aux1=limit, name=Library.DRIVER)
+        observers.notify(device, size, limit, free)
 
     def _physical_alloc(self, values: dict[str, Any], name: str) -> None:
         physical = self._machine.objects[_pointed(values["handle"])]

@@ -19,6 +19,8 @@ class Library(StrEnum):
     JAX = "JAX"
     TENSORFLOW = "TensorFlow"
     NUMBA = "numba"
+    DRIVER = "the CUDA driver"
+    """What gave memory, or did not, where the program asked it directly; no library that a program loads."""
 
 
 def libraries_of(trace: Trace) -> tuple[str, ...]:

@@ -497,3 +497,44 @@ def test_a_setting_that_would_exceed_the_budget_is_not_tried(monkeypatch):
     monkeypatch.setattr(oom, "process_time", lambda: next(times))
     budget = oom._Budget(1.0)
     assert [False, False, False, True] == [budget.is_spent() for _ in range(4)]
+
+
+_OF_THE_DRIVER = """
+from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
+device = Device()
+device.set_current()
+stream = device.create_stream()
+kept = []
+def hog(resource):
+    while True: kept.append(resource.allocate(60 << 20, stream=stream))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("hog(device.memory_resource)", "The memory is full, the driver had 16 MiB free; 44 MiB more were needed"),
+        (
+            "hog(DeviceMemoryResource(device, DeviceMemoryResourceOptions(max_size=128 << 20)))",
+            "The limit of the CUDA driver's pool limits this program, the driver had 136 MiB free",
+        ),
+    ],
+)
+def test_memory_of_the_driver_that_runs_out_is_explained(run_warm, tmp_path, call, reason):
+    (tmp_path / "big.py").write_text(_OF_THE_DRIVER + call)
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    assert (done.returncode, "1 failed: out of memory" in " ".join(done.stderr.split())) == (1, True), done.stderr
+    report = (tmp_path / "run.oom.txt").read_text()
+    assert "big.py:8 (hog) requested 60 MiB of the CUDA driver on device 0" in report
+    assert reason in " ".join(report.split())
+    assert "(hog)" in _holder(report)
+
+
+def test_memory_of_the_host_that_runs_out_is_no_failure_of_the_device(run_warm, tmp_path):
+    (tmp_path / "big.py").write_text(
+        "from cuda.bindings import driver\nfrom cuda.core import Device\nDevice().set_current()\n"
+        "print(driver.cuMemAllocHost(1 << 60)[0].name)\n"
+    )
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    assert "OUT_OF_MEMORY" in done.stdout
+    assert not (tmp_path / "run.oom.txt").exists()
