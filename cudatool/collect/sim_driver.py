@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import struct
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -64,7 +63,6 @@ _ALLOCATES = frozenset(
 )
 
 _BLOCKING = StreamFlag(0)
-_CONFIG_BYTES = 28  # how CUlaunchConfig begins, in 32 bits each: grid, block, dynamic shared memory
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 # Copies and fills whose arguments are not one address and one size for each side.
@@ -75,10 +73,8 @@ _OF_BOXES = (
 
 
 @lru_cache(maxsize=1024)
-def _config(words: bytes) -> tuple[int, int, int]:
-    """Return the packed grid and block, and the bytes of dynamic shared memory, that a CUlaunchConfig begins with."""
-    *dims, shared = struct.unpack("7I", words)
-    return pack_dims(*dims[:3]), pack_dims(*dims[3:]), shared
+def _packed(grid: tuple[int, int, int], block: tuple[int, int, int]) -> tuple[int, int]:
+    return pack_dims(*grid), pack_dims(*block)
 
 
 class _Call:
@@ -93,12 +89,14 @@ class _Call:
         "on_host",
         "operation",
         "owners",
+        "shape",
         "size",
         "values",
     )
 
     def __init__(self) -> None:
         self.operation: Any = None  # the last operation that it enqueued
+        self.shape: Any = None  # of that, if it is a launch: the kernel, the grid, the block
         self.copies: tuple[Any, ...] = ()  # those of them that copy or fill
         self.memory: tuple[Any, ...] = ()  # those of them that allocate or free
         self.values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
@@ -173,7 +171,7 @@ class SimDriverCollector:
             self._machine.tape.owners[sequence] = correlation
         call.operation = operation
         if kind == "kernel":
-            pass
+            call.shape = getattr(operation.run, "shape", None)  # of a launch; when it has run, `run` is gone
         elif kind in ("alloc", "free"):
             call.memory += (operation,)
         elif kind in ("memcpy", "memset"):
@@ -541,17 +539,13 @@ class SimDriverCollector:
     def _host_free(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.HOST_FREE, address=values["p"], size=self._thread.call.size, name=name)
 
-    def _launch(self, _: int, *words: int) -> None:
-        self._kernel(pack_dims(*words[:3]), pack_dims(*words[3:6]), words[6])
-
-    def _launch_ex(self, config: int, *_: int) -> None:
-        self._kernel(*_config(ctypes.string_at(config, _CONFIG_BYTES)))
-
-    def _kernel(self, grid: int, block: int, shared: int) -> None:
+    def _launch(self, *_: int) -> None:
         call = self._thread.call
         operation = call.operation
         if operation is None:
             return  # captured
+        shape = call.shape
+        grid, block = _packed(shape.grid, shape.block)
         correlation, stream = call.owners[operation.sequence]
         hooks.emit(
             Kind.KERNEL_LAUNCH,
@@ -559,7 +553,7 @@ class SimDriverCollector:
             stream=stream,
             correlation=correlation,
             name=kernel_name(operation.name),
-            size=shared,
+            size=shape.shared,
             aux0=grid,
             aux1=block,
             flags=launch_flags(*operation.programmatic),
@@ -726,7 +720,7 @@ class SimDriverCollector:
 _REPORT_OFTEN: Final[dict[str, Callable[..., None]]] = {
     "cuLaunchKernel": SimDriverCollector._launch,
     "cuLaunchCooperativeKernel": SimDriverCollector._launch,
-    "cuLaunchKernelEx": SimDriverCollector._launch_ex,
+    "cuLaunchKernelEx": SimDriverCollector._launch,
     "cuStreamSynchronize": SimDriverCollector._stream_synchronize,
 }
 _REPORT: Final[dict[str, Callable[[SimDriverCollector, dict[str, Any], str], None]]] = {
