@@ -706,7 +706,9 @@ class JitKernel:
 
     def _translated_for(self, variant: _Variant, left_out: Needless) -> Needless:
         """Return which checks are left out by code that there is, or for which there is room."""
-        made = [known.needless for known in list(self._variants) if known._replace(needless=variant.needless) == variant]
+        made = [
+            known.needless for known in list(self._variants) if known._replace(needless=variant.needless) == variant
+        ]
         if left_out in made or len(made) < _MAX_VARIANTS:
             return left_out
         return max((known for known in made if known <= left_out), key=len, default=Needless())
