@@ -72,7 +72,8 @@ def test_shuffles_do_not_take_the_mask_that_another_kernel_left(launch, kernels)
 
 def test_pages_of_slots_are_in_memory_before_a_kernel_runs():
     memory, pages = _Memory(), 100
-    launch = SimpleNamespace(shared_bytes=0, local_bytes=0, slot_bytes=pages * PAGE, block=(32, 1, 1), in_step=1)
+    alone = {"in_step": 1, "shared_step": 0, "slots_step": 0}
+    launch = SimpleNamespace(**alone, shared_bytes=0, local_bytes=0, slot_bytes=pages * PAGE, block=(32, 1, 1))
     memory.prepare(launch)
     resident, size = (ctypes.c_ubyte * pages)(), ctypes.c_size_t(pages * PAGE)
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(memory.slots.address), size, resident) == 0
