@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any, Self, type_check_only
 
 from cudatool.sim.jit.module import JitKernel
 from cudatool.sim.jit.team import Plan, Team
@@ -114,7 +114,26 @@ def install(
 ) -> None:
     """Give what is needed of abi.py (its namespace, with `subscribers`, and its lock) and of signals.py."""
 
-class Shape:
+@type_check_only
+class _OfShape:
+    """What a shape says of its launches, and they say by it."""
+
+    @property
+    def function(self) -> Function: ...
+    @property
+    def kernel(self) -> JitKernel: ...
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+    @property
+    def block(self) -> tuple[int, int, int]: ...
+    @property
+    def shared(self) -> int: ...
+    @property
+    def cost(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
+class Shape(_OfShape):
     """What launches of a kernel on one device have in common that differ in their arguments only.
 
     Attributes
@@ -142,22 +161,8 @@ class Shape:
         cost: int,
         threads: int,
     ) -> None: ...
-    @property
-    def function(self) -> Function: ...
-    @property
-    def kernel(self) -> JitKernel: ...
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-    @property
-    def block(self) -> tuple[int, int, int]: ...
-    @property
-    def shared(self) -> int: ...
-    @property
-    def cost(self) -> int: ...
-    @property
-    def threads(self) -> int: ...
 
-class Launch:
+class Launch(_OfShape):
     """See :class:`cudatool.sim.kernels.Launch`.
 
     `arguments` are those as they are declared, or the address of pointers to each of them: ValueError if one is NULL.
@@ -173,20 +178,6 @@ class Launch:
     def address(self) -> int: ...
     @property
     def arguments(self) -> bytes: ...
-    @property
-    def function(self) -> Function: ...
-    @property
-    def kernel(self) -> JitKernel: ...
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-    @property
-    def block(self) -> tuple[int, int, int]: ...
-    @property
-    def shared(self) -> int: ...
-    @property
-    def cost(self) -> int: ...
-    @property
-    def threads(self) -> int: ...
 
 teams: list[Team]
 """Idle teams, the one that was used last at the end."""

@@ -39,5 +39,6 @@ class Optimizing:
 
     def launched(self, threads: int, rounds: int) -> bool:
         """Note a launch; return whether it is to run optimized code."""
+        pays = self.pays(threads, rounds)
         self._threads += threads
-        return (self._threads + rounds) * self._instructions > _ENOUGH
+        return pays
