@@ -3,20 +3,23 @@
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
     python benchmarks/bench_record.py --sanitize [--rounds 3] [--only cupy torch]
     python benchmarks/bench_record.py --alone [--rounds 5] [--only cupy_graph] [--levels memory kernels]
-    python benchmarks/bench_record.py --rounds 21 --only torch --levels armed ring-memory ring-kernels
+    python benchmarks/bench_record.py --rounds 25 --only torch --levels armed ring-memory ring-kernels
 
-Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. A line
-has the median time of an unrecorded step, and the median ratio within a round; that of ``again``, which is not recorded
-either, shows what the ratios of this run are worth. The program's first steps are recorded, so that its modules are
-loaded as under ``cudatool run``. A loop takes half a second: what a recording does once, for
-each stack that it has not seen, is then a small part, as it is in a program of minutes. The level ``armed`` is
-`cudatool.arm()`, and ``ring-LEVEL`` what ``cudatool run --when`` keeps; neither is triggered. With ``--peers``,
-PyTorch's programs also run under PyTorch's memory history and torch.profiler.
+Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. Each
+round runs each way once, in an order of its own. A line has the median time of an unrecorded step; then for each way
+the median of its ratios to the unrecorded loop of the same round, the interval in which that median lies with a
+probability of 95 % (by the order of the ratios, whatever their distribution), and the median ratio of the processor
+time of all threads. ``again`` is a second unrecorded loop: it shows what the ratios of this run are worth.
+
+The program's first steps are recorded, so that its modules are loaded as under ``cudatool run``. A loop takes half a
+second: what a recording does once, for each stack that it has not seen, is then a small part, as it is in a program of
+minutes. The level ``armed`` is `cudatool.arm()`, and ``ring-LEVEL`` what ``cudatool run --when`` keeps; neither is
+triggered. With ``--peers``, PyTorch's programs also run under PyTorch's memory history and torch.profiler.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
-code must be loaded under the recording; a line has the ratio of the medians of their steps. With ``--alone``, likewise
-under ``cudatool run`` with each level: graphs, and JAX, which makes some, must be measured so, as a recording that
-begins after the driver has started records each kernel of a graph at the level ``kernels``, too.
+code must be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and
+JAX, which makes some, must be measured so, as a recording that begins after the driver has started records each kernel
+of a graph at the level ``kernels``, too. Only there does CUPTI stay away from the unrecorded loop.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -32,7 +37,7 @@ import tempfile
 from pathlib import Path
 
 _TIMED = """
-import contextlib, json, sys, time
+import contextlib, json, random, sys, time
 import cudatool
 ways, rounds = sys.argv[1].split(","), int(sys.argv[2])
 _first = contextlib.ExitStack()
@@ -66,16 +71,16 @@ def timed(step, synchronize, count):
     _first.close()
     found = {way: [] for way in ways}
     for _ in range(rounds):
-        for way in ways:
+        for way in random.sample(ways, len(ways)):
             with way_of(way):
                 for _ in range(3):
                     step()
                 synchronize()
-                start = time.perf_counter()
+                start, used = time.perf_counter(), time.process_time()
                 for _ in range(count):
                     step()
                 synchronize()
-                found[way].append((time.perf_counter() - start) / count)
+                found[way].append(((time.perf_counter() - start) / count, (time.process_time() - used) / count))
     print("TIMES", json.dumps(found))
 """
 _ALONE = """
@@ -84,13 +89,13 @@ def timed(step, synchronize, count):
     for _ in range(5):
         step()
     synchronize()
-    start, done = time.perf_counter(), 0
+    start, used, done = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - start < 2:
         for _ in range(max(count // 50, 1)):
             step()
         synchronize()
         done += max(count // 50, 1)
-    print("TIME", (time.perf_counter() - start) / done)
+    print("TIME", (time.perf_counter() - start) / done, (time.process_time() - used) / done)
 """
 PROGRAMS = {
     "cupy": """
@@ -208,13 +213,44 @@ timed(graph.replay, torch.cuda.synchronize, 2000)
 }
 
 
+# The time of a step and its processor time, both in seconds, one pair a round.
+Times = list[tuple[float, float]]
+
+
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """Return between which of these values the median of what they are drawn from lies, at 95 % or the most there is.
+
+    Of n values, k or more lie below the median as often as k or more of n coins show heads.
+    """
+    ordered, count = sorted(values), len(values)
+    left_out, outside = 0, 2 * 0.5**count
+    while left_out < (count - 1) // 2:
+        outside += 2 * math.comb(count, left_out + 1) * 0.5**count
+        if outside > 0.05:
+            break
+        left_out += 1
+    return ordered[left_out], ordered[count - 1 - left_out]
+
+
+def print_line(name: str, found: dict[str, Times]) -> None:
+    """Print the median time of an unrecorded step, and what each way's is of it."""
+    plain = found.pop("plain")
+    print(f"{name:16} plain {statistics.median(time for time, _ in plain) * 1e6:9.2f} us, times that:")
+    for way, taken in found.items():
+        ratios = [time / least for (time, _), (least, _) in zip(taken, plain, strict=True)]
+        processor = statistics.median(used / least for (_, used), (_, least) in zip(taken, plain, strict=True))
+        low, high = median_interval(ratios)
+        print(f"    {way:12} {statistics.median(ratios):5.3f} ({low:5.3f} to {high:5.3f}), processor {processor:5.3f}")
+    sys.stdout.flush()
+
+
 def in_processes(name: str, ways: dict[str, list[str]], rounds: int) -> None:
     """Print how much longer a step takes in a process under each of these commands."""
-    found: dict[str, list[float]] = {way: [] for way in ("plain", *ways)}
+    found: dict[str, Times] = {way: [] for way in ("plain", *ways)}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "program.py").write_text(_ALONE + PROGRAMS[name])
         for _ in range(rounds):
-            for way in found:
+            for way in random.sample(list(found), len(found)):
                 words = ["-m", "cudatool", *ways[way]] if way in ways else []
                 command = [sys.executable, *words, "program.py"]
                 done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
@@ -224,10 +260,9 @@ def in_processes(name: str, ways: dict[str, list[str]], rounds: int) -> None:
                 if not lines:
                     print(f"{name} ({way}): status {done.returncode}\n{done.stderr[-1000:]}")
                     return
-                found[way].append(float(lines[0].split()[1]))
-    plain = statistics.median(found.pop("plain"))
-    quotients = (f"{way} {statistics.median(taken) / plain:5.3f}" for way, taken in found.items())
-    print(f"{name:16} plain {plain * 1e6:9.2f} us, times that: {'  '.join(quotients)}", flush=True)
+                taken, used = lines[0].split()[1:]
+                found[way].append((float(taken), float(used)))
+    print_line(name, found)
 
 
 def main() -> None:
@@ -261,15 +296,7 @@ def main() -> None:
         if done.returncode or not found:
             print(f"{name}: status {done.returncode}\n{done.stderr[-1000:]}")
             continue
-        times = json.loads(found[0].removeprefix("TIMES "))
-        plain = times.pop("plain")
-        quotients = (
-            f"{way} {statistics.median(a / b for a, b in zip(taken, plain, strict=True)):5.3f}"
-            for way, taken in times.items()
-        )
-        print(
-            f"{name:16} plain {statistics.median(plain) * 1e6:9.2f} us, times that: {'  '.join(quotients)}", flush=True
-        )
+        print_line(name, json.loads(found[0].removeprefix("TIMES ")))
 
 
 if __name__ == "__main__":
