@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Self, type_check_only
 
-from cudatool.sim.jit.module import JitKernel
+from cudatool.sim.jit.kernel import JitKernel
 from cudatool.sim.jit.team import Plan, Team
 from cudatool.sim.kernels import Function
 from cudatool.sim.observe.checkers import CheckFinding

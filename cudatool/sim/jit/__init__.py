@@ -4,10 +4,10 @@
 are host addresses.
 """
 
-from cudatool.sim.jit.emit import UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.instrument import Defect, Instrument
+from cudatool.sim.jit.kernel import JitKernel, Param
 from cudatool.sim.jit.launch import (
     KernelAssert,
     KernelDeadlock,
@@ -17,9 +17,10 @@ from cudatool.sim.jit.launch import (
     KernelTimeout,
     KernelTrap,
 )
-from cudatool.sim.jit.module import GlobalVariable, JitKernel, JitModule, Param, load
+from cudatool.sim.jit.module import GlobalVariable, JitModule, load
 from cudatool.sim.jit.race_engine import Reason
 from cudatool.sim.jit.shadow import Found, Shadow
+from cudatool.sim.jit.unsupported import UnsupportedInstruction
 
 __all__ = [
     "load",

@@ -13,8 +13,9 @@ from cudatool.ptx import Instruction, Operand, Register, space_of
 from cudatool.ptx.operands import GENERIC
 from cudatool.sim.jit import races
 from cudatool.sim.jit.collective import SUSPENSIONS, Kind, Suspension, read_array
-from cudatool.sim.jit.emit import ASYNC_QUEUE, ATOMIC, READ, WRITE, Emitter
+from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter
 from cudatool.sim.jit.instrument import Flag
+from cudatool.sim.jit.layout import ASYNC_QUEUE
 from cudatool.sim.jit.races import Arrival
 from cudatool.sim.jit.table import lowers
 

@@ -56,22 +56,17 @@ from cudatool.sim.jit.collective import (
 )
 from cudatool.sim.jit.context import EXIT, Context
 from cudatool.sim.jit.divergence import divergent
-from cudatool.sim.jit.emit import (
-    ASYNC_QUEUE,
-    ENVIRONMENT,
-    Emitter,
-    Layout,
-    UntranslatedInstruction,
-    storage_type,
-)
+from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, Even
 from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
+from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
 from cudatool.sim.jit.regions import MANY, Regions, touched
 from cudatool.sim.jit.rows import ByRow
 from cudatool.sim.jit.stretches import Stretches
 from cudatool.sim.jit.table import TABLE, Lowering
 from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
+from cudatool.sim.jit.unsupported import UntranslatedInstruction
 
 __all__ = ["MARK", "Native", "generate"]
 

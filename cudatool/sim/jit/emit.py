@@ -7,43 +7,32 @@ names, whatever type it was declared with, as PTX allows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from cudatool.ptx import (
-    FRAME_SCALE,
-    STACK,
     Address,
     Function,
     Immediate,
     Instruction,
-    InstructionClass,
     Operand,
-    PtxError,
     Register,
     Symbol,
-    Variable,
-    opcode_of,
-    symbols,
     type_bytes,
 )
 from cudatool.sim.jit.argument_ranges import Near
 from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.instrument import Flag, Instrument, Mode, Needless, observe
-from cudatool.source_text import SourceLine
+from cudatool.sim.jit.layout import Layout
+from cudatool.sim.jit.special_registers import SPECIAL
+from cudatool.sim.jit.unsupported import UnsupportedInstruction
 
 __all__ = [
-    "ASYNC_QUEUE",
     "ATOMIC",
     "ENVIRONMENT",
     "READ",
-    "SPECIAL",
     "WRITE",
     "Emitter",
-    "Layout",
-    "UnsupportedInstruction",
-    "UntranslatedInstruction",
     "llvm_type",
     "storage_type",
 ]
@@ -53,59 +42,6 @@ __all__ = [
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
 READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
-
-
-ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
-_ASYNC_QUEUE_BYTES = 528
-_RESERVED_SHARED = 1024  # bytes: the attribute RESERVED_SHARED_MEMORY_PER_BLOCK
-
-
-class UnsupportedInstruction(PtxError):
-    """A kernel uses something that the software device cannot run; names it, the kernel and the source line.
-
-    Parameters
-    ----------
-    instruction
-        As PTX spells it.
-    kernel
-        Its name.
-    source
-        The line of the CUDA source, None where the PTX does not say.
-    line
-        PTX line, 0 where that is not known either.
-    """
-
-    def __init__(self, instruction: str, kernel: str, source: SourceLine | None, line: int) -> None:
-        where = source or SourceLine("", line)
-        super().__init__(f"{kernel}: the software device does not support {instruction} ({where})", line)
-        self.args = (instruction, kernel, source, line)
-        self.instruction, self.kernel, self.source = instruction, kernel, source
-
-    def __str__(self) -> str:
-        where = self.source or SourceLine("", self.line)
-        return f"{self.kernel}: the software device does not support {self.instruction} ({where})"
-
-    def at(self, kernel: str, source: SourceLine | None) -> UnsupportedInstruction:
-        """Return the same error, of this kernel and line of the CUDA source."""
-        return UnsupportedInstruction(self.instruction, kernel, source, self.line)
-
-
-class UntranslatedInstruction(UnsupportedInstruction):
-    """The translator failed at an instruction, or LLVM refuses its code, as `reason` says. A fault of ours."""
-
-    def __init__(self, instruction: str, kernel: str, source: SourceLine | None, line: int, reason: str) -> None:
-        super().__init__(instruction, kernel, source, line)
-        self.args = (instruction, kernel, source, line, reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        where = self.source or (SourceLine("", self.line) if self.line else None)
-        place = f" ({where})" if where else ""
-        return f"{self.kernel}: the software device cannot translate {self.instruction}{place}: {self.reason}"
-
-    def at(self, kernel: str, source: SourceLine | None) -> UntranslatedInstruction:
-        return UntranslatedInstruction(self.instruction, kernel, source, self.line, self.reason)
-
 
 _LLVM = {
     "pred": "i1",
@@ -119,6 +55,7 @@ _LLVM = {
     "s16x2": "<2 x i16>",
     "tf32": "float",
 }
+_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}
 
 
 def llvm_type(name: str) -> str:
@@ -129,84 +66,6 @@ def llvm_type(name: str) -> str:
 def storage_type(name: str) -> str:
     """Return the LLVM type of a register declared as `name`."""
     return _LLVM[name] if name in ("pred", "f32", "f64") else f"i{8 * type_bytes(name)}"
-
-
-def _align(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
-
-
-def _uses_reserved_shared(function: Function) -> bool:
-    names = {operand.name for i in function.instructions for operand in i.operands if isinstance(operand, Register)}
-    return any(name.startswith("%reserved_smem_offset") for name in names)
-
-
-@dataclass(slots=True)
-class Layout:
-    """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals.
-
-    `constants` are the sizes, bytes, of those globals that are in constant memory. `kernels` names the module's
-    kernels, which have no address. `reserved_shared` bytes of shared memory, the first ones, are the system's:
-    ``cooperative_groups`` keeps the state of tiles of several warps there.
-    """
-
-    param_offsets: dict[str, int] = field(default_factory=dict)
-    param_bytes: int = 0
-    shared: dict[str, int] = field(default_factory=dict)
-    reserved_shared: int = 0
-    static_shared: int = 0
-    shared_align: int = 16
-    dynamic_offset: int = 0
-    local: dict[str, int] = field(default_factory=dict)
-    local_bytes: int = 0
-    local_align: int = 16
-    globals: dict[str, int] = field(default_factory=dict)
-    constants: dict[str, int] = field(default_factory=dict)
-    kernels: frozenset[str] = frozenset()
-
-    @classmethod
-    def of_params(cls, function: Function) -> Layout:
-        """Lay out the parameters only."""
-        layout = cls()
-        for parameter in function.params:
-            layout.param_bytes = _align(layout.param_bytes, parameter.align)
-            layout.param_offsets[parameter.name] = layout.param_bytes
-            layout.param_bytes += parameter.size
-        return layout
-
-    @classmethod
-    def of(cls, function: Function, module_variables: dict[str, Variable], globals_: dict[str, int]) -> Layout:
-        """Lay out the variables of `function` (calls inlined)."""
-        layout = cls.of_params(function)
-        layout.globals = globals_
-        layout.constants = {name: v.size for name, v in module_variables.items() if v.space == "const"}
-        used = {name for i in function.instructions for operand in i.operands for name in symbols(operand)}
-        layout.reserved_shared = _RESERVED_SHARED if _uses_reserved_shared(function) else 0
-        variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
-        # Local arrays last: what is written beyond their end is beyond the thread's local memory.
-        variables.sort(key=lambda variable: variable.space == "local")
-        layout.shared_align = max([16, *(variable.align for variable in variables if variable.space == "shared")])
-        if any(opcode_of(i.opcode).kind is InstructionClass.ASYNC_COPY for i in function.instructions):
-            layout.local[ASYNC_QUEUE] = layout.local_bytes
-            layout.local_bytes += _ASYNC_QUEUE_BYTES
-        dynamic = []
-        for variable in variables:
-            if variable.space == "shared" and not variable.size:
-                dynamic.append(variable)
-            elif variable.space == "shared":
-                layout.static_shared = _align(layout.static_shared, variable.align)
-                layout.shared[variable.name] = layout.reserved_shared + layout.static_shared
-                layout.static_shared += variable.size
-            elif variable.space in ("local", "param"):  # parameters of calls are local variables
-                layout.local_align = max(layout.local_align, variable.align)
-                layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
-                layout.local[variable.name] = layout.local_bytes
-                layout.local_bytes += variable.size
-        layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
-        end = layout.reserved_shared + layout.static_shared
-        layout.dynamic_offset = _align(end, max([16, *(variable.align for variable in dynamic)]))
-        for variable in dynamic:  # all of them name the same memory, after the rest
-            layout.shared[variable.name] = layout.dynamic_offset
-        return layout
 
 
 class Emitter:
@@ -561,114 +420,3 @@ class Emitter:
         if not self.instrument:
             return pointer
         return observe(self, space, pointer, size, mode, line=site.line, align=size, flags=flags)
-
-
-_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}
-
-# ---- special registers: PTX name -> (value, LLVM type) ----
-
-SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
-    "%tid": lambda e: ("%tx", "i32"),
-    "%tid.x": lambda e: ("%tx", "i32"),
-    "%tid.y": lambda e: ("%ty", "i32"),
-    "%tid.z": lambda e: ("%tz", "i32"),
-    "%ctaid.x": lambda e: ("%bx", "i32"),
-    "%ctaid.y": lambda e: ("%by", "i32"),
-    "%ctaid.z": lambda e: ("%bz", "i32"),
-    "%laneid": lambda e: (e.op("and i32 %t, 31"), "i32"),
-    "%warpid": lambda e: (e.op("lshr i32 %t, 5"), "i32"),
-    "%nwarpid": lambda e: ("32", "i32"),
-    "%smid": lambda e: ("0", "i32"),
-    "%nsmid": lambda e: ("1", "i32"),
-    "%gridid": lambda e: ("1", "i64"),
-    "WARP_SZ": lambda e: ("32", "i32"),
-    "%total_smem_size": lambda e: (e.op(f"sub i64 {e.field('shared_bytes')}, {e.layout.reserved_shared}"), "i64"),
-    "%dynamic_smem_size": lambda e: (e.field("dynamic_shared"), "i32"),
-    "%clock": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
-    "%clock_hi": lambda e: (e.op(f"lshr i64 {e.call('i64', 'llvm.readcyclecounter')}, 32"), "i64"),
-    "%clock64": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
-    "%globaltimer": lambda e: (_nanoseconds(e), "i64"),
-    "%globaltimer_lo": lambda e: (_nanoseconds(e), "i64"),
-    "%globaltimer_hi": lambda e: (e.op(f"lshr i64 {_nanoseconds(e)}, 32"), "i64"),
-    "%lanemask_eq": lambda e: (e.op(f"shl i32 1, {e.op('and i32 %t, 31')}"), "i32"),
-    "%lanemask_lt": lambda e: (_below(e), "i32"),
-    "%lanemask_ge": lambda e: (e.op(f"xor i32 {_below(e)}, -1"), "i32"),
-    "%lanemask_le": lambda e: (_up_to(e), "i32"),
-    "%lanemask_gt": lambda e: (e.op(f"xor i32 {_up_to(e)}, -1"), "i32"),
-    # Where a cooperative launch's blocks synchronize (cooperative_groups reads it so): an address in two halves.
-    "%envreg1": lambda e: (e.op(f"lshr i64 {e.field('workspace')}, 32"), "i64"),
-    "%envreg2": lambda e: (e.field("workspace"), "i64"),
-    # Where the stack of calls that are not inlined ends (cudatool.ptx.frames).
-    "%stack.limit": lambda e: (_stack_limit(e), "i64"),
-    "%is_explicit_cluster": lambda e: ("false", "i1"),
-    "%cluster_ctarank": lambda e: ("0", "i32"),
-    "%cluster_nctarank": lambda e: ("1", "i32"),
-}
-
-
-# What describes a machine that is not there: performance monitors, registers that a driver defines, memory it keeps.
-SPECIAL |= {
-    name: lambda e: ("0", "i64")
-    for name in (
-        *(f"%envreg{number}" for number in range(32) if number not in (1, 2)),
-        *(f"%pm{number}{suffix}" for number in range(8) for suffix in ("", "_64")),
-        "%current_graph_exec",
-    )
-}
-
-
-def _number(value: int) -> Callable[[Emitter], tuple[str, str]]:
-    return lambda e: (str(value), "i32")
-
-
-# The system's part of shared memory, which is empty before it begins, and software's part of it.
-SPECIAL |= {
-    f"%reserved_smem_offset_{which}": _number(offset)
-    for which, offset in (("begin", 0), ("end", _RESERVED_SHARED), ("cap", _RESERVED_SHARED), ("0", 0), ("1", 512))
-}
-SPECIAL["%aggr_smem_size"] = SPECIAL["%total_smem_size"]
-
-
-def _stack_limit(e: Emitter) -> str:
-    size = e.op(f"mul i64 {e.field('stack_bytes')}, {FRAME_SCALE}")
-    return e.op(f"add i64 {size}, {e.layout.local[STACK]}")
-
-
-def _nanoseconds(e: Emitter) -> str:
-    """Return the host's monotonic clock."""
-    e.define("""
-declare i32 @clock_gettime(i32, ptr)
-define internal i64 @nanoseconds() noinline {
-  %time = alloca { i64, i64 }
-  %status = call i32 @clock_gettime(i32 1, ptr %time)
-  %seconds = load i64, ptr %time
-  %rest.p = getelementptr { i64, i64 }, ptr %time, i32 0, i32 1
-  %rest = load i64, ptr %rest.p
-  %scaled = mul i64 %seconds, 1000000000
-  %result = add i64 %scaled, %rest
-  ret i64 %result
-}""")
-    return e.op("call i64 @nanoseconds()")
-
-
-def _special_field(name: str) -> Callable[[Emitter], tuple[str, str]]:
-    return lambda e: (e.field(name), "i32")
-
-
-for _axis in "xyz":
-    SPECIAL[f"%ntid.{_axis}"] = _special_field(f"block_{_axis}")
-    SPECIAL[f"%nctaid.{_axis}"] = _special_field(f"grid_{_axis}")
-    SPECIAL[f"%nclusterid.{_axis}"] = SPECIAL[f"%nctaid.{_axis}"]
-    SPECIAL[f"%clusterid.{_axis}"] = SPECIAL[f"%ctaid.{_axis}"]
-    SPECIAL[f"%cluster_ctaid.{_axis}"] = SPECIAL["%cluster_ctarank"]
-    SPECIAL[f"%cluster_nctaid.{_axis}"] = SPECIAL["%cluster_nctarank"]
-
-
-def _below(e: Emitter) -> str:
-    bit = e.op(f"shl i32 1, {e.op('and i32 %t, 31')}")
-    return e.op(f"sub i32 {bit}, 1")
-
-
-def _up_to(e: Emitter) -> str:
-    bit = e.op(f"shl i32 2, {e.op('and i32 %t, 31')}")
-    return e.op(f"sub i32 {bit}, 1")

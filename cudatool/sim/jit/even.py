@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from cudatool.ptx import Flow, Immediate, Instruction, Operand, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control, opcode_of
-from cudatool.sim.jit.emit import SPECIAL
+from cudatool.sim.jit.special_registers import SPECIAL
 from cudatool.sim.jit.table import types_of
 
 __all__ = [

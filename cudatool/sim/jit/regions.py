@@ -20,11 +20,13 @@ from cudatool.ptx import (
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, suspension_of
 from cudatool.sim.jit.context import EXIT, SHARED_STEP
-from cudatool.sim.jit.emit import SPECIAL, Layout, storage_type
+from cudatool.sim.jit.emit import storage_type
 from cudatool.sim.jit.even import Even, find_even
 from cudatool.sim.jit.instrument import Instrument
+from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.neighbors import distances
 from cudatool.sim.jit.scheduler import Regular
+from cudatool.sim.jit.special_registers import SPECIAL
 from cudatool.sim.jit.steps import block_stride_loops, stride_loops
 from cudatool.sim.jit.stretches import find_stretches
 

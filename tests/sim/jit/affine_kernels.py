@@ -305,14 +305,14 @@ ld.param.u32 %r8, [zero];
         arguments = bytes(self.params)[: self.kernel.layout.param_bytes]
         shape = (self.blocks, 1, 1), (*self.block, 1)
         device = range(start, start + 4096)
-        return self.kernel._independent.of_launch(arguments, *shape, device, self.kernel._address_of).lines
+        return self.kernel.checks.independent.of_launch(arguments, *shape, device, self.kernel.text.address_of).lines
 
     def limits(self) -> dict[int, tuple[int, int]]:
         """Return, for the line of each access whose address is a form, between which addresses it is said to lie."""
         self.load()
-        addresses = self.kernel._independent._addresses
+        addresses = self.kernel.checks.independent._addresses
         arguments = bytes(self.params)[: self.kernel.layout.param_bytes]
-        forms = addresses.forms(arguments, (self.blocks, 1, 1), (*self.block, 1), self.kernel._address_of).forms
+        forms = addresses.forms(arguments, (self.blocks, 1, 1), (*self.block, 1), self.kernel.text.address_of).forms
         return {
             site.line: (form.low, form.high + site.width)
             for site, form in zip(addresses.sites, forms, strict=True)
@@ -381,8 +381,8 @@ ld.param.u32 %r8, [zero];
             shadow.allocated(start, size)
             shadow.written(start + first, stop - first)
             if everything:
-                self.kernel.__dict__["_independent"] = _Nothing()
-                self.kernel.__dict__["_argument_ranges"] = ArgumentRanges((), {})
+                self.kernel.checks.__dict__["independent"] = _Nothing()
+                self.kernel.checks.__dict__["argument_ranges"] = ArgumentRanges((), {})
             defects = []
             for _ in range(2):  # the second launch finds what the first one wrote
                 defects += self.kernel.launch(

@@ -125,14 +125,20 @@ def launch_fixture() -> Callable[..., None]:
 
 
 @pytest.fixture
-def ptx_kernel() -> Callable[..., jit.JitKernel]:
-    """Return a function that loads a kernel ``k`` from its parameters and body."""
+def ptx_module() -> Callable[..., jit.JitModule]:
+    """Return a function that loads a module whose one kernel is ``k``, from its parameters and body."""
 
-    def make(params: str, body: str, before: str = "", directives: str = "", **options: Any) -> jit.JitKernel:
+    def make(params: str, body: str, before: str = "", directives: str = "", **options: Any) -> jit.JitModule:
         text = f"{HEADER}{before}\n.visible .entry k({params}) {directives}\n{{\n{body}\n}}\n"
-        return jit.load(text.encode(), **options).kernels["k"]
+        return jit.load(text.encode(), **options)
 
     return make
+
+
+@pytest.fixture
+def ptx_kernel(ptx_module: Callable[..., jit.JitModule]) -> Callable[..., jit.JitKernel]:
+    """Return a function that loads a kernel ``k`` from its parameters and body."""
+    return lambda *text, **options: ptx_module(*text, **options).kernels["k"]
 
 
 # ---- CUDA C++ through the driver API ----

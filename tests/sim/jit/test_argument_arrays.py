@@ -43,7 +43,7 @@ def kernels(ptx_of):
 
 def filled_by_threads(kernel: jit.JitKernel) -> set[str]:
     """Return the argument arrays into which the code of the kernel's threads stores."""
-    text = generate(kernel._stepping, kernel.layout, instrument=Instrument.NONE, large_grid=False).text
+    text = generate(kernel.text.stepping, kernel.layout, instrument=Instrument.NONE, large_grid=False).text
     threads = "".join(re.findall(r"^define internal i32 @thread_\d+\(.*?^}$", text, re.MULTILINE | re.DOTALL))
     return {name for name in ("mask", "a", "b") if f"ptr %slots, i64 {array_offset(name)}\n" in threads}
 

@@ -289,7 +289,7 @@ def test_checks_are_left_out_once_a_kernel_gave_memory_values(memory, ptx_kernel
         kernel.launch(
             grid=(1, 1, 1), block=(1024, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
         )
-        looked_for.append(list(kernel._checked.values())[-1].kinds)
+        looked_for.append(list(kernel.checks.found.values())[-1].kinds)
     assert [Instrument.INITCHECK, Instrument.NONE] == looked_for
 
 

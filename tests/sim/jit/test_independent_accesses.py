@@ -107,8 +107,8 @@ def part_left_out(
     kernel: jit.Kernel, shapes: str, *arguments: int, grid: tuple[int, ...], block: tuple[int, ...]
 ) -> float:
     """Return which part of a kernel's accesses racecheck leaves out; `shapes` are those of the arguments."""
-    known = kernel._independent
-    lines = known.of_launch(struct.pack(shapes, *arguments), grid, block, range(A, 4 * A), kernel._address_of).lines
+    known = kernel.checks.independent
+    lines = known.of_launch(struct.pack(shapes, *arguments), grid, block, range(A, 4 * A), kernel.text.address_of).lines
     return sum(site.line in lines for site in known._sites) / len(known._sites)
 
 
@@ -282,7 +282,7 @@ def test_a_launch_of_which_nothing_need_be_looked_at_runs_the_code_of_one_that_i
     params = (ctypes.c_uint64 * 2)(memory.ctypes.data, memory.ctypes.data + 4096)
     shape = {"grid": (1, 1, 1), "block": (64, 1, 1), "shared_bytes": 0}
     assert [] == kernel.launch(**shape, params=ctypes.addressof(params), shadow=shadow)
-    assert is_plain == ([Instrument.NONE] == [variant.instrument for variant in kernel._variants])
+    assert is_plain == ([Instrument.NONE] == [variant.instrument for variant in kernel.translation.variants])
 
 
 CACHED_THEN_WRITTEN = """

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from cudatool.sim.jit import module
+from cudatool.sim.jit import kernel_text
 
 WORDS = 16  # registers that a program works with: half of them begin as what was loaded, the rest as 0
 HEAD = """.reg .b32 %t, %a, %b, %r<16>; .reg .b64 %p, %q, %o, %d<8>; .shared .align 16 .b8 s[2048];
@@ -78,7 +78,7 @@ def random_program(seed):
 def test_what_is_joined_gives_what_it_gives_apart(ptx_kernel, launch, monkeypatch, seed):
     program = random_program(seed)
     together = result_of(ptx_kernel, launch, program)
-    monkeypatch.setattr(module, "join_products", lambda function: function)
+    monkeypatch.setattr(kernel_text, "join_products", lambda function: function)
     assert result_of(ptx_kernel, launch, program) == together
 
 

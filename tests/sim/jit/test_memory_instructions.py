@@ -133,34 +133,33 @@ VARIABLES = """
 """
 
 
-def test_variables_carry_initial_values_and_relocations(ptx_kernel, launch, place_variables):
+def test_variables_carry_initial_values_and_relocations(ptx_module, launch, place_variables):
     body = f""".reg .f32 %f; .reg .b64 %d; {HEAD} ld.global.u64 %b, [pointer]; ld.u32 %x, [%b];
     and.b32 %y, %t, 3; mov.u64 %d, table; mad.wide.u32 %d, %y, 4, %d; ld.const.u32 %y, [%d]; add.u32 %x, %x, %y;
     ld.global.f32 %f, [scale]; cvt.rn.f32.u32 %f, %x; ld.global.u8 %y, [text+1]; add.u32 %x, %x, %y;
     mad.wide.u32 %a, %t, 4, %a; st.global.u32 [%a], %x; ret;"""
-    kernel = ptx_kernel(".param .u64 p", body, before=VARIABLES)
-    module = kernel._owner
+    module = ptx_module(".param .u64 p", body, before=VARIABLES)
     table, pointer = module.globals["table"], module.globals["pointer"]
     assert (16, True, 12) == (table.size, table.constant, len(table.initial))
     assert ([(0, "table", 8)], False) == (pointer.relocations, pointer.constant)
     assert (3, b"Hi\0") == (module.globals["text"].size, module.globals["text"].initial)
     memory = place_variables(module)
     data = np.zeros(4, "u4")
-    launch(kernel, 1, 4, data)
+    launch(module.kernels["k"], 1, 4, data)
     assert 4 == len(memory)
     assert [30 + c + ord("i") for c in (10, 20, 30, 0)] == data.tolist()
 
 
-def test_variables_of_the_module_may_be_declared_in_functions(ptx_kernel, launch, place_variables):
-    kernel = ptx_kernel(
+def test_variables_of_the_module_may_be_declared_in_functions(ptx_module, launch, place_variables):
+    module = ptx_module(
         ".param .u64 out",
         """.global .b32 first[2] = {11, 12}; .reg .b64 %b; .reg .b32 %v, %w;
         { .const .b32 first[2] = {13, 14}; ld.const.b32 %w, [first+4]; }
         ld.global.b32 %v, [first+4]; ld.param.u64 %b, [out]; st.global.v2.u32 [%b], {%v, %w}; ret;""",
     )
-    place_variables(kernel._owner)
+    place_variables(module)
     out = np.zeros(2, "u4")
-    launch(kernel, 1, 1, out)
+    launch(module.kernels["k"], 1, 1, out)
     assert [12, 14] == out.tolist()
 
 

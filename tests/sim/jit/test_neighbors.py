@@ -99,7 +99,7 @@ def forms(kernel: jit.JitKernel) -> int:
 def test_distances_follow_sums_and_products(kernels):
     """The index goes on by 1, an address of float by 4, and the products of both by what they are multiplied with."""
     for name, expected in (("scale", {0, 1, 4}), ("every_third", {0, 1, 3, 12})):
-        assert expected == set(distances(kernels[name]._stepping).values())
+        assert expected == set(distances(kernels[name].text.stepping).values())
 
 
 @pytest.mark.parametrize(
@@ -175,12 +175,12 @@ def test_registers_that_live_across_barriers_in_a_loop(launch, kernels):
 
 
 def test_the_index_of_a_thread_is_computed_again_although_a_loop_goes_on_from_it(launch, kernels):
-    function = kernels["centered"]._function
+    function = kernels["centered"].text.function
     separate = separate_copies(function, REPEATABLE)
     new = separate.registers.keys() - function.registers.keys()
     assert new
     assert new <= {name for one in separate.instructions for name in reads(one)}
-    assert len(kernels["centered"]._stepping.instructions) > len(function.instructions)
+    assert len(kernels["centered"].text.stepping.instructions) > len(function.instructions)
     x, y = np.random.default_rng(7).random(500, np.float32), np.zeros(500, np.float32)
     launch(kernels["centered"], 1, 64, x, y, np.int32(500))
     np.testing.assert_allclose(x - x.mean(dtype=np.float64), y, atol=1e-6)

@@ -216,7 +216,7 @@ def test_no_lane_stops_between_the_polls_of_one_time_around_a_loop(launch, ptx_o
     launch(kernels["tagged"], 1, 32, counts, np.int32(1000))
     assert [8000] * 4 == counts.tolist()
     for kernel in kernels.values():
-        code = kernel._function.instructions
+        code = kernel.text.function.instructions
         polls = [index for index, one in enumerate(code) if one.opcode == "ld" and "volatile" in one.modifiers]
         assert [polls[0] - 1] == [index for index, one in enumerate(code) if one.opcode == "yield"]
 
@@ -228,7 +228,7 @@ def test_a_lock_free_update_is_no_wait(launch, ptx_of):
         do { seen = old; old = atomicCAS(x, seen, seen * 2 + 1); } while (old != seen);
     }"""
     kernel = jit.load(ptx_of(source)).kernels["k"]
-    assert "yield" not in [i.opcode for i in kernel._function.instructions]
+    assert "yield" not in [i.opcode for i in kernel.text.function.instructions]
     x = np.zeros(1, "u4")
     launch(kernel, 1, 20, x)
     assert 2**20 - 1 == x[0]

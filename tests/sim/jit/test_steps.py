@@ -56,7 +56,7 @@ def kernels(ptx_of):
 
 
 def steps(kernel: jit.JitKernel) -> int:
-    return sum(i.opcode == "step" for i in insert_steps(kernel._function).instructions)
+    return sum(i.opcode == "step" for i in insert_steps(kernel.text.function).instructions)
 
 
 def test_threads_step_together_only_where_a_loop_goes_on_by_the_grids_size(kernels):

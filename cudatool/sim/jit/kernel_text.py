@@ -1,0 +1,157 @@
+"""A kernel's PTX: as it is declared, with its calls inlined, and as it is translated; and what lines of CUDA it is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cached_property
+
+from cudatool.ptx import FRAME_SCALE, Function, Instruction, Module, ModuleCalls, PtxError, Symbol, merge_calls
+from cudatool.sim.jit.copies import separate_copies
+from cudatool.sim.jit.layout import Layout
+from cudatool.sim.jit.native import NativeCache
+from cudatool.sim.jit.progress import insert_yields
+from cudatool.sim.jit.regions import REPEATABLE, goes_by_rows
+from cudatool.sim.jit.runs import join_products
+from cudatool.sim.jit.steps import insert_steps
+from cudatool.sim.jit.system import SYSTEM
+from cudatool.sim.jit.unsupported import UnsupportedInstruction
+from cudatool.source_text import SourceLine
+
+__all__ = ["MAX_STACK", "Image", "KernelText"]
+
+MAX_STACK = 256 << 10
+"""Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
+
+
+class Image:
+    """What the kernels of a module share.
+
+    Attributes
+    ----------
+    ptx
+        The module as it was parsed.
+    cache
+        Where native code is kept between processes; None keeps none.
+    numbers
+        Where each of its global variables stands in the table of their addresses, which `table` is.
+    """
+
+    def __init__(self, ptx: Module, cache: NativeCache | None) -> None:
+        self.ptx = ptx
+        self.cache = cache
+        placed = (name for name, variable in ptx.variables.items() if variable.space in ("global", "const"))
+        self.numbers = {name: number for number, name in enumerate(placed)}
+        self.table = (ctypes.c_uint64 * max(len(self.numbers), 1))()
+
+    @cached_property
+    def calls(self) -> ModuleCalls:
+        """Which of its functions call which."""
+        return ModuleCalls.of(self.ptx)
+
+
+class KernelText:
+    """The PTX of one kernel. Nothing is looked at before it is asked for.
+
+    Attributes
+    ----------
+    declared
+        The kernel as it stands in the module.
+    name
+        As PTX spells it.
+    """
+
+    def __init__(self, image: Image, declared: Function) -> None:
+        self.image = image
+        self.declared = declared
+        self.name = declared.name
+        self._inlined: Function | None = None
+        self._refused: UnsupportedInstruction | None = None
+        self._layout: Layout | None = None
+
+    @property
+    def function(self) -> Function:
+        """The kernel with its calls inlined.
+
+        Raises
+        ------
+        UnsupportedInstruction
+            It has calls that cannot be followed.
+        """
+        if self._refused is not None:
+            raise self._refused
+        if self._inlined is None:
+            try:
+                merged = merge_calls(self.image.ptx, self.declared, FRAME_SCALE * MAX_STACK, self.image.calls)
+                self._inlined = insert_yields(merged)
+            except PtxError as error:
+                self._refused = UnsupportedInstruction(f"call ({error.args[0]})", self.name, None, error.line)
+                raise self._refused from None
+        return self._inlined
+
+    @cached_property
+    def stepping(self) -> Function:
+        """What is translated: its threads step together in some loops, and make rows of matrix operations at once."""
+        return join_products(insert_steps(separate_copies(self.function, REPEATABLE)))
+
+    @cached_property
+    def plain(self) -> Function:
+        """What is translated if nothing is checked or measured: without steps where rows go around loops together."""
+        function = join_products(separate_copies(self.function, REPEATABLE))
+        return function if goes_by_rows(function, self.layout) else self.stepping
+
+    @property
+    def layout(self) -> Layout:
+        """Where the kernel's variables lie."""
+        if self._layout is None:
+            ptx = self.image.ptx
+            self._layout = Layout.of(self.function, ptx.variables, self.image.numbers)
+            self._layout.kernels = frozenset(ptx.kernels)
+        return self._layout
+
+    @cached_property
+    def system_calls(self) -> frozenset[str]:
+        """The functions of the system that it calls, such as ``"vprintf"``."""
+        calls = (i for i in self.function.instructions if i.opcode == "call")
+        named = (o.name for i in calls for o in i.operands[:2] if isinstance(o, Symbol))
+        return frozenset(named) & SYSTEM.keys()
+
+    @cached_property
+    def lines(self) -> int:
+        """One more than the last line of PTX that it has instructions of."""
+        return 1 + max((instruction.line for instruction in self.function.instructions), default=0)
+
+    def where(self, instruction: Instruction) -> SourceLine | None:
+        """Return the line of an instruction in the CUDA source, None if the PTX does not say."""
+        location = instruction.location
+        if location is None:
+            return None
+        file = self.image.ptx.files.get(location.file, "?")
+        if os.path.isdir(os.path.dirname(file)) and not os.path.exists(file):
+            # NVRTC puts the working directory in front of the names of programs that are not in files.
+            file = os.path.basename(file)
+        return SourceLine(file, location.line)
+
+    def find_source(self, line: int) -> SourceLine | None:
+        """Return the line of the CUDA source for a line of the PTX, None if the PTX does not say."""
+        at = next((i for i in self.function.instructions if i.line == line), None)
+        return self.where(at) if at else None
+
+    def source_of(self, line: int) -> SourceLine:
+        """Return the line of the CUDA source for a line of the PTX, that line itself if the PTX does not say."""
+        return self.find_source(line) or SourceLine("", line)
+
+    def address_of(self, symbol: Symbol) -> int | None:
+        """Return the address of a variable in device memory, or where it lies in shared memory."""
+        if symbol.name in self.layout.shared:
+            return self.layout.shared[symbol.name] + symbol.offset
+        if symbol.name in self.layout.globals:
+            return self.image.table[self.layout.globals[symbol.name]] + symbol.offset
+        return None
+
+    def shared_bytes(self, dynamic: int) -> int:
+        """Return the shared memory of a block that is launched with so many bytes of dynamic shared memory.
+
+        Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
+        """
+        return self.layout.dynamic_offset + (dynamic + 15) // 16 * 16
