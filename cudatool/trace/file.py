@@ -177,10 +177,19 @@ class OpenChunk(Tail):
         """Where the next chunk starts in the file."""
         return self.offset + CHUNK_HEADER.size + self.capacity
 
-    def room(self, size: int) -> memoryview:
-        """Return the next `size` bytes, which are no part of the chunk until :meth:`filled`."""
-        at = self.start + self.used
-        return self.map[at : at + size]
+    def write(self, descriptor: int, data: memoryview) -> None:
+        """Add much data at once, by a call: each new page of the mapping would cost a fault.
+
+        Raises
+        ------
+        OSError
+            The file system does not take it. Nothing was added.
+        """
+        written = 0
+        while written < len(data):
+            at = self.offset + CHUNK_HEADER.size + self.used + written
+            written += os.pwrite(descriptor, data[written:], at)
+        self.filled(len(data))
 
     def mark_stopped(self) -> None:
         """Note that more would have followed."""

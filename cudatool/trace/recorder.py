@@ -87,6 +87,7 @@ class Recorder(Writer):
         self._frames: dict[Frame, int] = {}
         self._threads = {}
         self._end = 0
+        self._copied = bytearray(_RECORDS_CAPACITY)  # rows on their way to the file
         head = _header(header)
         self._descriptor, made = _create(self.path, force=force)
         self._place = os.path.abspath(self.path)  # the program may change directory
@@ -205,9 +206,9 @@ class Recorder(Writer):
                     full.seal()
                 room = (self._records.capacity - self._records.used) // RECORD.itemsize
                 size = len(rows[:room]) * RECORD.itemsize
-                with self._records.room(size) as out:
+                with memoryview(self._copied)[:size] as out:
                     _rows.copy(rows[:room], out, RECORD.itemsize, replaced)
-                self._records.filled(size)
+                    self._records.write(self._file(), out)
                 rows = rows[room:]
 
     def dropped(self, error: BaseException) -> None:
@@ -262,7 +263,6 @@ class Recorder(Writer):
                 raise OutputError(f"{self.path}: cannot be finished: {error.strerror}") from error
             finally:
                 self._descriptor.close()
-
     def _abandon(self) -> None:
         """In a forked child: forget the file, which the parent goes on writing."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
