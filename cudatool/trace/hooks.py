@@ -51,6 +51,7 @@ __all__ = [
     "close_stream",
     "close_event",
     "current_operation",
+    "deliver_waiting",
     "emit",
     "emitting",
     "end",
@@ -392,6 +393,22 @@ def _deliver(
                 if not of_the_program or attempt == _ATTEMPTS:
                     _drop(subscriber, error)
                     break
+    return interruption
+
+
+def deliver_waiting() -> BaseException | None:
+    """Give the subscribers what a signal handler's exception kept this thread from giving them, before its next event.
+
+    Returns what a signal handler of the program raised meanwhile, if one did.
+    """
+    thread, interruption = _local.thread, None
+    while thread.pending and not thread.emitting:
+        thread.emitting = True
+        try:
+            interruption = _deliver(thread.pending[0], _subscribers) or interruption
+            del thread.pending[0]
+        finally:
+            thread.emitting = False
     return interruption
 
 

@@ -242,6 +242,7 @@ class Recorder(Writer):
         OutputError
             The end of the file could not be written. What was recorded is in it.
         """
+        interruption = hooks.deliver_waiting()
         hooks.unsubscribe(self)
         with self._lock:
             if self._closed:
@@ -263,6 +264,9 @@ class Recorder(Writer):
                 raise OutputError(f"{self.path}: cannot be finished: {error.strerror}") from error
             finally:
                 self._descriptor.close()
+        if interruption is not None:
+            raise interruption
+
     def _abandon(self) -> None:
         """In a forked child: forget the file, which the parent goes on writing."""
         self._lock = threading.RLock()  # another thread of the parent may have held it

@@ -456,3 +456,15 @@ def test_exceptions_of_signal_handlers_reach_the_program_and_lose_no_event_silen
     said = trace.of_kind(Kind.WARNING)["flags"].tolist()
     assert len(missing) <= 100  # of the 300 that were interrupted
     assert WarningFlag.LOST in said or not missing
+
+
+def test_an_event_that_a_signal_handlers_exception_kept_waiting_is_in_the_file_though_none_follows(
+    tmp_path: Path,
+) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        emit_numbered(range(3))
+        hooks.emit(Kind.MEM_ALLOC, address=3, size=512)
+        waiting = hooks._local.thread.pending
+        waiting.append(Event(hooks.monotonic_ns(), Kind.MEM_ALLOC, 0, 0, hooks.thread_id(), 0, 0, 0, "", 4, 512, 0, 0))
+    assert addresses(read(tmp_path / "trace.ctrace")) == [0, 1, 2, 3, 4]
+    assert not waiting
