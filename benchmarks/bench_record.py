@@ -3,7 +3,7 @@
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
     python benchmarks/bench_record.py --sanitize [--rounds 3] [--only cupy torch]
     python benchmarks/bench_record.py --alone [--rounds 5] [--only cupy_graph] [--levels memory kernels]
-    python benchmarks/bench_record.py --rounds 25 --only torch --levels armed ring-memory ring-kernels
+    python benchmarks/bench_record.py --rounds 25 --only torch --levels armed armed-bare ring-memory
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. Each
 round runs each way once, in an order of its own. A line has the median time of an unrecorded step; then for each way
@@ -13,8 +13,8 @@ time of all threads. ``again`` is a second unrecorded loop: it shows what the ra
 
 The program's first steps are recorded, so that its modules are loaded as under ``cudatool run``. A loop takes half a
 second: what a recording does once, for each stack that it has not seen, is then a small part, as it is in a program of
-minutes. The level ``armed`` is `cudatool.arm()`, and ``ring-LEVEL`` what ``cudatool run --when`` keeps; neither is
-triggered. With ``--peers``, PyTorch's programs also run under PyTorch's memory history and torch.profiler.
+minutes. The level ``armed`` is `cudatool.arm()`, ``armed-bare`` the same without PyTorch's history, and ``ring-LEVEL``
+what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, PyTorch's programs also run under PyTorch's memory history and torch.profiler.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
 code must be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and
@@ -56,8 +56,8 @@ def way_of(way):
         return history()
     if way == "profiler":
         return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    if way == "armed":
-        return cudatool.arm(on_signal=False)
+    if way in ("armed", "armed-bare"):
+        return cudatool.arm(on_signal=False, history=way == "armed")
     if way.startswith("ring-"):
         from cudatool.recording.armed import ArmOptions, armed_sources
         what = {"device": "cuda", "with_stacks": True, "measure_accesses": False, "level": way.removeprefix("ring-")}
