@@ -14,7 +14,9 @@ time of all threads. ``again`` is a second unrecorded loop: it shows what the ra
 The program's first steps are recorded, so that its modules are loaded as under ``cudatool run``. A loop takes half a
 second: what a recording does once, for each stack that it has not seen, is then a small part, as it is in a program of
 minutes. The level ``armed`` is `cudatool.arm()`, ``armed-bare`` the same without PyTorch's history, and ``ring-LEVEL``
-what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, PyTorch's programs also run under PyTorch's memory history and torch.profiler.
+what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, programs also run while
+CUPTI reports kernels, copies and fills, and nobody keeps them (``cupti``: no tool that knows when kernels ran costs
+less), and PyTorch's under its memory history and torch.profiler.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
 code must be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and
@@ -37,7 +39,7 @@ import tempfile
 from pathlib import Path
 
 _TIMED = """
-import contextlib, json, random, sys, time
+import contextlib, json, random, sys, threading, time
 import cudatool
 ways, rounds = sys.argv[1].split(","), int(sys.argv[2])
 _first = contextlib.ExitStack()
@@ -49,11 +51,30 @@ def history():
     yield
     torch.cuda.memory._record_memory_history(enabled=None)
 
+@contextlib.contextmanager
+def cupti():
+    from cudatool.collect import _cupti
+    _cupti.start({}, 1 << 20)
+    _cupti.watch_activity(False)
+    over = threading.Event()
+    def drop():
+        while not over.wait(0.1):
+            _cupti.flush(False)
+            _cupti.drain()
+    reader = threading.Thread(target=drop)
+    reader.start()
+    yield
+    over.set()
+    reader.join()
+    _cupti.stop()
+
 def way_of(way):
     if way in ("plain", "again"):
         return contextlib.nullcontext()
     if way == "history":
         return history()
+    if way == "cupti":
+        return cupti()
     if way == "profiler":
         return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     if way in ("armed", "armed-bare"):
@@ -286,7 +307,7 @@ def main() -> None:
             checked = {"sanitize": ["sanitize", "--allow-empty"]} if options.sanitize else {}
             in_processes(name, levels | checked, options.rounds)
             continue
-        peers = ["history", "profiler"] if options.peers and name.startswith("torch") else []
+        peers = ["cupti"] * options.peers + ["history", "profiler"] * (options.peers and name.startswith("torch"))
         ways = ["plain", *options.levels, *peers, "again"]
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "program.py").write_text(_TIMED + PROGRAMS[name])
