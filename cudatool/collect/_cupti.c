@@ -22,6 +22,7 @@
 
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -895,6 +896,89 @@ static const char* calling_library(void) {
   return NULL;
 }
 
+// ---- calls that another source reports ----
+//
+// While PyTorch's operators are recorded by themselves (torch_log.cpp), its own calls are left out: those inside of an
+// operator, which are marked, and those of its libraries, directly or through another one such as NCCL's. In a native
+// stack these libraries then come before the interpreter: what Python calls from there on is another library's.
+
+enum { OTHERS = 1, REPORTED, INTERPRETER, MOST_KNOWN = 1 << 12 };
+static const char* const reported_names[] = {"libtorch", "libc10", "_C."};
+static char reported_folder[PATH_MAX];  // below which these lie; empty if no calls are left out
+static struct {
+  const void* address;
+  int whose;
+} whose_code[MOST_KNOWN];  // return addresses come again and again; guarded by the lock
+static __thread uint32_t inside, inside_in;  // marked, how deep; in which recording
+
+static void mark_inside(int change) {
+  if (inside_in != recordings) inside = 0, inside_in = recordings;
+  if (change > 0 || inside) inside += (uint32_t)change;
+}
+
+static int whose_library(const void* address) {
+  static void* interpreter;
+  Dl_info found;
+  char path[PATH_MAX];
+  if (!interpreter && dladdr((const void*)(uintptr_t)PyEval_GetFrame, &found)) interpreter = found.dli_fbase;
+  if (!dladdr(address, &found) || !found.dli_fname) return OTHERS;
+  if (found.dli_fbase == interpreter) return INTERPRETER;
+  size_t length = strlen(reported_folder);
+  if (!realpath(found.dli_fname, path) || strncmp(path, reported_folder, length) || path[length] != '/') return OTHERS;
+  const char* name = strrchr(path, '/') + 1;
+  for (size_t i = 0; i < sizeof reported_names / sizeof *reported_names; i++) {
+    if (!strncmp(name, reported_names[i], strlen(reported_names[i]))) return REPORTED;
+  }
+  return OTHERS;
+}
+
+// The lock must not be held, as for calling_library().
+static int is_reported_elsewhere(void) {
+  if (!reported_folder[0]) return 0;
+  if (inside && inside_in == recordings) return 1;
+  void* addresses[MOST_NATIVE];
+  int count = backtrace(addresses, MOST_NATIVE);
+  for (int i = 1; i < count; i++) {
+    size_t place = (uintptr_t)addresses[i] * 0x9E3779B97F4A7C15u >> 52;
+    pthread_mutex_lock(&lock);
+    int whose = whose_code[place].address == addresses[i] ? whose_code[place].whose : 0;
+    pthread_mutex_unlock(&lock);
+    if (!whose) {
+      whose = whose_library(addresses[i]);
+      pthread_mutex_lock(&lock);
+      whose_code[place].address = addresses[i];
+      whose_code[place].whose = whose;
+      pthread_mutex_unlock(&lock);
+    }
+    if (whose != OTHERS) return whose == REPORTED;
+  }
+  return 0;
+}
+
+static PyObject* py_mark_inside(PyObject* self, PyObject* change) {
+  (void)self;
+  long value = PyLong_AsLong(change);
+  if (value == -1 && PyErr_Occurred()) return NULL;
+  mark_inside((int)value);
+  Py_RETURN_NONE;
+}
+
+static PyObject* py_leave_out(PyObject* self, PyObject* argument) {
+  (void)self;
+  PyObject* folder = NULL;
+  char path[PATH_MAX] = "";
+  if (argument != Py_None) {
+    if (!PyUnicode_FSConverter(argument, &folder)) return NULL;
+    if (!realpath(PyBytes_AS_STRING(folder), path)) path[0] = 0;
+    Py_DECREF(folder);
+  }
+  pthread_mutex_lock(&lock);
+  memcpy(reported_folder, path, sizeof path);
+  memset(whose_code, 0, sizeof whose_code);
+  pthread_mutex_unlock(&lock);
+  return PyBool_FromLong(path[0] != 0);
+}
+
 // The number of this thread's stack; its first frame is the calling library, if that is given. The lock is held.
 static uint32_t this_stack(const char* library) {
   if (!library) return stack_below(0);
@@ -1059,7 +1143,7 @@ enum { STACKS_PERIOD = 100000000, MOST_STACKS = 500 };  // in so many ns at most
 static uint64_t stacks_since;
 static uint32_t stacks_taken;
 enum { MOST_ARGUMENTS = 1 << 15 };  // bytes: the most that a kernel can have (CUDA 12.1 and later)
-enum { COOPERATIVE = 1, PROGRAMMATIC = 2, ARGUMENTS_UNKNOWN = 4, PER_THREAD = 8 };
+enum { COOPERATIVE = 1, PROGRAMMATIC = 2, ARGUMENTS_UNKNOWN = 4, PER_THREAD = 8, CAPTURED = 16 };
 enum { INVALID_VALUE = 1, INVALID_HANDLE = 400 };  // CUresult
 enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_PROGRAMMATIC = 6 };  // CUlaunchAttributeID
 
@@ -1096,6 +1180,7 @@ static struct {
   int (*of_function)(void*, size_t, size_t*, size_t*);  // cuFuncGetParamInfo
   int (*of_kernel)(void*, size_t, size_t*, size_t*);    // cuKernelGetParamInfo
 } layout;
+static int (*is_capturing)(void*, uint32_t*);  // cuStreamIsCapturing
 
 // Packs a launch's arguments; the bytes, or -1 if they cannot be known. The lock must not be held: it asks the driver.
 static int pack_arguments(const KernelLaunch* launch, char* out) {
@@ -1145,6 +1230,9 @@ static void note_launch(const CallbackData* data) {
   if (strstr(data->function, "_ptsz")) flags |= PER_THREAD;
   int length = notes_launches == WITH_ARGUMENTS ? pack_arguments(&launch, arguments) : -1;
   if (length < 0) flags |= ARGUMENTS_UNKNOWN;
+  uint32_t capture = 0;
+  if (__atomic_load_n(&captures, __ATOMIC_RELAXED) > 0 && is_capturing) is_capturing(launch.geometry.stream, &capture);
+  if (capture) flags |= CAPTURED;
   uint32_t device = device_of(data->context);
   const char* name = data->symbol ? data->symbol : "";
   pthread_mutex_lock(&lock);
@@ -1189,7 +1277,8 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     return;
   }
   if (call->launches) {
-    if (notes_launches && data->site == API_EXIT && data->result && !*(const int*)data->result) note_launch(data);
+    int succeeded = notes_launches && data->site == API_EXIT && data->result && !*(const int*)data->result;
+    if (succeeded && !is_reported_elsewhere()) note_launch(data);
     return;
   }
   if (!call->arguments[0] || (data->site == API_ENTER) != (call->at_enter != 0)) return;
@@ -1224,6 +1313,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   }
   if (call->only_use) return;
   if (is_ours && !call->wants_library) return;  // our runtime reports it; memory may be that of a library below it
+  if (is_reported_elsewhere()) return;
   if (call->wants_stream_id && !result && data->context) {
     cupti.GetStreamIdEx(data->context, (void*)words[0], 0, &stream);
     words[WORDS - 1] = stream;
@@ -1435,7 +1525,8 @@ static struct {
   void (*note_text)(uint16_t, const char*, const uint64_t*);
   uint32_t (*module_of)(uint32_t);
   void (*note_released)(uint32_t, const uint64_t*);
-} for_others = {stack_here, note, note_text, module_of, note_released};
+  void (*mark_inside)(int);
+} for_others = {stack_here, note, note_text, module_of, note_released, mark_inside};
 
 static int is_of_allocator(uint16_t what) { return what == BLOCK || what == POOL_ALLOC || what == POOL_FREE; }
 
@@ -1613,6 +1704,7 @@ static PyObject* py_watch_launches(PyObject* self, PyObject* argument) {
   if (driver) {
     *(void**)&layout.of_function = dlsym(driver, "cuFuncGetParamInfo");
     *(void**)&layout.of_kernel = dlsym(driver, "cuKernelGetParamInfo");
+    *(void**)&is_capturing = dlsym(driver, "cuStreamIsCapturing");
   }
   notes_launches = (int)how;
   enable_launches(1);
@@ -2099,7 +2191,7 @@ static PyObject* py_launches(PyObject* self, PyObject* arguments) {
   while (!failed && !missing && at < count && works < correlations.len / 4) {
     const Row* one = &row[at];
     const uint64_t* words = one->words;
-    if (one->what != LAUNCH || words[4] >> 32 & ARGUMENTS_UNKNOWN || one->stack >= stack_ids.len / 4) break;
+    if (one->what != LAUNCH || words[4] >> 32 & (ARGUMENTS_UNKNOWN | CAPTURED) || one->stack >= stack_ids.len / 4) break;
     if (words[5] < begins || words[6] > (uint64_t)blob.len || words[5] - begins > (uint64_t)blob.len - words[6]) break;
     uint64_t handle = !words[1] && words[4] >> 32 & PER_THREAD ? 2 : words[1];
     if (handle == 2) handle |= (uint64_t)one->thread << 8;
@@ -2162,6 +2254,11 @@ static PyMethodDef methods[] = {
     {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
     {"watch_launches", py_watch_launches, METH_O, "watch_launches(how): each launch, too: 1 with its arguments, 2 with a sample of stacks, or no more: 0"},
+    {"leave_out", py_leave_out, METH_O,
+     "leave_out(folder): the calls of PyTorch, whose folder this is, from now on, for another source reports them; None: "
+     "no longer. Whether they are left out"},
+    {"mark_inside", py_mark_inside, METH_O,
+     "mark_inside(change): this thread enters (1), or leaves (-1), what another source reports"},
     {"digest", py_digest, METH_O, "digest(image): the number by which rows name an image of code"},
     {"drain", py_drain, METH_NOARGS,
      "drain(): rows, new names, new frames, new stacks, new paths of modules, number of rows lost, offset of what rows point to, and its bytes; "

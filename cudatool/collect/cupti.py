@@ -5,8 +5,9 @@ a log, whichever library makes it and on whichever thread, with Python's stack; 
 ran, with their times. The log is read here, by a thread of its own and before an event of another source. What its
 calls become is in :mod:`~cudatool.collect.cupti_events`, what ran in :mod:`~cudatool.collect.cupti_work`.
 
-Calls that other sources report are left out: those of our own runtime, and all but other libraries' memory in a
-program whose PyTorch is watched (:mod:`cudatool.collect.torch_program`). When our runtime's work ran is reported here.
+Calls that other sources report are left out: those of our own runtime, and in a program whose PyTorch is watched
+(:mod:`cudatool.collect.torch_program`) PyTorch's, or, where launches are not judged, all but other libraries' memory.
+When our runtime's work ran is reported here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from cudatool.collect import _cupti
 from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, PER_THREAD, Call, layout
-from cudatool.collect.cupti_events import CallEvents
+from cudatool.collect.cupti_events import MEMORY, CallEvents
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_rows import ROW, What
 from cudatool.collect.cupti_work import Enqueued, WorkDone
@@ -91,15 +92,17 @@ class CuptiCollector:
     ----------
     pytorch_is_watched
         Returns whether PyTorch's own source reports the program's work, some time later
-        (:mod:`cudatool.collect.torch_program`). Then only other libraries' memory is reported here; likewise once our
-        runtime has reported work.
+        (:mod:`cudatool.collect.torch_program`). Then only what is not PyTorch's is reported here, and of that only
+        memory unless there are `launches`.
     level
         How much of the device's work is recorded.
     blocks_are_watched
         Returns whether PyTorch's allocator writes to the log (:mod:`cudatool.collect.torch_blocks`).
     launches
-        What infers the accesses of each launch; None to report none. Then nothing at all is reported once another
-        source reports the program's work.
+        What infers the accesses of each launch; None to report none. Once our runtime has reported work, only ranges
+        are reported in any case; without `launches`, also other libraries' memory.
+    pytorch_passes_on
+        Returns whether the event that is being passed on is PyTorch's.
     graphs_may_exist
         Whether graphs may have been instantiated before: their launches are then recorded node by node.
     sample
@@ -119,10 +122,11 @@ class CuptiCollector:
         *,
         sample: Callable[[], None] = lambda: None,
         launches: Launches | None = None,
+        pytorch_passes_on: Callable[[], bool] = lambda: False,
         graphs_may_exist: bool = False,
     ) -> None:
         self._native = _cupti
-        self._pytorch_is_watched = pytorch_is_watched
+        self._pytorch_is_watched, self._pytorch_passes_on = pytorch_is_watched, pytorch_passes_on
         self._sample = sample
         self._runtime_works = False
         self._lock = threading.RLock()
@@ -263,11 +267,14 @@ class CuptiCollector:
         """Pass on the log's calls from before another source's event."""
         if self._paused_by == threading.get_ident():
             return
-        if event.kind in WORK:
+        if event.kind in WORK and not self._pytorch_passes_on():
             self._runtime_works = True
             self._work.add_operation(event.correlation, event.stream)
         if self._waiting or self._native.is_waiting():
             self._read(event.time)
+        if event.kind in MEMORY:
+            with self._lock:
+                self._calls.note_memory(event)
 
     def _read(self, until: int | None) -> None:
         """Read the log, and pass on the calls up to a time; without a time, also the work that was done."""
@@ -310,7 +317,8 @@ class CuptiCollector:
         self._tables.add(names, frames, found, paths)
         if lost:
             self._calls.warn_of_lost(lost)
-        elsewhere = self._runtime_works or self._pytorch_is_watched()
+        # Beside launches, what is PyTorch's did not come into the log.
+        elsewhere = self._runtime_works or (self._calls.launches is None and self._pytorch_is_watched())
         if elsewhere and self._calls.launches is not None:
             self._calls.launches = None
             _cupti.watch_launches(_Noted.NOT)

@@ -15,7 +15,7 @@ from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, pla
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_rows import HOW, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
-from cudatool.collect.gpu_launches import Judged, Launches, Pointed
+from cudatool.collect.gpu_launches import Judged, Launches, LaunchRowFlag, Pointed
 from cudatool.collect.live_memory import LiveMemory
 from cudatool.collect.torch_rows import Action
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
@@ -35,7 +35,10 @@ from cudatool.trace.events import (
 )
 from cudatool.trace.libraries import Library
 
-__all__ = ["CallEvents"]
+__all__ = ["MEMORY", "CallEvents"]
+
+MEMORY = frozenset([Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, Kind.HOST_ALLOC, Kind.HOST_FREE])
+"""What :meth:`CallEvents.note_memory` notes."""
 
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
 _MOST_JUDGED = 1 << 12
@@ -245,6 +248,19 @@ class CallEvents:
             if len(self._judged_before) >= _MOST_JUDGED:
                 self._judged_before.clear()
             self._judged_before[key] = np.array(reported, RECORD).tobytes()
+
+    def note_memory(self, event: Event) -> None:
+        """Note memory that another source reports: launches may have pointers to it."""
+        if self.launches is None:
+            return
+        if event.kind is Kind.BLOCK_ALLOC:
+            self.launches.blocks.add(event.address, event.size)
+        elif event.kind is Kind.BLOCK_FREE_COMPLETED:
+            self.launches.blocks.remove(event.address)
+        elif event.kind is Kind.HOST_ALLOC:
+            self.host_memory.add(event.address, event.size)
+        elif event.kind is Kind.HOST_FREE:
+            self.host_memory.remove(event.address)
 
     def warn_of_lost(self, rows: int) -> None:
         """Report that rows of the log are missing."""
@@ -568,18 +584,24 @@ class CallEvents:
         _, stream, grid, block, shared, _, _, number = row.words
         if (row.device, stream) in self._capturing:
             return
+        if shared >> 32 & LaunchRowFlag.CAPTURED:
+            self._warn_of_accesses(self._tables.kernel(number), "it is part of a graph of PyTorch's")
+            return
         found = self._judged(row)
         id_, correlation = self._work(row, stream, "_ptsz" if found.per_thread else "")
         what: dict[str, Any] = {"aux0": grid, "aux1": block, "size": shared & 0xFFFFFFFF, "flags": found.flags}
         kernel = self._tables.kernel(number)
         self._report(Kind.KERNEL_LAUNCH, stream=id_, correlation=correlation, name=kernel, **what)
-        plain = kernel.partition("<")[0]
-        if found.doubts and self.launches is not None and self.launches.is_first(plain + found.doubts):
-            text = f"{plain} may access more than its arguments say: {found.doubts}"
-            self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.ACCESSES_NOT_KNOWN)
+        self._warn_of_accesses(kernel, found.doubts)
         self._called = self._tables.stacks[0]  # an access has the stack of its launch
         for address, size, flags in found.accesses:
             self._report(Kind.ACCESS, stream=id_, correlation=correlation, address=address, size=size, flags=flags)
+
+    def _warn_of_accesses(self, kernel: str, doubts: str) -> None:
+        plain = kernel.partition("<")[0]
+        if doubts and self.launches is not None and self.launches.is_first(plain + doubts):
+            text = f"{plain} may access more than its arguments say: {doubts}"
+            self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.ACCESSES_NOT_KNOWN)
 
     def _judged(self, row: Row) -> Judged:
         function, _, _, _, shared, offset, length, number = row.words

@@ -28,6 +28,8 @@ class LaunchRowFlag(IntFlag):
     ARGUMENTS_UNKNOWN = 4
     PER_THREAD = 8
     """Its default stream is that of the calling thread."""
+    CAPTURED = 16
+    """It is a node of a graph, and did not run."""
 
 
 @dataclass(frozen=True, slots=True)

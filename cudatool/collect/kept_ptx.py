@@ -9,6 +9,7 @@ CuPy                       calls NVRTC by functions of its own, which are replac
                            files: it gets a folder of its own, so that what is loaded was compiled under a
                            recording
 numba-cuda                 has the PTX of what it links
+Triton                     has the PTX that it assembles
 =========================  ==============================================================================
 
 The PTX is kept on disk, too, as the compilers keep their results.
@@ -69,6 +70,7 @@ class KeptPtx:
                 "cuda.bindings.nvrtc": _watch_nvrtc,
                 "cupy_backends.cuda.libs.nvrtc": self._watch_cupy,
                 "numba.cuda.codegen": self._watch_numba,
+                "triton.compiler.compiler": self._watch_triton,
             }
         )
         finder.start()
@@ -147,6 +149,22 @@ class KeptPtx:
             return linked
 
         self._replaced.replace(library, "get_cubin", get_cubin)
+
+    def _watch_triton(self, compiler: ModuleType) -> None:
+        kernel = getattr(compiler, "CompiledKernel", None)
+        if kernel is None:  # another version: its launches are counted as not checked
+            return
+        original = kernel.__init__
+
+        @wraps(original)
+        def init(own: Any, *args: Any, **kwargs: Any) -> None:  # also of what Triton takes from its cache
+            original(own, *args, **kwargs)
+            try:
+                self.keep(own.asm["cubin"], own.asm["ptx"].encode())
+            except Exception:  # it must not reach the program
+                _log.debug("the PTX of Triton's code was not kept", exc_info=True)
+
+        self._replaced.replace(kernel, "__init__", init)
 
 
 def _keep(code: int, size: int, ptx: int, ptx_size: int) -> None:

@@ -68,6 +68,13 @@ constexpr size_t MOST_PAYLOADS = 1 << 18;  // kept to be found again
 constexpr size_t PAYLOAD_HEAD = 4;  // operator, node, extra, number of tensors
 constexpr size_t TENSOR_HEAD = 5;   // words of a tensor before its sizes and strides
 
+// Of _cupti.c, which leaves out the driver's calls that this thread makes inside of an operator.
+struct Log {
+  void *stack_here, *note, *note_text, *module_of, *note_released;
+  void (*mark_inside)(int change);
+};
+const Log* driver_log = nullptr;  // where the driver's calls are not logged: none
+
 bool enabled = false;
 c10::DeviceType watched = c10::DeviceType::CUDA;
 PyObject* capture_stack = nullptr;  // Python: () -> id of the caller's stack
@@ -299,8 +306,14 @@ bool add_value(const c10::IValue& value, uint64_t position, const Op& op) {
 }
 
 struct InOperator : at::ObserverContext {
-  explicit InOperator(const Op* op) : op(op) {}
+  explicit InOperator(const Op* op) : op(op), log(driver_log) {
+    if (log) log->mark_inside(1);
+  }
+  ~InOperator() override {
+    if (log) log->mark_inside(-1);
+  }
   const Op* op;
+  const Log* log;
 };
 
 struct InNode : at::ObserverContext {
@@ -512,8 +525,15 @@ PyObject* py_watch_memory(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* py_mark_operators(PyObject*, PyObject* capsule) {
+  driver_log = static_cast<const Log*>(PyCapsule_GetPointer(capsule, "cudatool.collect._cupti.log"));
+  if (!driver_log) return nullptr;
+  Py_RETURN_NONE;
+}
+
 PyObject* py_stop(PyObject*, PyObject*) {
   enabled = false;
+  driver_log = nullptr;
   if (callback != at::INVALID_CALLBACK_HANDLE) at::removeCallback(callback);
   callback = at::INVALID_CALLBACK_HANDLE;
   Py_RETURN_NONE;
@@ -587,6 +607,8 @@ PyObject* py_names(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS, "start(device, capture_stack, thread_id[, most_words]): watch from now on"},
     {"watch_memory", py_watch_memory, METH_NOARGS, "watch_memory(): watch the caching allocators, from now on"},
+    {"mark_operators", py_mark_operators, METH_O,
+     "mark_operators(log): have the log of _cupti leave out what operators call the driver for"},
     {"stop", py_stop, METH_NOARGS, "stop(): watch no more"},
     {"forget", py_forget, METH_NOARGS, "forget(): log nothing more in this process"},
     {"note", py_note, METH_VARARGS, "note(what, *words): add a NOTE row"},

@@ -4,6 +4,9 @@ When the program imports ``torch``, a small extension is loaded (:mod:`cudatool.
 operators, its streams and events and its caching allocator. What only Python sees is added here: queries, graphs, and
 pinned memory that leaves PyTorch as an array or a list. The log is read when the recording ends, and before another
 source's event, so that the order is right.
+
+What other libraries do beside it, :mod:`cudatool.collect.cupti` records. To leave out what is reported here, it is told
+where PyTorch's calls of the driver begin and end, and where PyTorch's libraries are.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, wraps
+from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
 from cudatool.after_import import AfterImport
+from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_accesses import Argument, Plan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
@@ -26,16 +33,16 @@ from cudatool.collect.torch_rows import Note
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind, WarningCode, WarningFlag
 
-__all__ = ["TorchCollector", "flush", "is_watching", "start", "stop"]
+__all__ = ["TorchCollector", "flush", "is_passing_on", "is_watching", "start", "stop"]
 
 _log = logging.getLogger("cudatool.collect")
 _running: TorchCollector | None = None
 
 
-def start() -> None:
-    """Watch PyTorch on a GPU, until :func:`stop`."""
+def start(*, beside_others: bool = False) -> None:
+    """Watch PyTorch on a GPU, until :func:`stop`; `beside_others` as in :class:`TorchCollector`."""
     global _running
-    _running = TorchCollector()
+    _running = TorchCollector(beside_others=beside_others)
     _running.start()
 
 
@@ -48,6 +55,11 @@ def flush() -> None:
 def is_watching() -> bool:
     """Return whether the program's PyTorch is watched: it has imported one that can use a GPU."""
     return _running is not None and _running.is_watching
+
+
+def is_passing_on() -> bool:
+    """Return whether this thread is passing on events of PyTorch."""
+    return _running is not None and _running.is_passing_on
 
 
 def stop() -> None:
@@ -65,23 +77,26 @@ class TorchCollector:
     ----------
     device
         ``"cuda"``; or ``"cpu"``, which treats the host's tensors as a device's (for tests).
+    beside_others
+        Whether :mod:`cudatool.collect.cupti` reports the driver's calls that are not PyTorch's, Triton's launches among
+        them, and is to leave out the others.
     """
 
-    def __init__(self, *, device: str = "cuda") -> None:
-        self._device = device
+    def __init__(self, *, device: str = "cuda", beside_others: bool = False) -> None:
+        self._device, self._beside_others = device, beside_others
         self._extension: Any = None
         self._events: TorchEvents | None = None
-        self._reading = False
+        self._passing_on = 0  # a thread
+        self._read_at = 0  # what happened before has been passed on
         self._replaced = Replaced()
         self._graphs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._finder = AfterImport({"torch": self._watch})
         # Kernels that bypass the dispatcher: those of PyTorch's compiler, and Triton's own.
-        self._compiled = AfterImport(
-            {
-                "torch._inductor.runtime.triton_heuristics": self._wrap_compiled,
-                "triton.runtime.jit": self._wrap_triton,
-            }
-        )
+        launchers: dict[str, Callable[[ModuleType], None]] = {}
+        launchers["torch._inductor.runtime.triton_heuristics"] = self._wrap_compiled
+        if not beside_others:
+            launchers["triton.runtime.jit"] = self._wrap_triton
+        self._compiled = AfterImport(launchers)
 
     def start(self) -> None:
         """Begin."""
@@ -91,7 +106,13 @@ class TorchCollector:
         """Pass on what was logged so far."""
         if self._events is not None:
             self._read()
-            self._events.finish()
+            with self._passes_on():
+                self._events.finish()
+
+    @property
+    def is_passing_on(self) -> bool:
+        """Whether this thread is passing on what was logged."""
+        return self._passing_on == threading.get_ident()
 
     @property
     def is_watching(self) -> bool:
@@ -103,6 +124,7 @@ class TorchCollector:
         self._finder.stop()
         self._compiled.stop()
         if self._extension is not None:
+            _cupti.leave_out(None)
             self._extension.stop()
             hooks.unsubscribe(self._before_event)
             self._replaced.put_back()
@@ -122,6 +144,9 @@ class TorchCollector:
         stacks.hide(os.path.dirname(torch.__file__ or ""))
         self._extension = extension
         self._events = TorchEvents(hooks.forward, _plan_reader(torch), extension.names)
+        if self._beside_others:
+            _cupti.leave_out(os.path.dirname(torch.__file__ or ""))
+            extension.mark_operators(_cupti.log)
         extension.start(self._device, stacks.capture, hooks.thread_id)
         os.register_at_fork(after_in_child=extension.forget)
         hooks.subscribe(self._before_event, first=True)
@@ -149,17 +174,27 @@ class TorchCollector:
 
     def _before_event(self, event: Event) -> None:
         """Pass on what PyTorch did before another library's event."""
-        if not self._reading:
+        if not self._passing_on and event.time >= self._read_at:
             self._read()
 
     def _read(self) -> None:
         assert self._events is not None
-        self._reading = True
-        try:
-            while log := self._extension.drain():
+        with self._passes_on():
+            while True:
+                now = monotonic_ns()
+                log = self._extension.drain()
+                if not log:
+                    break
                 self._events.read(log)
+            self._read_at = now
+
+    @contextmanager
+    def _passes_on(self) -> Iterator[None]:
+        self._passing_on = threading.get_ident()
+        try:
+            yield
         finally:
-            self._reading = False
+            self._passing_on = 0
 
     # What only Python sees --------------------------------------------------------------------------------------
 
@@ -228,7 +263,11 @@ class TorchCollector:
 
         @wraps(original)
         def run(tuner: Any, *args: Any, stream: int, **kwargs: Any) -> Any:
-            result = original(tuner, *args, stream=stream, **kwargs)
+            _cupti.mark_inside(1)
+            try:
+                result = original(tuner, *args, stream=stream, **kwargs)
+            finally:
+                _cupti.mark_inside(-1)
             launched(tuner, stream, *args)
             return result
 

@@ -32,7 +32,6 @@ def driver(measure_accesses: bool, level: Level) -> Iterator[dict[str, Any]]:
     """Pass what libraries do on the GPU to the subscribers of the hooks; yield what the header says of it."""
     try:
         if measure_accesses:
-            torch_program.start()
             with _launches_of_libraries() as facts:
                 yield facts
         else:
@@ -96,7 +95,7 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _launches_of_libraries() -> Iterator[dict[str, Any]]:
-    """Pass what orders the work of other libraries, and what it may access, to the subscribers of the hooks.
+    """Pass what orders the work of any library, and what it may access, to the subscribers of the hooks.
 
     PyTorch's and our runtime's work is reported by sources of their own. The value is what the header says of it.
     """
@@ -104,10 +103,17 @@ def _launches_of_libraries() -> Iterator[dict[str, Any]]:
 
     kept = KeptPtx()
     try:
-        _cupti = CuptiCollector(torch_program.is_watching, Level.MEMORY, launches=Launches(kept.find))
+        _cupti = CuptiCollector(
+            torch_program.is_watching,
+            Level.MEMORY,
+            launches=Launches(kept.find),
+            pytorch_passes_on=torch_program.is_passing_on,
+        )
     except CuptiUnavailable as error:
+        torch_program.start()
         yield {"cupti_error": str(error)}
         return
+    torch_program.start(beside_others=True)  # after the other one: of two sources the last one is asked first
     kept.start()
     cupy = CupyPool()
     try:

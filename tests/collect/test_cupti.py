@@ -15,7 +15,7 @@ import pytest
 from cudatool.collect import _cupti, cupti
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.cupti_rows import HOW, ROW, What
-from cudatool.collect.gpu_launches import Launches
+from cudatool.collect.gpu_launches import Launches, LaunchRowFlag
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
 
@@ -659,8 +659,13 @@ def launching(monkeypatch):
     monkeypatch.setattr(cupti, "_cupti", log)
     monkeypatch.setattr(cupti, "_PERIOD", 3600)
     monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
-    pytorch = SimpleNamespace(is_watched=False)
-    collector = CuptiCollector(lambda: pytorch.is_watched, cupti.Level.MEMORY, launches=Launches({}.get))
+    pytorch = SimpleNamespace(is_watched=False, passes_on=False)
+    collector = CuptiCollector(
+        lambda: pytorch.is_watched,
+        cupti.Level.MEMORY,
+        launches=Launches({}.get),
+        pytorch_passes_on=lambda: pytorch.passes_on,
+    )
     hooks.subscribe(events.append)
     yield SimpleNamespace(log=log, events=events, collector=collector, pytorch=pytorch)
     hooks.unsubscribe(events.append)
@@ -700,16 +705,55 @@ def test_a_call_whose_bytes_no_event_describes_is_said_once(launching):
     assert "cuMemcpy2D_v2" in warning.name and warning.flags == WarningFlag.UNSEEN
 
 
-def test_launches_are_left_to_pytorchs_own_source_once_it_watches(launching):
-    assert launching.collector.watches_launches
+def test_launches_of_other_libraries_are_reported_beside_pytorch(launching):
     launching.pytorch.is_watched = True
+    log = launching.log
+    log.names.append(b"fill")
+    log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
+    log.blob += PTX
+    log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
+    launching.pytorch.passes_on = True
+    hooks.forward(Event(10, Kind.BLOCK_ALLOC, 0, 0, 0, 0, 0, 0, "", 0x7F0000000000, 512, 512, 0))
+    hooks.forward(Event(11, Kind.KERNEL_LAUNCH, 0, 0, 0, 0, 77, 0, "aten::add", 0, 0, 0, 0))
+    launching.pytorch.passes_on = False
+    put_launch(log, pointer=0x7F0000000008)
+    hooks.forward(Event(30, Kind.BLOCK_FREE_COMPLETED, 0, 0, 0, 0, 0, 0, "", 0x7F0000000000, 512, 512, 0))
+    log.put("cuMemAlloc_v2", 0x7E0000000000, 4096, time=40)
+    launching.collector.flush()
+    assert launching.collector.watches_launches and launching.log.watched == [1]
+    assert [Kind.BLOCK_ALLOC, "aten::add", "fill", Kind.ACCESS, Kind.BLOCK_FREE_COMPLETED, Kind.MEM_ALLOC] == [
+        event.name if event.kind is Kind.KERNEL_LAUNCH else event.kind
+        for event in launching.events
+        if event.kind is not Kind.STREAM_CREATE
+    ]
+    (access,) = [event for event in launching.events if event.kind is Kind.ACCESS]
+    assert (0x7F0000000000, 512) == (access.address, access.size), "PyTorch's block"
+    launching.events.clear()
+    put_launch(log, pointer=0x7F0000000008)
+    launching.collector.flush()
+    (doubt,) = [event.name for event in launching.events if event.kind is Kind.WARNING]
+    assert "unknown address" in doubt, "the block is gone"
+
+
+def test_launches_are_left_to_our_runtimes_own_source_once_it_works(launching):
+    launching.pytorch.is_watched = True
+    hooks.forward(Event(11, Kind.KERNEL_LAUNCH, 0, 0, 0, 0, 77, 0, "ours", 0, 0, 0, 0))
     launching.log.names.append(b"fill")
     put_launch(launching.log)
     launching.log.put("cuMemAlloc_v2", 0x7F0000000000, 4096)
     launching.collector.flush()
     assert not launching.collector.watches_launches
-    assert [] == [event for event in launching.events if event.kind in (Kind.KERNEL_LAUNCH, Kind.MEM_ALLOC)]
+    assert ["ours"] == [event.name for event in launching.events if event.kind in (Kind.KERNEL_LAUNCH, Kind.MEM_ALLOC)]
     assert launching.log.watched == [1, 0]
+
+
+def test_a_launch_that_became_a_node_of_a_graph_is_a_gap_and_no_launch(launching):
+    launching.log.names.append(b"fill")
+    put_launch(launching.log, flags=LaunchRowFlag.CAPTURED)
+    put_launch(launching.log, flags=LaunchRowFlag.CAPTURED)
+    launching.collector.flush()
+    (warning,) = [event for event in launching.events if event.kind in (Kind.WARNING, Kind.KERNEL_LAUNCH)]
+    assert warning.name.startswith("fill may access more") and warning.flags == WarningFlag.UNSEEN
 
 
 def test_at_the_level_of_launches_a_kernel_has_the_stack_of_its_call_and_the_times_of_its_run(monkeypatch):

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -39,6 +40,13 @@ def test_memory_has_the_module_that_is_called_or_whose_forward_pass_made_the_nod
 def test_memory_of_a_compiled_backward_pass_has_the_line_of_the_generated_code(libcupti):
     pytest.importorskip("torch")
     command = [sys.executable, "-W", "ignore", _HERE / "torch_compiled.py", libcupti]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_operators_of_pytorch_call_the_driver_for_is_left_out(libcupti):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "ignore", _HERE / "torch_operators.py", libcupti]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -343,3 +351,72 @@ _cupti.stop()
 def test_a_buffer_that_a_forced_flush_handed_back_is_used_again_by_a_later_recording_or_after_many_others(libcupti):
     done = subprocess.run([sys.executable, "-c", FORCED, libcupti], capture_output=True, text=True, timeout=60)
     assert 0 == done.returncode, done.stderr
+
+
+OTHERS = """
+import ctypes, sys
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
+driver_path, torch, *libraries = sys.argv[1:]
+CHOSEN = {"cuLaunchKernel": (".", False, False, False, 0, True, True, True)}
+_cupti.open(driver_path)
+_cupti.start(CHOSEN, 1 << 20)
+_cupti.watch_launches(1)
+driver = ctypes.CDLL(driver_path)
+of_torch, bundled, nccl = map(ctypes.CDLL, libraries)
+launch = ctypes.cast(driver.launch, ctypes.c_void_p)
+
+def functions():
+    rows = np.frombuffer(_cupti.drain()[0], ROW)
+    return rows["words"][rows["what"] == What.LAUNCH][:, 0].tolist()
+
+def calls():
+    of_torch.call(launch, ctypes.c_uint64(1))
+    of_torch.call_through(nccl.call, launch, ctypes.c_uint64(2))
+    nccl.call_through(of_torch.call, launch, ctypes.c_uint64(3))
+    bundled.call(launch, ctypes.c_uint64(4))
+    nccl.call(launch, ctypes.c_uint64(5))
+    driver.launch(ctypes.c_uint64(6), ctypes.c_uint64(3), b"arguments", ctypes.c_size_t(9))
+
+calls()
+assert functions() == [1, 2, 3, 4, 5, 6]
+assert _cupti.leave_out(torch)
+for _ in range(2):  # once more with what is known of addresses
+    calls()
+    assert functions() == [4, 5, 6], "all that the interpreter does not call through PyTorch's own libraries"
+# A callback of Python's in the middle of PyTorch: what it calls is the program's.
+called = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+of_torch.call(called(lambda *_: nccl.call(launch, ctypes.c_uint64(7))), ctypes.c_uint64(0))
+_cupti.mark_inside(1)
+_cupti.mark_inside(1)
+nccl.call(launch, ctypes.c_uint64(8))
+_cupti.mark_inside(-1)
+nccl.call(launch, ctypes.c_uint64(9))
+_cupti.mark_inside(-1)
+_cupti.mark_inside(-1)  # of what began before the recording
+nccl.call(launch, ctypes.c_uint64(10))
+assert functions() == [7, 10]
+_cupti.mark_inside(1)
+_cupti.stop()
+_cupti.start(CHOSEN, 1 << 20)  # another recording
+_cupti.watch_launches(1)
+nccl.call(launch, ctypes.c_uint64(11))
+_cupti.leave_out(None)
+of_torch.call(launch, ctypes.c_uint64(12))
+assert functions() == [11, 12]
+"""
+
+
+def test_beside_pytorch_the_calls_of_its_libraries_and_operators_are_left_out_and_no_others(libcupti, tmp_path):
+    compiler = which("cc") or which("gcc")
+    assert compiler is not None, "which the stand-in for libcupti needs, too"
+    torch = tmp_path / "site-packages" / "torch"
+    libraries = [torch / "lib" / "libtorch_cuda.so", torch / "lib" / "libcublas.so.13", tmp_path / "libnccl.so.2"]
+    (torch / "lib").mkdir(parents=True)
+    for library in libraries:
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, _HERE / "caller.c"], check=True, timeout=60)
+    (tmp_path / "link").symlink_to(torch)  # a path is that of the file
+    command = [sys.executable, "-c", OTHERS, libcupti, tmp_path / "link", *libraries]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr

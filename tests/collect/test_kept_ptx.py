@@ -127,6 +127,21 @@ def test_numbas_code_has_the_ptx_that_numba_linked(kept, monkeypatch):
     assert original is CUDACodeLibrary.get_cubin
 
 
+def test_tritons_code_has_the_ptx_that_triton_assembled(kept, monkeypatch):
+    class CompiledKernel:
+        def __init__(self, asm):
+            self.asm = asm
+
+    monkeypatch.setitem(sys.modules, "triton.compiler.compiler", SimpleNamespace(CompiledKernel=CompiledKernel))
+    original = CompiledKernel.__init__
+    kept.start()
+    CompiledKernel({"cubin": b"triton's machine code", "ptx": ".entry tritons"})
+    assert b".entry tritons" == kept.find(_cupti.digest(b"triton's machine code"))
+    CompiledKernel({"hsaco": b"of another device"})
+    kept.stop()
+    assert CompiledKernel.__init__ is original
+
+
 def test_cupys_code_has_the_ptx_of_the_same_program(kept, monkeypatch):
     nvrtc = SimpleNamespace(
         getCUBIN=lambda program: b"machine code %d" % program, getPTX=lambda program: b".entry of_%d\0" % program

@@ -98,12 +98,94 @@ if len(sys.argv) > 1:
 double[1, 128, two](x)
 cuda.synchronize()
 """
+# The same beside PyTorch, on its memory and its streams.
+BESIDE_CUPY = """
+import sys
+import cupy as cp
+import torch
+one, two = torch.cuda.Stream(), cp.cuda.Stream(non_blocking=True)
+x = torch.zeros(1 << 16, device="cuda")
+view = cp.asarray(x)
+torch.cuda.synchronize()
+with torch.cuda.stream(one):
+    x += 1
+if len(sys.argv) > 1:
+    event = cp.cuda.Event()
+    event.record(cp.cuda.ExternalStream(one.cuda_stream))
+    two.wait_event(event)
+with two:
+    y = view * 2
+two.synchronize()
+one.synchronize()
+"""
+BESIDE_TRITON = """
+import sys
+import torch
+import triton
+import triton.language as tl
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
+one, two = torch.cuda.Stream(), torch.cuda.Stream()
+x, out = torch.zeros(1 << 16, device="cuda"), torch.zeros(1 << 16, device="cuda")
+torch.cuda.synchronize()
+with torch.cuda.stream(one):
+    x += 1
+if len(sys.argv) > 1:
+    two.wait_stream(one)
+with torch.cuda.stream(two):
+    double[(64,)](x, out, 1 << 16, BLOCK=1024)
+torch.cuda.synchronize()
+"""
+BESIDE_CUDA_CORE = """
+import sys
+import torch
+from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+x = torch.zeros(1 << 14, device="cuda")
+device = Device()
+device.set_current()
+source = 'extern "C" __global__ void fill(float* x) { x[blockIdx.x * blockDim.x + threadIdx.x] = 1; }'
+fill = Program(source, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("ptx").get_kernel("fill")
+one, two = torch.cuda.Stream(), device.create_stream()
+torch.cuda.synchronize()
+with torch.cuda.stream(one):
+    x += 1
+if len(sys.argv) > 1:
+    one.synchronize()
+launch(two, LaunchConfig(grid=64, block=256), fill, x.data_ptr())
+two.sync()
+torch.cuda.synchronize()
+"""
+BESIDE_NUMBA = """
+import sys
+import torch
+from numba import cuda
+@cuda.jit
+def double(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= 2
+one, two = torch.cuda.Stream(), cuda.stream()
+x = torch.zeros(100, device="cuda")
+torch.cuda.synchronize()
+with torch.cuda.stream(one):
+    x += 1
+if len(sys.argv) > 1:
+    one.synchronize()
+double[1, 128, two](cuda.as_cuda_array(x, sync=False))
+cuda.synchronize()
+"""
 PROGRAMS = {
     "cuda.core, cubin": (CUDA_CORE.replace("KIND", "cubin"), "launch(two, config, total"),
     "cuda.core, ptx": (CUDA_CORE.replace("KIND", "ptx"), "launch(two, config, total"),
     "cupy": (CUPY, "y = x + 1"),
     "cupy, RawKernel": (RAW, "scale((1,), (256,), (x,))"),
     "numba": (NUMBA, "double[1, 128, two](x)"),
+    "cupy, beside torch": (BESIDE_CUPY, "y = view * 2"),
+    "triton, beside torch": (BESIDE_TRITON, "double[(64,)](x, out"),
+    "cuda.core, beside torch": (BESIDE_CUDA_CORE, "launch(two"),
+    "numba, beside torch": (BESIDE_NUMBA, "double[1, 128, two]("),
 }
 LIBRARIES = """
 import cupy as cp
@@ -155,6 +237,35 @@ def test_launches_of_libraries_whose_code_does_not_tell_are_counted_by_name(tmp_
     assert (0, [], "partly-checked") == (status, report["possible"] + report["findings"], report["outcome"]), stderr
     (gap,) = [gap for gap in report["gaps"] if gap["kind"] == "launches"]
     assert 0 < gap["count"] < report["operations"] and any("gemm" in name for name in gap["names"])
+
+
+GRAPHED = """
+import torch
+import triton
+import triton.language as tl
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, at < n) * 2, at < n)
+x = torch.ones(1 << 16, device="cuda")
+double[(64,)](x, 1 << 16, BLOCK=1024)
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = x + 1
+    double[(64,)](x, 1 << 16, BLOCK=1024)
+for _ in range(3):
+    graph.replay()
+torch.cuda.synchronize()
+"""
+
+
+def test_a_launch_captured_into_a_graph_of_pytorchs_is_a_gap(tmp_path):
+    needs(GRAPHED, "triton")
+    status, report, stderr = sanitized(tmp_path, GRAPHED)
+    assert (0, [], "partly-checked") == (status, report["possible"] + report["findings"], report["outcome"]), stderr
+    (gap,) = [gap for gap in report["gaps"] if gap["kind"] == "unseen"]
+    assert ["double"] == [name.split()[0] for name in gap["names"]]
 
 
 CUDNN = """
