@@ -25,7 +25,7 @@ from cudatool.trace.model import Frame
 
 __all__ = ["capture", "enable", "frames", "hide", "intern"]
 
-_HIDDEN, _BOUNDARY = 0, -1
+_HIDDEN, _BOUNDARY, _KEPT = 0, -1, 1
 _MAX_DEPTH = 256  # of runaway recursion, the innermost frames say enough
 
 _enabled = True
@@ -50,7 +50,7 @@ def enable(on: bool) -> None:
 
 
 def hide(directory: str) -> None:
-    """Leave frames of files below `directory` out of stacks captured from now on: a framework's, say."""
+    """Leave Python's frames of files below `directory` out of stacks from now on: a framework's, say."""
     global _hidden
     _hidden = (*_hidden, os.path.join(os.path.realpath(directory), ""))
     _role.cache_clear()
@@ -62,13 +62,13 @@ def intern(called: Iterable[Frame]) -> int:
     Parameters
     ----------
     called
-        Its frames, innermost first.
+        Its frames, innermost first. One without a line is a library of machine code, which is kept wherever it lies.
     """
     if not _enabled:
         return 0
     kept: list[int] = []
     for frame in called:
-        role = _role(frame.file)
+        role = _role(frame.file) if frame.line else _KEPT
         if role == _BOUNDARY:
             break
         if role != _HIDDEN:
@@ -117,17 +117,17 @@ def _named(frame: Frame) -> int:
 
 @cache
 def _role(file: str) -> int:
-    """Return what frames of `file` are to a stack: a place of their own (1), hidden, or its outer end."""
+    """Return what frames of `file` are to a stack: a place of their own, hidden, or its outer end."""
     if file.startswith("<"):  # not a file: frozen into the interpreter, or typed in
-        return _HIDDEN if file.startswith(("<frozen runpy", "<frozen importlib")) else 1
+        return _HIDDEN if file.startswith(("<frozen runpy", "<frozen importlib")) else _KEPT
     try:
         path = os.path.realpath(file)
     except ValueError:  # no name of a file has that, and compile() takes any text
-        return 1
+        return _KEPT
     callers, called = _others()
     if path.startswith(callers):
         return _BOUNDARY
-    return _HIDDEN if path.startswith((*called, *_hidden)) else 1
+    return _HIDDEN if path.startswith((*called, *_hidden)) else _KEPT
 
 
 @cache

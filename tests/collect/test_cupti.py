@@ -16,8 +16,10 @@ from cudatool.collect import _cupti, cupti
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.cupti_rows import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag
+from cudatool.overview.ledger import owner_of
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
+from cudatool.trace.frames import call_site
 
 _HERE = threading.get_native_id()
 
@@ -546,6 +548,17 @@ def test_modules_keep_their_names_after_many_numbered_ranges(collected):
         log.put(What.BLOCK, 0, 0x7000, 512, 0xABC, 0, 0, 0, stack=where)
         collected.collector.flush()
     assert [event.name for event in collected.events if event.kind is Kind.BLOCK_ALLOC] == ["Net.fc1"] * 2
+
+
+def test_pinned_memory_that_pytorch_takes_is_pytorchs(collected, tmp_path):
+    stacks.hide(str(tmp_path / "torch"))
+    library, inside = f"{tmp_path}/torch/lib/libtorch_cuda.so", f"{tmp_path}/torch/utils/data/_utils/pin_memory.py"
+    stack = collected.log.call(library, (inside, 98), ("/home/me/train.py", 7))
+    collected.log.put("cuMemHostAlloc", 0x7000, 4096, time=5, stack=stack)
+    collected.collector.flush()
+    (event,) = collected.events
+    found = stacks.frames(event.stack)
+    assert ("PyTorch", "train.py:7 (function) by libtorch_cuda.so") == (owner_of(found), call_site(found))
 
 
 def _block(log, address, time, device=0):

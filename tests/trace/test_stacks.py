@@ -163,3 +163,10 @@ def test_frames_below_a_hidden_directory_are_left_out(tmp_path: Path) -> None:
     stacks.hide(str(tmp_path / "framework"))
     shown = [frame.file for frame in stacks.frames(hidden(lambda: beside(stacks.capture)))]
     assert shown[:3] == [str(tmp_path / "framework2.py"), __file__, __file__]
+
+
+def test_a_library_of_machine_code_below_a_hidden_directory_is_kept(tmp_path: Path) -> None:
+    stacks.hide(str(tmp_path / "framework"))
+    library = Frame(str(tmp_path / "framework" / "lib" / "libframework.so"), "libframework.so", 0)
+    inside, program = Frame(str(tmp_path / "framework" / "a.py"), "pin", 3), Frame("/home/me/train.py", "load", 7)
+    assert (library, program) == stacks.frames(stacks.intern([library, inside, program]))
