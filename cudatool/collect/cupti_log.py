@@ -14,6 +14,7 @@ from cudatool.collect.cupti_rows import WORK
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import stacks
 from cudatool.trace.model import Frame
+from cudatool.trace.packages import package_of
 
 __all__ = ["Stack", "Tables"]
 
@@ -113,7 +114,9 @@ def _library_name(file: str) -> str:
     name = _EXTENSION.sub("", file)
     if name == file:
         return os.path.basename(file)
-    return _FOLDER_OF_MODULES.sub("", name).strip("/").replace("/", ".")
+    package = package_of(file)
+    inside = os.path.relpath(name, os.path.dirname(package)) if package else _FOLDER_OF_MODULES.sub("", name)
+    return inside.strip("/").replace("/", ".")
 
 
 def _is_of_our_runtime(frames: list[Frame]) -> bool:

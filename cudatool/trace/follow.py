@@ -44,7 +44,8 @@ from cudatool.trace.file import (
     is_being_written,
     parse_facts,
 )
-from cudatool.trace.model import Ending, Frame
+from cudatool.trace.model import Ending, Frame, PackageFrame
+from cudatool.trace.packages import is_part
 from cudatool.trace.validate import valid_facts, valid_records
 
 __all__ = ["Follower"]
@@ -509,4 +510,6 @@ class Follower:
         if len(data) < FRAME.size:
             return Frame("", "", 0)
         file, function, line = FRAME.unpack(data)
-        return Frame(self.name(file), self.name(function), line)
+        path, installed = self.name(file), tuple(self.header.get("installed", ()))
+        kind = PackageFrame if installed and is_part(path, installed) else Frame
+        return kind(path, self.name(function), line)

@@ -2,8 +2,8 @@
 
 All reports choose the frame that a user is to look at here. A frame is the user's own unless its file is part of the
 interpreter's installation, of an installed package, or of PyTorch's sources, or PyTorch's compiler generated it. It is
-judged by the path alone, because a trace may be of another machine. Frames of C++ are the user's own only where a stack
-has no others.
+judged by the path, because a trace may be of another machine; of packages in other folders the trace's header has the
+paths (:mod:`cudatool.trace.packages`). Frames of C++ are the user's own only where a stack has no others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Frame, PackageFrame, Trace
 
 __all__ = [
     "MissingStack",
@@ -26,6 +26,7 @@ __all__ = [
     "frame_rank",
     "frame_words",
     "is_generated",
+    "is_installed",
     "missing_stack",
     "site_frames",
     "user_files",
@@ -58,12 +59,13 @@ _PART_OF_HASH = 8  # enough to tell the files of one program apart
 def frame_rank(frame: Frame) -> int:
     """Return 0 for the user's own code, 1 for a library's Python, 2 for C++, 3 for C++ of the allocator's own."""
     if frame.line > 0 and not _NATIVE.search(frame.file):
-        return 1 if _installed(frame.file) else 0
+        return 1 if isinstance(frame, PackageFrame) or is_installed(frame.file) else 0
     return 3 if _PLUMBING.match(_native_name(frame.function)) else 2
 
 
 @lru_cache(4096)
-def _installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Return whether the path of a file tells that it is not the user's own."""
     return bool(_INSTALLED.search(file)) or is_generated(file)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "Frame",
     "GeneratedCode",
     "GeneratedLine",
+    "PackageFrame",
     "PinnedMemory",
     "Trace",
     "is_of_kind",
@@ -32,6 +33,12 @@ class Frame(NamedTuple):
     file: str
     function: str
     line: int
+
+
+class PackageFrame(Frame):
+    """A frame of an installed package whose path does not tell that it is one. It equals the same :class:`Frame`."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ from cudatool.trace.file import (
     parse_facts,
 )
 from cudatool.trace.generated import go_on_in_program
-from cudatool.trace.model import Ending, Frame, Trace
+from cudatool.trace.model import Ending, Frame, PackageFrame, Trace
+from cudatool.trace.packages import is_part
 from cudatool.trace.validate import valid_facts, valid_records
 
 __all__ = ["facts", "is_trace", "newest_trace", "read"]
@@ -210,7 +211,7 @@ class _Reader:
             records,
             names=self.names,
             stacks=self.stacks,
-            frames=self.frames,
+            frames=_marked(self.frames, tuple(header.get("installed", ()))),
             threads=self.threads or ["main"],
             header=header,
             notes=self.notes,
@@ -378,6 +379,13 @@ class _Reader:
             if missing.any():
                 column[missing] = 0
                 self.notes.append(f"{int(missing.sum())} events have a {field} that is missing from the file.")
+
+
+def _marked(frames: list[Frame], installed: tuple[str, ...]) -> list[Frame]:
+    """Return the frames, those of installed packages marked as such."""
+    if not installed:
+        return frames
+    return [PackageFrame(*one) if is_part(one.file, installed) else one for one in frames]
 
 
 def _put(table: list[Any], index: int, value: Any) -> None:

@@ -39,7 +39,9 @@ from cudatool.trace.file import (
     aligned,
     sealed_chunk,
 )
+from cudatool.trace.frames import is_installed
 from cudatool.trace.model import Frame
+from cudatool.trace.packages import package_of
 
 __all__ = ["Recorder", "cut_words"]
 
@@ -85,6 +87,7 @@ class Recorder(Writer):
         self._names = {"": 0}
         self._stacks = {0: 0}
         self._frames: dict[Frame, int] = {}
+        self._installed: tuple[str, ...] = ()
         self._threads = {}
         self._end = 0
         self._copied = bytearray(_RECORDS_CAPACITY)  # rows on their way to the file
@@ -336,6 +339,10 @@ class Recorder(Writer):
         return self._add_thread(thread) if index is None else index
 
     def _add_frame(self, frame: Frame) -> int:
+        package = "" if is_installed(frame.file) else package_of(frame.file)
+        if package and package not in self._installed:
+            self._write_chunk(Chunk.FACTS, _json({"installed": [*self._installed, package]}))
+            self._installed = (*self._installed, package)
         index = len(self._frames)
         file, function = self._name(frame.file), self._name(frame.function)
         self._add_entry(Table.FRAMES, index, FRAME.pack(file, function, frame.line))

@@ -114,6 +114,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "prior_bytes": ("a number", _count),
     "prior_records": ("a number for each device", _by_device),
     "host": ("text", _text),
+    "installed": ("a list of texts", _list_of(_text)),
     "job": ("text", _text),
     "local_rank": ("text", _text),
     "libraries": ("a list of texts", _list_of(_text)),

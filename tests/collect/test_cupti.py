@@ -550,6 +550,18 @@ def test_modules_keep_their_names_after_many_numbered_ranges(collected):
     assert [event.name for event in collected.events if event.kind is Kind.BLOCK_ALLOC] == ["Net.fc1"] * 2
 
 
+def test_a_module_in_a_folder_of_packages_has_its_own_name(collected, tmp_path, monkeypatch):
+    (tmp_path / "cupy-1.dist-info").mkdir()
+    (tmp_path / "cupy-1.dist-info" / "RECORD").write_text("cupy/cuda/memory.cpython-311-x86_64-linux-gnu.so,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    library = f"{tmp_path}/cupy/cuda/memory.cpython-311-x86_64-linux-gnu.so"
+    stack = collected.log.call(library, ("/home/me/train.py", 7))
+    collected.log.put("cuMemAlloc_v2", 0x7000, 4096, time=5, stack=stack)
+    collected.collector.flush()
+    found = stacks.frames(collected.events[0].stack)
+    assert ("CuPy", "train.py:7 (function) by cupy.cuda.memory") == (owner_of(found), call_site(found))
+
+
 def test_pinned_memory_that_pytorch_takes_is_pytorchs(collected, tmp_path):
     stacks.hide(str(tmp_path / "torch"))
     library, inside = f"{tmp_path}/torch/lib/libtorch_cuda.so", f"{tmp_path}/torch/utils/data/_utils/pin_memory.py"
