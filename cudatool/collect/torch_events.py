@@ -35,7 +35,6 @@ _SEGMENTS = {
     Action.SEGMENT_UNMAP: Kind.SEGMENT_UNMAP,
 }
 _LAST_DEFAULT = 2  # CU_STREAM_PER_THREAD
-_DEFAULT_STREAMS = {0: StreamFlag.LEGACY_DEFAULT, 1: StreamFlag.LEGACY_DEFAULT, 2: StreamFlag.PER_THREAD_DEFAULT}
 
 
 @dataclass(slots=True)
@@ -236,12 +235,13 @@ class TorchEvents:
             device, flags = self._created.get(handle, (device, StreamFlag.NON_BLOCKING))
         found = self._streams.get((device, handle))
         if found is None:
-            found = self._streams[device, handle] = hooks.stream_id(device, handle, flags=flags, api=lambda: Api.TORCH)
-            if hooks.emitting():  # events that hooks emit now are dropped
-                flags = _DEFAULT_STREAMS.get(handle, flags)
-                fields = {"device": device, "stream": found, "address": handle or 1, "flags": flags}
-                self._event(Kind.STREAM_CREATE, **fields, aux1=Api.TORCH)
+            found = self._streams[device, handle] = hooks.stream_id(
+                device, handle, flags=flags, api=lambda: Api.TORCH, report=self._report_stream
+            )
         return found
+
+    def _report_stream(self, fields: dict[str, Any]) -> None:
+        self._event(Kind.STREAM_CREATE, **fields)
 
     def _trace(self, what: int, first: int, second: int, device: int, stack: int) -> None:
         if what == TraceCall.EVENT_RECORD:

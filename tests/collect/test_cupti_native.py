@@ -44,6 +44,13 @@ def test_memory_of_a_compiled_backward_pass_has_the_line_of_the_generated_code(l
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_launch_beside_pytorch_comes_between_the_operators_and_knows_the_blocks_of_before(libcupti):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "ignore", _HERE / "torch_beside.py", libcupti]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_operators_of_pytorch_call_the_driver_for_is_left_out(libcupti):
     pytest.importorskip("torch")
     command = [sys.executable, "-W", "ignore", _HERE / "torch_operators.py", libcupti]

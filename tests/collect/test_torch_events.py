@@ -86,12 +86,16 @@ def plan_of(name):
     return make_plan(name, *SCHEMAS[name])
 
 
-def events(*rows):
+def all_events(*rows):
     found = []
     reader = TorchEvents(found.append, plan_of, lambda: NAMES)
     reader.read(log(*rows))
     reader.finish()
     return found
+
+
+def events(*rows):
+    return [event for event in all_events(*rows) if event.kind is not Kind.STREAM_CREATE]
 
 
 def kinds(*rows):
@@ -281,14 +285,14 @@ def test_free_that_does_not_complete_at_once_waits_for_every_stream(tmp_path):
 
 
 def test_stream_is_non_blocking_if_it_was_created_so():
-    created = []
-    hooks.subscribe(lambda event: created.append(event) if event.kind is Kind.STREAM_CREATE else None)
-    events(
+    found = all_events(
         row(RowKind.STREAM, SIDE, 0, 1),
         row(RowKind.STREAM, 0x600, 0, 0),
         *(note(Note.STREAM_QUERY, handle, 0, 0) for handle in (0, SIDE, 0x600)),
     )
+    created = [event for event in found if event.kind is Kind.STREAM_CREATE]
     assert [event.flags for event in created] == [StreamFlag.LEGACY_DEFAULT, StreamFlag.NON_BLOCKING, 0]
+    assert {0} == {event.time for event in created}, "when the program used it, not when the log was read"
 
 
 def test_stream_is_of_the_device_on_which_it_was_seen_first():
@@ -459,7 +463,7 @@ def test_payload_of_an_earlier_log_is_known_in_the_next():
     reader = TorchEvents(found.append, plan_of, lambda: NAMES)
     reader.read(log(payload(1, "aten::relu", tensor(A)), call(1, 1)))
     reader.read(log(call(2, 1)))
-    assert [event.kind for event in found] == [Kind.KERNEL_LAUNCH, Kind.ACCESS] * 2
+    assert [event.kind for event in found] == [Kind.STREAM_CREATE, *[Kind.KERNEL_LAUNCH, Kind.ACCESS] * 2]
 
 
 def test_report_says_what_was_not_watched(tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -210,7 +211,10 @@ def needs(program: str, name: str) -> None:
     library = name.partition(",")[0].partition(".")[0]
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    plain = subprocess.run([sys.executable, "-c", program, "wait"], capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:  # Triton reads its kernels' source
+        path = Path(folder) / "program.py"
+        path.write_text(program)
+        plain = subprocess.run([sys.executable, path, "wait"], capture_output=True, text=True)
     if plain.returncode:
         pytest.skip(f"{library} does not work here by itself: {plain.stderr.splitlines()[-1]}")
 
