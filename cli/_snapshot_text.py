@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Diagnosis,
         Fragmentation,
         Ledger,
+        LibraryBlocks,
         LintFinding,
         MemoryPlan,
         Modules,
@@ -67,6 +68,8 @@ def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = 
             print_ledger(console, ledger, int(report.trace.records["time"][0]))
     for plan in summary.plans:
         _print_plan(console, plan)
+    for blocks in summary.library_blocks:
+        _print_library_blocks(console, blocks)
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
     if summary.pinned_holders is not None:
@@ -279,6 +282,17 @@ def _print_plan(console: Console, plan: MemoryPlan) -> None:
                 table.add_row("", f"  {plain(operation.name)}", plain(operation.label))
         print_table(console, f"Fused kernels of {plain(plan.function)}", table)
         print_rest(console, len(plan.fused), _MOST, "kernels")
+
+
+def _print_library_blocks(console: Console, blocks: LibraryBlocks) -> None:
+    table = new_table("Call site", numbers=("Arrays", "Bytes"))
+    for site in blocks.sites[:_MOST]:
+        table.add_row(plain(site.label), f"{site.count:,}", format_bytes(site.size))
+    title = f"Arrays of {plain(blocks.library)} on device {blocks.device}, when it was asked and had most"
+    print_table(console, title, table)
+    print_rest(console, len(blocks.sites), _MOST, "call sites")
+    most = f"; {format_bytes(blocks.most)} in use at most, temporary memory included" if blocks.most is not None else ""
+    console.print(f"{format_bytes(blocks.size)} together{most}", markup=False)
 
 
 def _print_pinned(console: Console, pinned: PinnedMemory) -> None:

@@ -105,6 +105,23 @@ function showPinned(shared, pinned, holders) {
   byId("pinned-tiles").replaceChildren(...tiles);
 }
 
+/** Which call sites hold what libraries said of their pools, when they were asked and had most. */
+function showLibraryBlocks(shared, libraries) {
+  const section = byId("library-blocks");
+  section.hidden = libraries.length === 0;
+  section.replaceChildren(...libraries.flatMap((one) => {
+    const most = one.most === null ? "" : `; ${formatBytes(one.most)} in use at most, temporary memory included`;
+    const rows = element("div", { className: "scroll short", tabIndex: 0, role: "region", ariaLabel: `Arrays of ${one.library}` });
+    fill(rows, null, one.sites, one.sites.length, (site) => shared.row({
+      name: site.label, detail: counted(site.count, "array"), numbers: formatBytes(site.size), stack: site.stack }));
+    return [
+      element("h2", {}, `Arrays of ${one.library} on device ${one.device}`),
+      element("p", { className: "quiet" }, `When it was asked and had most: ${formatBytes(one.size)} together${most}`),
+      rows,
+    ];
+  }));
+}
+
 function showWork(shared, data) {
   byId("work").hidden = false;
   let streams = null;
@@ -204,11 +221,12 @@ async function showPage() {
     await show(first, state);
   }
   showPlans(data.plans, shared);
+  showLibraryBlocks(shared, data.library_blocks);
   showPinned(shared, data.pinned, data.pinned_holders);
   const worked = data.kernels.length || data.copies.length || data.operations.start.length;
   const streams = worked ? showWork(shared, data) : null;
   if (data.defects) showDefects(data, streams);
-  byId("nothing").hidden = !["memory", "plans", "pinned", "work"].every((id) => byId(id).hidden);
+  byId("nothing").hidden = !["memory", "plans", "library-blocks", "pinned", "work"].every((id) => byId(id).hidden);
   if (byId("memory").hidden) byId("streams-clock").textContent = byId("streams-clock").textContent.replace(/: not the axis .*/, "");
   listenToKeys(view);
   window.memoryView = view; // for use in the console

@@ -159,6 +159,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
         "plans": [asdict(plan) for plan in summary.plans],
         "pinned": None if summary.pinned is None else asdict(summary.pinned),
+        "library_blocks": [asdict(one) | {"time": one.time - start} for one in summary.library_blocks],
         "pinned_holders": None if summary.pinned_holders is None else _pinned_holders(summary.pinned_holders, start),
         "streams": [{"device": s.device, "id": s.id, "label": s.label, "busy": s.busy} for s in summary.streams],
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],

@@ -62,6 +62,7 @@ from cudatool.overview.execution import (
     streams,
 )
 from cudatool.overview.ledger import Holder, Ledger, LedgerLine, ledger
+from cudatool.overview.library_blocks import LibraryBlocks, LibrarySite, library_blocks
 from cudatool.overview.moments import (
     Block,
     CallSite,
@@ -145,6 +146,8 @@ __all__ = [
     "Outcome",
     "Outside",
     "Pin",
+    "LibraryBlocks",
+    "LibrarySite",
     "PinnedHolders",
     "PinnedSite",
     "RULES",
@@ -194,6 +197,7 @@ __all__ = [
     "operations",
     "outside",
     "is_private_pool",
+    "library_blocks",
     "pinned_holders",
     "pool_label",
     "plans",

@@ -106,7 +106,8 @@ class CuptiCollector:
     graphs_may_exist
         Whether graphs may have been instantiated before: their launches are then recorded node by node.
     sample
-        Called whenever the log is read without another source's event, some ten times a second.
+        Called whenever the log is read without another source's event: with false some ten times a second, and with
+        true when all that happened so far is asked for.
 
     Raises
     ------
@@ -120,7 +121,7 @@ class CuptiCollector:
         level: Level = Level.KERNELS,
         blocks_are_watched: Callable[[], bool] = lambda: False,
         *,
-        sample: Callable[[], None] = lambda: None,
+        sample: Callable[[bool], None] = lambda last: None,
         launches: Launches | None = None,
         pytorch_passes_on: Callable[[], bool] = lambda: False,
         graphs_may_exist: bool = False,
@@ -183,7 +184,7 @@ class CuptiCollector:
     def flush(self) -> None:
         """Pass on all that happened so far."""
         self._native.flush(True)
-        self._sample()
+        self._sample(True)
         self._native.sample_use()
         self._read(None)
 
@@ -258,7 +259,7 @@ class CuptiCollector:
     def _run(self) -> None:
         while not self._stopping.wait(_PERIOD):
             self._native.flush(False)
-            self._sample()
+            self._sample(False)
             self._native.sample_use()
             # What PyTorch did meanwhile is reported later, and with it the calls in between.
             self._read(0 if self._pytorch_is_watched() else None)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from cudatool.overview import execution, moments
 from cudatool.overview.compiled import GeneratedShare, generated
 from cudatool.overview.execution import Copies, KernelTotal, Operations, Stream
+from cudatool.overview.library_blocks import LibraryBlocks, library_blocks
 from cudatool.overview.moments import CallSite
 from cudatool.overview.pinned import PinnedHolders, pinned_holders
 from cudatool.overview.plans import MemoryPlan, plans
@@ -99,7 +100,7 @@ class Summary:
     """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown).
 
     `pinned` is a snapshot's pinned host memory, always of the whole recording; `pinned_holders` says who held the
-    pinned memory of a trace.
+    pinned memory of a trace. `library_blocks` says which call sites hold what libraries (JAX) say of their pools.
     Of a part of a recording, `window` has its first event, the one after its last, and how many the recording has.
     `plans` has the memory of the graphs of compiled functions.
     `simulated` says whether times on the device come from the software device's cost model.
@@ -119,6 +120,7 @@ class Summary:
     pinned: PinnedMemory | None = None
     plans: tuple[MemoryPlan, ...] = ()
     pinned_holders: PinnedHolders | None = None
+    library_blocks: tuple[LibraryBlocks, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists; sizes in bytes, times in ns."""
@@ -194,6 +196,7 @@ def summarize(trace: Trace, columns: Columns, *, moment: int | None = None) -> S
         pinned=getattr(trace, "pinned", None),
         plans=plans(trace),
         pinned_holders=pinned_holders(trace),
+        library_blocks=library_blocks(trace),
         simulated=trace.header.get("device_kind") == "sim",
     )
 

@@ -59,8 +59,8 @@ def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
     torch_generated.start()
     jax = JaxMemory()
 
-    def sample() -> None:
-        jax.sample()
+    def sample(last: bool) -> None:
+        jax.sample(last=last)
         if _blocks is not None:
             _blocks.sample()
 

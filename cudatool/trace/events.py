@@ -100,6 +100,7 @@ class Kind(IntEnum):
     POOL_ALLOC = 34
     POOL_FREE = 35
     POOL_USE = 36
+    POOL_HELD = 37
     # Work on a stream. `correlation` names the operation.
     KERNEL_LAUNCH = 40
     MEMCPY = 41
@@ -196,6 +197,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.POOL_FREE: "a block went back to the pool: address, size, name=Library, stack",
     Kind.POOL_USE: "what a library says of its pool: name=Library, size=bytes in use, aux0=most bytes in use so far, "
     "aux1=bytes that it may use at most (0 if it does not say)",
+    Kind.POOL_HELD: "what a library says that one call site holds in its pool at one moment: name=Library, size=bytes, "
+    "aux0=number of blocks, correlation=the same for all of the moment, stack",
     Kind.HOST_ALLOC: "address, size, flags=0 from the driver: name=API; "
     "flags=1 a block that the caching allocator hands out: aux0=its rounded size, +2 if it tells by "
     "BLOCK_RECORD_STREAM which streams it will wait for; +LIVED if it was there when the recording began; stack",

@@ -129,6 +129,9 @@ class _Thread(_emit.Thread):
     def __init__(self) -> None:
         number = threading.get_native_id()
         self.id = _native_threads[number] = _unclaimed.pop(number, 0) or next(_thread_counter)
+        main = threading.main_thread()
+        if number == main.native_id:  # it may emit nothing itself, and be named by sources of the driver's calls
+            _thread_names[self.id] = main.name
 
     def take_name(self) -> None:
         """Note the thread's name, unless the garbage collector runs: it may before the thread can tell."""

@@ -178,6 +178,7 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     Kind.MEM_UNMAP: _PLACE,
     Kind.POOL_ALLOC: _BLOCK,
     Kind.POOL_FREE: _PLACE,
+    Kind.POOL_HELD: {"size": MAX_MEMORY, "aux0": MAX_MEMORY},
     Kind.POOL_USE: dict.fromkeys(("size", "aux0", "aux1"), MAX_MEMORY),
     Kind.PHYSICAL_ALLOC: {"size": MAX_MEMORY},
     Kind.PHYSICAL_FREE: {"size": MAX_MEMORY},

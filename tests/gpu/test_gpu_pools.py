@@ -216,6 +216,31 @@ def test_jax_in_use_is_what_its_memory_statistics_say(tmp_path, preallocates):
     assert lines["JAX", "blocks in use"] in use["size"].tolist()
 
 
+JAX_HOLDS = """
+import os
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax, jax.numpy as jnp
+def load(count):
+    return [jnp.ones((1024, 1024)) + number for number in range(count)]
+def work(x):
+    return jax.jit(lambda x: x @ x)(x)
+held = load(8)
+product = work(held[0])
+jax.block_until_ready((held, product))
+import time; time.sleep(0.3)
+del held
+"""
+
+
+def test_jax_arrays_have_the_lines_that_made_them_when_most_were_held(tmp_path):
+    trace, _ = record(tmp_path, JAX_HOLDS, "jax")
+    (found,) = report(trace).summary.library_blocks
+    assert ("JAX", 0) == (found.library, found.device) and found.size <= (found.most or 0)
+    sizes = {site.label.partition(" via ")[0]: (site.count, site.size) for site in found.sites}
+    assert (8, 8 << 22) == sizes["program.py:6 (<listcomp>)" if sys.version_info < (3, 12) else "program.py:6 (load)"]
+    assert (1, 1 << 22) == sizes["program.py:8 (work)"]
+
+
 def test_jax_that_uses_no_device_is_not_started(tmp_path):
     trace, _ = record(tmp_path, "import jax, time\ntime.sleep(0.5)\n", "jax")
     assert not len(trace.of_kind(Kind.POOL_USE)) and not len(trace.of_kind(Kind.MEM_ALLOC))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import subprocess
+import sys
 import threading
 import types
 from typing import Any
@@ -201,6 +203,15 @@ def test_thread_in_which_a_collection_comes_first_has_its_name(monkeypatch: pyte
     thread.join()
     hooks.unsubscribe(names.append)
     assert names[-1:] == ["late"]
+
+
+def test_the_main_thread_has_its_name_though_it_emits_nothing() -> None:
+    code = (
+        "import threading\nfrom cudatool.trace import hooks\nhooks.begin()\n"
+        "print(hooks.thread_name(hooks.native_thread(threading.get_native_id())))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "MainThread\n"
 
 
 def test_reused_stream_handle_gets_a_new_id() -> None:

@@ -687,6 +687,20 @@ def test_those_who_hold_pinned_memory_are_a_table(tmp_path: Path) -> None:
         assert [] == page.errors
 
 
+def test_arrays_of_a_library_are_a_table(tmp_path: Path) -> None:
+    records = np.zeros(2, RECORD)
+    records["kind"], records["size"], records["name"], records["aux0"] = Kind.POOL_HELD, 3 << 20, 1, 2
+    records["stack"] = 1, 0
+    trace = Trace(records, ["", "<b>JAX"], [(), (0,)], [Frame("<b>load.py", "load", 7)])
+    viz.write_page(trace, tmp_path / "x.html")
+    with Page(tmp_path / "x.html") as page:
+        text = page.evaluate("document.getElementById('library-blocks').innerText")
+        assert "Arrays of <b>JAX on device 0" in text and "6 MiB together" in text
+        rows = page.evaluate("[...document.querySelectorAll('#library-blocks .row')].map((row) => row.innerText)")
+        assert 2 == len(rows) and "<b>load.py:7 (load) 2 arrays" in rows[1].replace("\n", " ")
+        assert [] == page.errors
+
+
 def test_without_pinned_memory_no_word_of_it_is_shown(snapshot_page: Page) -> None:
     assert snapshot_page.evaluate("document.getElementById('pinned').hidden")
 
