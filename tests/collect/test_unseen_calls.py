@@ -10,6 +10,7 @@ import pytest
 from cudatool import recording, sanitize
 from cudatool.collect import sim_driver
 from cudatool.sanitize.findings import GapKind
+from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
 
 _PTX = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\0"
@@ -48,6 +49,28 @@ def test_a_call_without_a_report_is_a_gap_that_names_it(tmp_path: Path, monkeypa
     monkeypatch.delitem(sim_driver._REPORT_OFTEN, "cuLaunchKernel")
     said = "cuLaunchKernel: what it enqueues is not recorded", "call-not-recorded"
     assert [said] == gaps_of_a_launch(tmp_path)
+
+
+def test_a_launch_that_is_refused_is_a_warning_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "t.ctrace"
+    with recording.record(path, device="sim"):
+        from cuda.bindings import driver
+
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        module = ok(driver.cuModuleLoadData(_PTX))
+        function = ok(driver.cuModuleGetFunction(module, b"nothing"))
+        assert 1 == driver.cuLaunchKernel(function, 1, 1, 1, 4096, 1, 1, 0, 0, 0, 0)[0]
+        ok(driver.cuModuleUnload(module))
+        assert driver.cuStreamDestroy(0)[0], "and of this call no more is known than its error code"
+        ok(driver.cuCtxSetCurrent(0))
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+    trace = read(path)
+    refused, destroyed = (trace.names[name] for name in trace.of_kind(Kind.WARNING)["name"].tolist())
+    assert refused.startswith(
+        "cuLaunchKernel returned CUDA_ERROR_INVALID_VALUE: nothing: the block (4096, 1, 1) is not"
+    )
+    assert "cuStreamDestroy returned CUDA_ERROR_INVALID_HANDLE" == destroyed
 
 
 def test_discarding_memory_is_a_gap(tmp_path: Path) -> None:
