@@ -160,10 +160,9 @@ class LiveState:
         as_they_are = records, kinds, time
         for roles_of, is_block in ((_BLOCKS, True), (_SEGMENTS, False)):
             records, kinds, time = as_they_are
-            if is_block and (ends := self._pools.ends(records)) is not None:
-                before, frees = ends
-                records, time = np.insert(records, before, frees), np.insert(time, before, time[before])
-                kinds = records["kind"]
+            if is_block:
+                records, number = self._pools.as_blocks(records)
+                kinds, time = records["kind"], time[number]
             role_of = np.zeros(256, np.uint8)
             role_of[list(roles_of)] = list(roles_of.values())
             if not is_block:

@@ -120,23 +120,36 @@ class LibraryPools:
             found.library = library
         return blocks.put(Piece(address, size, key, library)), found if joins else None
 
-    def ends(self, records: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]] | None:
-        """Take a recording's next events; return ``POOL_FREE`` events of what ends with them, None without any.
+    def as_blocks(self, records: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+        """Take a recording's next events; return those of blocks, and the number of each among `records`.
 
-        These are the blocks that end, and as a block each chunk that becomes a library's. Pieces are called by the
-        number of their stack. The first value says in front of which of `records` each belongs.
+        ``POOL_FREE`` events are added for the blocks that end with others. A chunk that becomes a library's is no block
+        from there on, and never was one if these events have its allocation. Pieces are called by the number of their
+        stack.
         """
-        before, addresses = [], []
+        before: list[int] = []
+        addresses: list[int] = []
+        taken: dict[tuple[int, int], int] = {}  # from the driver by these events: device and address -> number
+        chunks = []
         for i, (kind, device, address, size, stack, library) in _events(records):
-            ended, joined = self.change(kind, device, address, size, stack, library)
-            gone = [*ended, joined] if joined is not None else ended
+            gone, joined = self.change(kind, device, address, size, stack, library)
+            if kind == Kind.MEM_ALLOC:
+                taken[device, address] = i
+            elif joined is not None and (device, joined.address) in taken:
+                chunks.append(taken[device, joined.address])
+            elif joined is not None:
+                gone = [*gone, joined]
             before += [i] * len(gone)
             addresses += [piece.address for piece in gone]
-        if not before:
-            return None
-        frees = records[before]
-        frees["kind"], frees["address"] = Kind.POOL_FREE, addresses
-        return np.array(before), frees
+        number = np.arange(len(records))
+        if before:
+            frees = records[before]
+            frees["kind"], frees["address"] = Kind.POOL_FREE, addresses
+            records, number = np.insert(records, before, frees), np.insert(number, before, before)
+        if chunks:
+            is_block = ~((records["kind"] == Kind.MEM_ALLOC) & np.isin(number, chunks))
+            records, number = records[is_block], number[is_block]
+        return records, number
 
     def chunks(self, device: int) -> Iterable[Piece]:
         """Return the chunks of libraries."""

@@ -217,6 +217,23 @@ def test_the_live_view_is_in_the_end_what_the_whole_analysis_says(seed: int):
     assert (set(whole.lines), whole.unknown) == (set(device.ledger), device.unknown)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_live_views_peak_has_no_chunk_whose_first_block_came_with_it(seed: int):
+    found = _random(random.Random(seed))
+    state = LiveState()
+    state.fold(found.records)
+    (device,) = state.picture(_Tables()).devices
+    assert int(timeline(found, blocks(found), segments(found)).allocated.max(initial=0)) == device.peak_allocated
+
+
+def test_a_chunk_taken_earlier_is_no_block_from_its_first_block_on():
+    state = LiveState()
+    state.fold(trace(taken(0, 8 * MIB, stack=1)).records)
+    state.fold(trace(taken(16 * MIB, 4 * MIB), pooled(MIB, MIB), pooled(16 * MIB, 2 * MIB)).records)
+    (device,) = state.picture(_Tables()).devices
+    assert (3 * MIB, 12 * MIB, 8 * MIB) == (device.allocated, device.reserved, device.peak_allocated)
+
+
 def test_growth_in_a_pool_is_a_leak_of_its_call_site():
     events = [taken(0, 512 * MIB)]
     for step in range(12):
