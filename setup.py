@@ -40,7 +40,7 @@ libraries = [
         [f"cudatool/sim/{name}.c" for name in ("_libcuda", "_exports", "_device", "_texture", "_races", "_workers")],
         depends=["cudatool/sim/_workers.h"],
         libraries=["m"],
-        extra_link_args=["-Wl,-soname,libcuda.so.1"],
+        extra_link_args=["-Wl,-soname,libcuda.so.1", "-ldl"],
     ),
     Extension(
         "cudatool.sim._libnvrtc",

@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <Python.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -163,9 +164,27 @@ int cudatool_defer(int number) {
     return 1;
 }
 
+/* NVIDIA's runtime library cannot use this driver, as it asks for tables that are not documented (cuGetExportTable). For
+ * the library there is a driver without a device: then PyTorch says that there is none, as on a machine without a
+ * driver, and does not warn of one that is too old. A runtime library inside of another library is not recognized. */
+static int no_device(unsigned flags) {
+    (void)flags;
+    return 100; /* CUDA_ERROR_NO_DEVICE */
+}
+
+static int is_runtime_library(const void *address) {
+    Dl_info found;
+    return dladdr(address, &found) && found.dli_fname && strstr(found.dli_fname, "/libcudart.so");
+}
+
 int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
     if (function) *function = NULL;
     if (closed || !resolver) return closed ? closed : 3; /* CUDA_ERROR_NOT_INITIALIZED */
+    if (symbol && function && !strcmp(symbol, "cuInit") && is_runtime_library(__builtin_return_address(0))) {
+        if (status) *status = 0; /* CU_GET_PROC_ADDRESS_SUCCESS */
+        *function = (void *)no_device;
+        return 0;
+    }
     cudatool_enter();
     struct python python = begin_python();
     int result = resolver(symbol, function, version, flags, status);

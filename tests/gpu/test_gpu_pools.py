@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -236,9 +237,11 @@ def test_jax_arrays_have_the_lines_that_made_them_when_most_were_held(tmp_path):
     trace, _ = record(tmp_path, JAX_HOLDS, "jax")
     (found,) = report(trace).summary.library_blocks
     assert ("JAX", 0) == (found.library, found.device) and found.size <= (found.most or 0)
-    sizes = {site.label.partition(" via ")[0]: (site.count, site.size) for site in found.sites}
-    assert (8, 8 << 22) == sizes["program.py:6 (<listcomp>)" if sys.version_info < (3, 12) else "program.py:6 (load)"]
-    assert (1, 1 << 22) == sizes["program.py:8 (work)"]
+    held = Counter[str]()  # JAX's own frames differ from the first call to the others
+    for site in found.sites:
+        held[site.label.partition(" ")[0]] += site.count
+        assert site.size == site.count << 22
+    assert {"program.py:6": 8, "program.py:8": 1} == dict(held)
 
 
 def test_jax_that_uses_no_device_is_not_started(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from shutil import which
 
 import pytest
 
@@ -43,6 +44,23 @@ def test_undocumented_tables_are_not_found(library):
     table = ctypes.c_void_p(1)
     assert 500 == library["cuGetExportTable"](ctypes.byref(table), None)
     assert table.value is None
+
+
+def test_nvidias_runtime_library_sees_a_driver_without_a_device(driver, tmp_path):
+    """Its error for tables that are not there makes PyTorch warn, where it is silent without a driver."""
+    compiler = which("cc") or which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source = tmp_path / "runtime.c"
+    source.write_text(
+        "int cuGetProcAddress_v2(const char*, void**, int, unsigned long, int*);\n"
+        "int started(void) { int (*init)(unsigned) = 0, status = -1;\n"
+        '  int result = cuGetProcAddress_v2("cuInit", (void**)&init, 2000, 0, &status);\n'
+        "  return result || status ? -1 : init(0); }\n"
+    )
+    for name, result in (("libcudart.so.13", 100), ("libother.so", 0)):  # CUDA_ERROR_NO_DEVICE
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / name, source], check=True, timeout=60)
+        assert result == ctypes.CDLL(tmp_path / name).started(), name
 
 
 _AT_EXIT = """
