@@ -15,9 +15,11 @@ from typing import Any
 
 EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+# The window is so low that Plotly's charts are far below it: the page loads Plotly, which takes longer than all the rest
+# of it, once they come near. Tests of the charts scroll there.
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --remote-debugging-pipe --window-size=1400,2200"
+    "--disable-component-update --disable-sync --remote-debugging-pipe --window-size=1400,1200"
 )
 
 
