@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ import pytest
 from cuda.bindings import driver, nvrtc
 
 from cudatool import _driver
+from cudatool.code_cache import CodeCache
 from cudatool.sim import jit
+from cudatool.sim.jit import native
 
 if os.environ.get("CUDATOOL_DEVICE", "sim").startswith("cuda"):
     collect_ignore_glob = ["test_*.py"]  # the process drives a GPU
@@ -23,6 +27,30 @@ if os.environ.get("CUDATOOL_DEVICE", "sim").startswith("cuda"):
 def driver_first() -> None:
     """Choose the device before kernels run: they load the library that stands in for libcuda."""
     _driver.initialize()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Keep what LLVM makes of a text for the next run, which is most of what these tests take.
+
+    PTX is translated in each test: it is only the same text that LLVM need not compile again.
+    """
+    kept, compiled = CodeCache("native"), native._compiled
+    machine = (native.llvm.get_host_cpu_name(), native._features(), str(native.llvm.llvm_version_info))
+    begun = hashlib.sha256(Path(native.__file__).read_bytes() + repr(machine).encode())
+
+    def found_or_compiled(text: str, *, optimized: bool) -> bytes:
+        digest = begun.copy()
+        digest.update(f"{optimized} {text}".encode())
+        key = digest.hexdigest()
+        if (found := kept.get(key)) is None:
+            found = compiled(text, optimized=optimized)
+            kept.put(key, found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_compiled", found_or_compiled)
+        yield
 
 
 HEADER = ".version 8.3\n.target sm_90\n.address_size 64\n"
