@@ -30,7 +30,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from cudatool.errors import CudatoolError, OutputError, UsageError
-from cudatool.fleet.database import connect, need_duckdb, write_table
+from cudatool.fleet.database import need_duckdb, write_table, writer
 from cudatool.fleet.schema import LAYOUT, NO_RANK, SCHEMA, TABLES
 from cudatool.fleet.tables import Tables
 from cudatool.progress import step
@@ -220,7 +220,7 @@ def _convert(task: _Task, read: _Reader) -> Outcome:
 
 def _write(trace: Trace, folder: Path) -> dict[str, int]:
     tables, counts = Tables(trace), {}
-    database = connect(threads=1)
+    database = writer()
     try:
         for name in TABLES:
             columns = getattr(tables, name)

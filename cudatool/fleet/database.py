@@ -13,7 +13,7 @@ from cudatool.errors import UsageError
 from cudatool.fleet.schema import TABLES
 from cudatool.fleet.tables import NULL, Columns
 
-__all__ = ["connect", "need_duckdb", "write_table"]
+__all__ = ["connect", "need_duckdb", "write_table", "writer"]
 
 
 def need_duckdb() -> Any:
@@ -36,6 +36,16 @@ def connect(**settings: Any) -> Any:
     return need_duckdb().connect(":memory:", config={"autoinstall_known_extensions": False, **settings})
 
 
+def writer() -> Any:
+    """Return a connection to write tables with. All are to one database: a new one costs as much as four tables."""
+    return _written_from().cursor()
+
+
+@cache
+def _written_from() -> Any:
+    return connect(threads=1)
+
+
 def write_table(database: Any, path: Path, table: str, columns: Columns) -> None:
     """Write one table of a part as a Parquet file; no columns are no rows."""
     if not columns:  # most tables of most traces, and the same bytes each time
@@ -51,7 +61,7 @@ def write_table(database: Any, path: Path, table: str, columns: Columns) -> None
 def _empty(table: str) -> bytes:
     """Return a Parquet file that has the columns of a table and no rows."""
     names = ", ".join(f'CAST(NULL AS {column.type}) AS "{column.name}"' for column in TABLES[table])
-    with closing(connect(threads=1)) as database, TemporaryDirectory(prefix="cudatool-empty-") as folder:
+    with closing(writer()) as database, TemporaryDirectory(prefix="cudatool-empty-") as folder:
         path = Path(folder) / "empty.parquet"
         _copy(database, f"{names} WHERE false", path)
         return path.read_bytes()
