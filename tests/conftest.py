@@ -13,6 +13,7 @@ from typing import Any
 import published_schemas
 import pytest
 import warm_process
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
@@ -20,9 +21,14 @@ def pytest_configure() -> None:
 
     The software device has two devices in tests: what needs them needs no process of its own.
 
+    No test of generated data fails because the machine is busy: the first one of a process takes a second or two, in
+    which hypothesis reads the constants of all our modules.
+
     Tests run with SIGINT ignored under nohup. Under PYTHONDONTWRITEBYTECODE each of the many hundred programs would
     compile five hundred modules again, which takes as long as all else that it does.
     """
+    settings.register_profile("cudatool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("cudatool")
     if not os.path.exists("/dev/nvidiactl"):
         os.environ.setdefault("CUDATOOL_DEVICE", "sim:count=2")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

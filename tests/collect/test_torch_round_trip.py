@@ -128,7 +128,9 @@ def _snapshots(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=_snapshots())
 def test_any_snapshot_reads_back_the_same(tmp_path: Path, data: dict[str, Any]) -> None:
     first = torch_snapshot.read(dump(data, tmp_path / "x"))

@@ -125,7 +125,9 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             torch_snapshot.read(tmp_path / "x")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(at=st.lists(st.integers(0, len(DATA) - 1), min_size=1, max_size=4), flip=st.integers(1, 255))
 def test_flipped_bytes_give_a_snapshot_or_the_one_error(tmp_path: Path, at: list[int], flip: int) -> None:
     damaged = bytearray(DATA)
@@ -149,7 +151,9 @@ _plain = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(value=_plain, protocol=st.integers(0, 5))
 def test_plain_data_loads_as_it_was(tmp_path: Path, value: Any, protocol: int) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps(value, protocol=protocol))
@@ -217,7 +221,9 @@ _entries = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(traces=st.lists(_entries, max_size=3), protocol=st.integers(0, 5), shared=st.booleans())
 def test_columns_say_what_the_dicts_said(tmp_path: Path, traces: Any, protocol: int, shared: bool) -> None:
     traces = [trace + trace[:2] for trace in traces] if shared else traces

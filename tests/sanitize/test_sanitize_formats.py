@@ -496,7 +496,7 @@ ANY_REPORT = st.builds(
     max_examples=60,
     deadline=None,
     phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(report=ANY_REPORT)
 def test_no_text_in_a_trace_breaks_a_format(check_schema, report):

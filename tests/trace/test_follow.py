@@ -44,7 +44,9 @@ def emit(first: int, count: int) -> None:
 
 
 @given(pieces=st.lists(st.integers(0, 9), max_size=12), most=st.integers(1, 8))
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_each_event_comes_once_and_in_order(tmp_path: Path, small_chunks: None, pieces: list[int], most: int) -> None:
     path, found, number = tmp_path / "t.ctrace", [], 0
     with Recorder(path, header={}, force=True) as recorder, Follower(path) as follower:

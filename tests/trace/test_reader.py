@@ -133,7 +133,9 @@ def test_damaged_chunk_ends_the_trace_and_is_named(closed: bytes, path: Path) ->
     assert note.startswith("The file is damaged at byte ") and "a checksum is wrong" in note
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     body=st.lists(
         st.one_of(

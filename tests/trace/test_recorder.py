@@ -79,7 +79,9 @@ events = st.builds(
 ).filter(is_possible)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(written=st.lists(events, max_size=30))
 def test_what_is_recorded_is_read_back(written: list[Event], tmp_path: Path, small_chunks: None) -> None:
     path = tmp_path / "trace.ctrace"
