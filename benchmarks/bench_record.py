@@ -14,9 +14,9 @@ time of all threads. ``again`` is a second unrecorded loop: it shows what the ra
 The program's first steps are recorded, so that its modules are loaded as under ``cudatool run``. A loop takes half a
 second: what a recording does once, for each stack that it has not seen, is then a small part, as it is in a program of
 minutes. The level ``armed`` is `cudatool.arm()`, ``armed-bare`` the same without PyTorch's history, and ``ring-LEVEL``
-what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, programs also run while
-CUPTI reports kernels, copies and fills, and nobody keeps them (``cupti``: no tool that knows when kernels ran costs
-less), and PyTorch's under its memory history and torch.profiler.
+what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, programs also run while CUPTI reports kernels,
+copies and fills, and nobody keeps them (``cupti``: no tool that knows when kernels ran costs less), and PyTorch's under
+its memory history, and under torch.profiler in a process of its own, as that does not give CUPTI back.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
 code must be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and
@@ -286,6 +286,19 @@ def in_processes(name: str, ways: dict[str, list[str]], rounds: int) -> None:
     print_line(name, found)
 
 
+def in_one_process(name: str, ways: list[str], rounds: int) -> None:
+    """Print how much longer a step takes each way, in turns in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "program.py").write_text(_TIMED + PROGRAMS[name])
+        command = [sys.executable, "program.py", ",".join(ways), str(rounds)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    found = [line for line in done.stdout.splitlines() if line.startswith("TIMES ")]
+    if done.returncode or not found:
+        print(f"{name}: status {done.returncode}\n{done.stderr[-1000:]}")
+        return
+    print_line(name, json.loads(found[0].removeprefix("TIMES ")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -307,17 +320,10 @@ def main() -> None:
             checked = {"sanitize": ["sanitize", "--allow-empty"]} if options.sanitize else {}
             in_processes(name, levels | checked, options.rounds)
             continue
-        peers = ["cupti"] * options.peers + ["history", "profiler"] * (options.peers and name.startswith("torch"))
-        ways = ["plain", *options.levels, *peers, "again"]
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "program.py").write_text(_TIMED + PROGRAMS[name])
-            command = [sys.executable, "program.py", ",".join(ways), str(options.rounds)]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
-        found = [line for line in done.stdout.splitlines() if line.startswith("TIMES ")]
-        if done.returncode or not found:
-            print(f"{name}: status {done.returncode}\n{done.stderr[-1000:]}")
-            continue
-        print_line(name, json.loads(found[0].removeprefix("TIMES ")))
+        peers = ["cupti"] * options.peers + ["history"] * (options.peers and name.startswith("torch"))
+        in_one_process(name, ["plain", *options.levels, *peers, "again"], options.rounds)
+        if "history" in peers:
+            in_one_process(name, ["plain", "profiler", "again"], options.rounds)
 
 
 if __name__ == "__main__":
