@@ -206,6 +206,30 @@ def test_help_loads_nothing_heavy() -> None:
     assert "Usage:" in done.stdout
 
 
+def test_distinct_values_are_found_by_sorting() -> None:
+    """By `cudatool.trace.distinct`, which says why; other calls of numpy.unique() do more than that."""
+    more = {"axis", "return_counts", "return_index", "return_inverse"}
+    calls = [
+        f"{module}:{node.lineno}"
+        for module, tree in HOUSE.trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.unique", "np.union1d")
+        if not more & {keyword.arg for keyword in node.keywords}
+    ]
+    assert [] == calls
+
+
+def test_a_command_that_reads_a_trace_does_not_load_masked_arrays() -> None:
+    program = (
+        "import sys\nfrom cudatool.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(*sys.modules, file=sys.stderr)\n"
+    )
+    recording = ROOT / "tests" / "data" / "streams_default.pickle.xz"
+    words = [sys.executable, "-c", program, "snapshot", str(recording)]
+    loaded = subprocess.run(words, capture_output=True, text=True, check=True).stderr.split()
+    assert ("numpy" in loaded, "numpy.ma" in loaded) == (True, False)
+
+
 def loaded_by(module: str, *, later: bool) -> set[str]:
     """Return the modules that importing `module` imports; `later`, also those that its functions import."""
     waiting, loaded = [module], set[str]()

@@ -31,7 +31,7 @@ SCRIPT = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0]
 """The program whose words are a file with a program, and its words."""
 
 
-OTHERS = ("click", "cuda.core", "llvmlite.binding", "numpy", "numpy.ma", "rich.console", "rich.table")
+OTHERS = ("click", "cuda.core", "llvmlite.binding", "numpy", "rich.console", "rich.table")
 """Packages of others that programs on the software device import."""
 OURS = (
     *("array_methods", "analyze", "cli.leaks", "cli.run", "cli.sanitize", "collect.sim_driver", "ops"),

@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-import numpy as np
-
 from cudatool.overview import moments
 from cudatool.overview.compiled import Compiled, joined
 from cudatool.progress import Step, step
 from cudatool.trace import lifetimes
+from cudatool.trace.distinct import distinct
 from cudatool.trace.frames import call_sites, file_name, site_frames
 from cudatool.trace.model import Frame, Trace
 
@@ -144,7 +143,7 @@ def _peaks(trace: Trace, shown: Step, done: int) -> dict[int, _Peak]:
     blocks, segments = lifetimes.blocks(trace), lifetimes.segments(trace)
     shown.update(done + 1)
     result = {}
-    for device in np.unique(np.concatenate([blocks.device, segments.device])).tolist():
+    for device in distinct(blocks.device, segments.device).tolist():
         own, reserved = blocks.of_device(device), segments.of_device(device)
         curve = lifetimes.timeline(trace, own, reserved)
         row = curve.peak()

@@ -39,6 +39,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.lifetimes import Ints, Mask
 
 __all__ = ["FEWEST_EVENTS", "Growth", "Trend", "floors", "may_grow", "trend"]
@@ -236,7 +237,7 @@ def _evidence(rises: Ints, begin: int, end: int) -> float:
     falling = 1 / np.arange(1, begin + time + 1)
     expected = falling[begin:].sum() / falling.sum()
     steady = -len(late) * math.log(time)
-    gaps = np.unique(np.diff(late, prepend=begin))
+    gaps = distinct(np.diff(late, prepend=begin))
     if np.ptp(gaps) <= 1:  # at regular distances; windows differ by one step
         steady = max(steady, -math.log(time) - len(late) * math.log(len(gaps)))
     result = steady + np.log(late * falling[begin:].sum()).sum()

@@ -23,6 +23,7 @@ from cudatool.overview.compiled import Compiled, compiled_sites
 from cudatool.overview.moments import site_keys, without_stack
 from cudatool.progress import advance, step
 from cudatool.trace import lifetimes
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import CopyFlag, Kind
 from cudatool.trace.frames import call_site, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, held_after
@@ -241,7 +242,7 @@ def leaks_of(trace: Trace) -> tuple[Leaks, ...]:
     """Return what grows on each device of a trace."""
     with step("looking for leaks", total=1 + PARTS_OF_STEPS + PARTS_OF_LEAKS) as shown:
         rows = lifetimes.blocks(trace)
-        devices = np.unique(rows.device).tolist()
+        devices = distinct(rows.device).tolist()
         shown.total = 1 + (PARTS_OF_STEPS + PARTS_OF_LEAKS) * len(devices)
         advance()
         result = []
@@ -348,7 +349,7 @@ class _Evidence:
 
     def _sites(self, late: Mask) -> tuple[Ints, list[_Name]]:
         """Return for each block the group that it belongs to (-1: none), and stack, size and label of the groups."""
-        candidates = np.unique(self.key[late])
+        candidates = distinct(self.key[late])
         group = np.full(len(self.site), -1, np.int64)
         group[candidates] = np.arange(len(candidates))
         return group[self.key], [_Name(stack, requested, "") for stack, requested in self.site[candidates].tolist()]
@@ -356,10 +357,10 @@ class _Evidence:
     def _labels(self, late: Mask) -> tuple[Ints, list[_Name]]:
         """Group the sites of one label, if it has several: a function with many callers, blocks without a stack."""
         group = np.full(len(self.site), -1, np.int64)
-        wanted = np.unique(self.key[late])
+        wanted = distinct(self.key[late])
         if not len(wanted):
             return group[self.key], []
-        label = {stack: call_site(self.trace.stack(stack)) for stack in np.unique(self.site[:, 0]).tolist()}
+        label = {stack: call_site(self.trace.stack(stack)) for stack in distinct(self.site[:, 0]).tolist()}
         label[0] = f"{missing_stack(self.trace).text}, of all sizes"
         names = dict.fromkeys(label[stack] for stack in self.site[wanted, 0].tolist())
         numbers = {name: number for number, name in enumerate(names)}
@@ -415,10 +416,10 @@ class _Evidence:
             return Doubt.WORK_GROWS
         if self.named:
             return Doubt.ONE_SEQUENCE if _SEQUENCE.search(self.steps.ranges) else None
-        stacks = np.unique(blocks.stack[own & (blocks.start >= begin)])
+        stacks = distinct(blocks.stack[own & (blocks.start >= begin)])
         if self._is_replaced(own, growing, begin, growth.events):
             return Doubt.ONE_SEQUENCE
-        if self._within_one_call(np.union1d(stacks, work.stacks)):
+        if self._within_one_call(distinct(stacks, work.stacks)):
             return Doubt.ONE_CALL
         if not work.recurs:
             return Doubt.NO_WORK
@@ -479,7 +480,7 @@ class _Evidence:
             larger = np.concatenate([larger, _spread(blocks.requested[now[unknown]], part[unknown], parts)])
         step = np.diff(larger, axis=1)
         steady = (step >= 0).all(axis=1) & ((step > 0).sum(axis=1) >= _RISES)
-        earlier = np.unique(self.key[temporary & (blocks.start < edges[0])])
+        earlier = distinct(self.key[temporary & (blocks.start < edges[0])])
         before = np.isin(site[regular], earlier)
         recurs = bool((count[regular].sum(axis=1) >= _RECURS).any())
         began_before = bool(before.size and before.mean() >= 0.5)
@@ -492,7 +493,7 @@ class _Evidence:
             recurs=recurs,
             grows=bool((steady & (larger[:, -1] >= _LARGER * larger[:, 0])).any()),
             began_before=began_before,
-            stacks=np.unique(blocks.stack[now[regular[key]]]),
+            stacks=distinct(blocks.stack[now[regular[key]]]),
         )
 
     def _uses(self) -> Ints:

@@ -12,6 +12,7 @@ import numpy as np
 from cudatool.analyze.steps import Confidence
 from cudatool.progress import advance
 from cudatool.trace import _sweep
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
@@ -112,7 +113,7 @@ def _incomplete(trace: Trace) -> Iterator[LintFinding]:
 def _times(trace: Trace) -> Iterator[LintFinding]:
     if trace.header.get("time_axis") == "index":
         return
-    devices = np.unique(trace.records["device"]).tolist()
+    devices = distinct(trace.records["device"]).tolist()
     for device in devices:
         # All records are the only device's: no copy of millions of times, nor of their numbers.
         index = slice(None) if len(devices) == 1 else np.flatnonzero(trace.records["device"] == device)
@@ -194,7 +195,7 @@ def _count_overlaps(rows: Lifetimes) -> tuple[int, int]:
     events = np.empty(2 * len(rows), np.int64)
     events[is_birth], events[~is_birth] = np.arange(len(rows)), ~death
     del death, birth, is_birth
-    ranks = np.searchsorted(np.unique(rows.address), rows.address)
+    ranks = np.searchsorted(distinct(rows.address), rows.address)
     count, first = _sweep.overlaps(events, ranks, rows.address, rows.size)
     return count, int(rows.start[events[first]]) if count else -1
 

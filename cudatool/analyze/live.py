@@ -32,6 +32,7 @@ from cudatool.analyze.live_device import (
 )
 from cudatool.analyze.live_rows import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream, Tables
 from cudatool.overview.ledger import BY_SIZE
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FAILED_REQUESTS, RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints
@@ -172,7 +173,7 @@ class LiveState:
             if not len(found):
                 continue
             own, roles, when = records[found], roles[found], time[found]
-            for number in np.unique(own["device"]).tolist():
+            for number in distinct(own["device"]).tolist():
                 chosen = own["device"] == number
                 rows = slice(None) if chosen.all() else chosen
                 self._fold_device(number, own[rows], roles[rows], when[rows], is_block)
@@ -279,7 +280,7 @@ class LiveState:
         for row in records[kinds == Kind.POOL_USE]:
             self._device(int(row["device"])).said[int(row["name"])] = int(row["size"])
         found = np.flatnonzero(_LEDGER[kinds])
-        for number in np.unique(records["device"][found]).tolist():
+        for number in distinct(records["device"][found]).tolist():
             device = self._device(number)
             own = records[found[records["device"][found] == number]]
             growth = _SIGN[own["kind"]] * own["size"].astype(np.int64)

@@ -30,6 +30,7 @@ from cudatool.errors import ConfigError, FileFormatError, UsageError
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.progress import step
 from cudatool.trace import _sweep
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -537,7 +538,7 @@ class _Apart:
         """Collect them; `pending` maps the addresses of blocks that wait for a stream at the start to their numbers."""
         kind, address = self._kind, self._address
         later = self._verb == Verb.FREE_LATER
-        waited = np.union1d(address[later], np.fromiter(pending, np.uint64))
+        waited = distinct(address[later], np.fromiter(pending, np.uint64))
         steps = later | np.isin(kind, [int(change) for change in (*_GAINS, *RELEASES)])
         if len(waited):
             steps |= (kind == _FREE_COMPLETED) & np.isin(address, waited)

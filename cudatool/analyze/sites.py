@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind
 from cudatool.trace.frames import missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes
@@ -94,7 +95,7 @@ class _Node:
 def site_tree(trace: Trace, blocks: Lifetimes, device: int, index: int) -> SiteTree:
     """Return the tree of the memory of `blocks` right after record `index`."""
     live = blocks.of_device(device).at(index)
-    has_stacks = any(trace.stacks[stack] for stack in np.unique(blocks.stack).tolist())
+    has_stacks = any(trace.stacks[stack] for stack in distinct(blocks.stack).tolist())
     grouping, open_range = Grouping.STACK, np.zeros(0, np.int64)
     if not has_stacks:
         open_range = range_at(trace, live.start)
@@ -122,7 +123,7 @@ def range_at(trace: Trace, index: Ints) -> Ints:
     if not len(marks):
         return result
     marked, asked = trace.records[marks], trace.records[index]
-    for thread, device in np.unique(marked[["thread", "device"]]).tolist():
+    for thread, device in distinct(marked[["thread", "device"]]).tolist():
         own = (marked["thread"] == thread) & (marked["device"] == device)
         innermost: list[int] = []
         open_names = [0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import unpack_pool
 from cudatool.trace.lifetimes import Ints, Lifetimes, peaks
 from cudatool.trace.model import Trace
@@ -51,7 +52,7 @@ def usage_by_pool(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: i
     such pools.
     """
     generated = np.isin(blocks.stack, list(trace.generated.at))
-    compiled = set(np.unique(blocks.pool[generated]).tolist())
+    compiled = set(distinct(blocks.pool[generated]).tolist())
 
     def label(pool: int) -> str:
         words = pool_label(trace, pool)
@@ -88,7 +89,7 @@ def _usage(
     index: int,
     label: Callable[[int], str],
 ) -> tuple[Usage, ...]:
-    keys = np.union1d(block_key, segment_key)
+    keys = distinct(block_key, segment_key)
     levels: list[list[Any]] = [
         column.tolist()
         for rows, key in ((blocks, block_key), (segments, segment_key))

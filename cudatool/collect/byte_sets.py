@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import AccessFlag
 
 __all__ = ["MASK_BITS", "ByteSet", "compress", "rows_of"]
@@ -37,7 +38,7 @@ def compress(runs: Sequence[tuple[int, int, int]], *, of_boxes: bool = False) ->
         return [(address, size, flags, 0, 0) for address, size, flags in runs]
     address, size, flags = np.array(runs, np.int64).T
     sets: list[ByteSet] = []
-    for mode in np.unique(flags).tolist():
+    for mode in distinct(flags).tolist():
         own = flags == mode
         starts, sizes = address[own], size[own]
         rows, single = _equal_rows(starts, sizes, mode, least=2 if of_boxes else _ROWS)

@@ -36,6 +36,7 @@ from cudatool.memory.rounding import round_sizes
 from cudatool.memory.settings import Settings
 from cudatool.memory.snapshot import divisions_of
 from cudatool.text import printable
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.interned import Interned
 from cudatool.trace.model import Frame, PinnedMemory
@@ -493,11 +494,11 @@ class _Reader:
     def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> slice | _Ints:
         """Merge devices and annotations by time. One device alone keeps its order: that is the allocator's."""
         memory = len(records) - annotations
-        if len(np.unique(records["device"][:memory])) == 1 and not annotations:
+        if len(distinct(records["device"][:memory])) == 1 and not annotations:
             return slice(None)
         # Clocks are read outside of the allocator's lock: within a device, the ring's order is the true one.
         clock = records["time"].copy()
-        for device in np.unique(records["device"][:memory]):
+        for device in distinct(records["device"][:memory]):
             own = np.flatnonzero(records["device"][:memory] == device)
             clock[own] = np.maximum.accumulate(clock[own])
         return np.argsort(clock, kind="stable")

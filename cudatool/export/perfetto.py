@@ -38,6 +38,7 @@ from cudatool.export.pieces import pieces, rows
 from cudatool.files import replacing
 from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT, PERFETTO_STACKS
 from cudatool.progress import step
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints, blocks, segments, timeline
@@ -153,7 +154,7 @@ class _Writer:
     def _memory(self) -> Iterator[bytes]:
         """Yield the counters: all three at each event that changed one."""
         reserved = segments(self.trace)
-        for device in np.union1d(self.blocks.device, reserved.device).tolist():
+        for device in distinct(self.blocks.device, reserved.device).tolist():
             curve = timeline(self.trace, self.blocks.of_device(device), reserved.of_device(device))
             begin = f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":'.encode()
             for own in pieces(len(curve.index), f"{self.what}: counters"):
@@ -311,7 +312,7 @@ class _Writer:
     def _lengths(self) -> npt.NDArray[np.int64]:
         """Return how long (ns) each event is drawn: not into the next one of its thread."""
         length = np.full(len(self.records), _CALL_LENGTH, np.int64)
-        for thread in np.unique(self.records["thread"]).tolist():
+        for thread in distinct(self.records["thread"]).tolist():
             own = np.flatnonzero(self.records["thread"] == thread)
             length[own[:-1]] = np.clip(np.diff(self.time[own]), 0, _CALL_LENGTH)
         return length
@@ -387,7 +388,7 @@ class _Writer:
             yield _metadata("thread_sort_index", process, thread, {"sort_index": thread})
 
     def _devices(self) -> list[int]:
-        devices: list[int] = np.unique(self.records["device"]).tolist()
+        devices: list[int] = distinct(self.records["device"]).tolist()
         return [device for device in devices if device >= 0]
 
 

@@ -59,6 +59,7 @@ from cudatool.errors import OutputError
 from cudatool.export.pieces import pieces, rows, signed
 from cudatool.files import replacing
 from cudatool.progress import step
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FIELDS, RECORD, Kind
 from cudatool.trace.frames import frame_rank
 from cudatool.trace.lifetimes import Ints, Lifetimes, blocks, segments, timeline
@@ -265,7 +266,7 @@ class _Clock:
 
 def _peaks(trace: Trace, lived: Lifetimes, reserved: Lifetimes) -> Iterator[tuple[int, int, int]]:
     """Yield for each device the first record after which the most bytes were active, and how many."""
-    for device in np.union1d(lived.device, reserved.device).tolist():
+    for device in distinct(lived.device, reserved.device).tolist():
         curve = timeline(trace, lived.of_device(device), reserved.of_device(device))
         peak = curve.peak()
         yield device, int(curve.index[peak]), int(curve.active[peak])

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool import analyze
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FAILED_REQUESTS, WORK, Kind
 from cudatool.trace.frames import frame_rank, frame_words, missing_stack, user_frame
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline, blocks, segments, timeline
@@ -43,7 +44,7 @@ class Tables:
         self._blocks, self._segments = blocks(trace), segments(trace)
         # Where all requests failed, there is nothing else.
         failed = trace.of_kind(*FAILED_REQUESTS)["device"]
-        devices = np.unique(np.concatenate([self._blocks.device, self._segments.device, failed])).tolist()
+        devices = distinct(self._blocks.device, self._segments.device, failed).tolist()
         self._devices = [_Device.of(trace, self._blocks, self._segments, device) for device in devices]
         self._timed = trace.header.get("time_axis") != "index"
         time = self._records["time"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import WORK, CopyFlag, Kind
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.model import Trace
@@ -109,7 +110,7 @@ def kernels(trace: Trace, ran: Operations) -> tuple[KernelTotal, ...]:
     listed = in_graphs["correlation"][in_graphs["address"] == 0]  # as a GPU's kernels: not by node
     replayed = _replayed(trace, set(listed.tolist()))
     rows = []
-    for name in np.unique([*trace.records["name"][calls].tolist(), *in_graphs["name"].tolist(), *replayed]).tolist():
+    for name in sorted({*trace.records["name"][calls].tolist(), *in_graphs["name"].tolist(), *replayed}):
         own = calls[trace.records["name"][calls] == name]
         graph = in_graphs[in_graphs["name"] == name]
         again, took = replayed.get(name, (0, 0))
@@ -127,7 +128,7 @@ def copies(trace: Trace, ran: Operations) -> tuple[Copies, ...]:
     ends = records["flags"][calls] & int(CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
     ends = np.where(records["kind"][calls] == Kind.MEMSET, 16, ends)
     rows = []
-    for end in np.unique(ends).tolist():
+    for end in distinct(ends).tolist():
         own = calls[ends == end]
         if end == 16:
             direction = "fill"
@@ -159,7 +160,7 @@ def _replayed(trace: Trace, listed: set[int]) -> dict[int, tuple[int, int]]:
     """
     made = trace.records[np.isin(trace.records["kind"], (Kind.GEMM, Kind.COLLECTIVE))]
     names = dict(zip(made["correlation"].tolist(), made["name"].tolist(), strict=True))
-    if not np.isin(trace.of_kind(Kind.GRAPH_NODE)["correlation"], list(names)).any():
+    if names.keys().isdisjoint(trace.of_kind(Kind.GRAPH_NODE)["correlation"].tolist()):
         return {}
     changes = (Kind.GRAPH_INSTANTIATE, Kind.GRAPH_UPDATE, Kind.GRAPH_NODE, Kind.GRAPH_LAUNCH)
     columns = ("kind", "aux0", "aux1", "correlation")

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind, UseFlag
 from cudatool.trace.frames import calling_library
 from cudatool.trace.libraries import Library, libraries_of
@@ -264,7 +265,7 @@ def _pools(trace: Trace, blocks: Lifetimes, chunks: Lifetimes) -> dict[str, tupl
     at = np.searchsorted(begin, blocks.address, side="right") - 1
     inside = (at >= 0) & (blocks.address < end[at]) if len(end) else np.zeros(len(blocks), np.bool_)
     found = {}
-    for library in np.unique(chunks.library).tolist():
+    for library in distinct(chunks.library).tolist():
         used = int(blocks.size[inside & (blocks.library == library)].sum())
         found[trace.names[library]] = used, int(chunks.size[chunks.library == library].sum())
     return found
@@ -275,7 +276,7 @@ def _said(trace: Trace, index: int, device: int) -> dict[str, int]:
     records = trace.records
     said = np.flatnonzero((records["kind"] == Kind.POOL_USE) & (records["device"] == device))
     found = {}
-    for library in np.unique(records["name"][said]).tolist():
+    for library in distinct(records["name"][said]).tolist():
         own = said[records["name"][said] == library]
         nearest = own[np.argmin(np.abs(records["time"][own] - records["time"][index]))]
         found[trace.names[library]] = int(records["size"][nearest])

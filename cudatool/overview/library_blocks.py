@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudatool.overview.moments import site_labels
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -70,7 +71,7 @@ def library_blocks(trace: Trace) -> tuple[LibraryBlocks, ...]:
 def _most(trace: Trace) -> Iterator[LibraryBlocks]:
     records = trace.records
     rows = np.flatnonzero(records["kind"] == Kind.POOL_HELD)
-    for name, device in np.unique(records[["name", "device"]][rows]).tolist():
+    for name, device in distinct(records[["name", "device"]][rows]).tolist():
         own = rows[(records["name"][rows] == name) & (records["device"][rows] == device)]
         moments, which = np.unique(records["correlation"][own], return_inverse=True)
         sums = np.zeros(len(moments), np.int64)

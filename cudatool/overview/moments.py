@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatool.overview.compiled import Compiled, compiled_sites
+from cudatool.trace.distinct import distinct
 from cudatool.trace.frames import MissingStack, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
@@ -93,7 +94,7 @@ def without_stack(why: MissingStack, requested: int) -> str:
 
 def before_recording(trace: Trace, blocks: Lifetimes) -> Mask:
     """Return whether each block existed before the recording of its device began."""
-    begin = {device: recorded_from(trace, device) for device in np.unique(blocks.device).tolist()}
+    begin = {device: recorded_from(trace, device) for device in distinct(blocks.device).tolist()}
     result: Mask = blocks.start < np.array([begin[device] for device in blocks.device.tolist()], np.int64)
     return result
 
@@ -148,7 +149,7 @@ def layout_at(blocks: Lifetimes, segments: Lifetimes, index: int) -> Layout:
     live = np.flatnonzero((blocks.start <= index) & (index < blocks.end))
     live = live[np.lexsort((blocks.address[live], blocks.device[live]))]
     parts = []
-    for device in np.unique(here.device).tolist():
+    for device in distinct(here.device).tolist():
         own = np.flatnonzero(here.device == device)
         parts.append(_pieces(blocks, live[blocks.device[live] == device], here, own))
     segment, address, size, block = np.concatenate([np.zeros((4, 0), np.int64), *parts], axis=1)

@@ -17,6 +17,7 @@ from cudatool.overview.pinned import PinnedHolders, pinned_holders
 from cudatool.overview.plans import MemoryPlan, plans
 from cudatool.progress import advance, step
 from cudatool.trace import lifetimes
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FAILED_REQUESTS
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline
 from cudatool.trace.model import PinnedMemory, Trace
@@ -162,7 +163,7 @@ def columns_of(trace: Trace) -> Columns:
     """Return the columns of a trace that its summary and its analyses begin with."""
     blocks, segments = lifetimes.blocks(trace), lifetimes.segments(trace)
     failed = trace.of_kind(*FAILED_REQUESTS)["device"]
-    devices = np.unique(np.concatenate([blocks.device, segments.device, failed])).tolist()
+    devices = distinct(blocks.device, segments.device, failed).tolist()
     timelines = {
         device: lifetimes.timeline(trace, blocks.of_device(device), segments.of_device(device)) for device in devices
     }

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from cudatool.sanitize.findings import Gap, GapKind, location
 from cudatool.text import first_names, printable
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending, Trace
@@ -247,7 +248,7 @@ def _unwatched_host_memory(trace: Trace, *, reads_only: bool, sees_copies: bool 
     by_itself = records["flags"] & AccessFlag.NOTICED == 0
     seen = np.sort(records["address"][(kinds == Kind.HOST_ACCESS) & by_itself])
     total = 0
-    for row in np.unique(records[is_pinned | is_managed][["address", "size", "kind", "name"]]):
+    for row in distinct(records[is_pinned | is_managed][["address", "size", "kind", "name"]]):
         start, size = int(row["address"]), int(row["size"])
         is_seen = sees_copies and row["kind"] == Kind.HOST_ALLOC and row["name"] not in registered
         uses = touched if is_seen else used

@@ -38,6 +38,7 @@ from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names, thread_names
@@ -190,9 +191,9 @@ class Engine:
     def _make_agents(self, trace: Trace, one_host: bool) -> None:
         records = trace.records
         host_kinds = [*WORK, Kind.HOST_ACCESS, Kind.MEM_FREE]
-        self.threads = len(np.unique(records["thread"][np.isin(records["kind"], host_kinds)]))
-        threads = np.unique(records["thread"]).tolist()
-        streams = [stream for stream in np.unique(records["stream"]).tolist() if stream]
+        self.threads = len(distinct(records["thread"][np.isin(records["kind"], host_kinds)]))
+        threads = distinct(records["thread"]).tolist()
+        streams = [stream for stream in distinct(records["stream"]).tolist() if stream]
         created = records[records["kind"] == Kind.STREAM_CREATE]
         facts = {int(row["stream"]): (int(row["device"]), int(row["flags"])) for row in created}
         names, of_thread = stream_names(trace, in_sentences=True), thread_names(trace)

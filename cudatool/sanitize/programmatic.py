@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.rows import Row
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind, LaunchFlag
 from cudatool.trace.model import Trace
 
@@ -43,7 +42,7 @@ def early_streams(trace: Trace) -> list[int]:
     """Return the streams on which kernels may begin early that do not wait."""
     records = trace.records
     early = (records["kind"] == Kind.KERNEL_LAUNCH) & (records["flags"] & _EARLY == LaunchFlag.PROGRAMMATIC)
-    return [stream for stream in np.unique(records["stream"][early]).tolist() if stream]
+    return [stream for stream in distinct(records["stream"][early]).tolist() if stream]
 
 
 class Dependents:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import WORK, AccessFlag, Kind
 from cudatool.trace.model import Trace
 
@@ -92,7 +93,7 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
 
     # Where accesses were measured, a kernel that ran and has none touched nothing.
     measured = bool(trace.header.get("accesses"))
-    executed = np.unique(records["correlation"][_indices(records, (Kind.EXECUTION,) if measured else ())])
+    executed = distinct(records["correlation"][_indices(records, (Kind.EXECUTION,) if measured else ())])
 
     rows = _indices(records, kinds)
     for begin in range(0, len(rows), _CHUNK):

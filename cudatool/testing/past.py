@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import RECORD, WORK, CopyFlag, Kind
 
 __all__ = ["ALLOCATIONS", "Past", "Records"]
@@ -100,7 +101,7 @@ class Past:
         if not len(working):
             return False
         waits = np.flatnonzero(np.isin(kind, (Kind.DEVICE_SYNCHRONIZE, Kind.STREAM_SYNCHRONIZE)))
-        for one in np.unique(stream[working]):
+        for one in distinct(stream[working]):
             last = working[stream[working] == one][-1]
             later = records[waits[waits > last]]
             of_device = (later["kind"] == Kind.DEVICE_SYNCHRONIZE) & (later["device"] == records["device"][last])

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.trace import _sweep
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind
 from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace, recorded_from
@@ -92,12 +93,12 @@ def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
 
     That would sort rows of bytes, which takes twenty times as long. `first` is from 0 to below 2**32.
     """
-    values = np.unique(second)
+    values = distinct(second)
     pair = first * len(values)
     pair += np.searchsorted(values, second)  # unlike the inverse of unique(), without three more columns
-    distinct = np.unique(pair)
-    rows = np.stack([distinct // max(len(values), 1), values[distinct % max(len(values), 1)]], axis=1)
-    return rows, np.searchsorted(distinct, pair)
+    pairs = distinct(pair)
+    rows = np.stack([pairs // max(len(values), 1), values[pairs % max(len(values), 1)]], axis=1)
+    return rows, np.searchsorted(pairs, pair)
 
 
 def held_after(rows: Lifetimes, end: Ints) -> Ints:

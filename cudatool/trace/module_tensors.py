@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import OF_MODULE, Kind, TensorRole
 from cudatool.trace.lifetimes import Ints, Lifetimes
 from cudatool.trace.model import Trace
@@ -58,7 +59,7 @@ def tensors_in(trace: Trace, blocks: Lifetimes) -> list[tuple[int, int]]:
     tensors = np.flatnonzero(trace.records["kind"] == Kind.MODULE_TENSOR)
     found: list[tuple[int, int]] = []
     never = len(trace.records) + 1
-    for device in np.unique(trace.records["device"][tensors]).tolist():
+    for device in distinct(trace.records["device"][tensors]).tolist():
         asked = tensors[trace.records["device"][tensors] == device]
         own = np.flatnonzero(blocks.device == device)
         places, rank = np.unique(blocks.address[own], return_inverse=True)

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.trace._append import Tail, Writer
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
 from cudatool.trace.model import Trace
 from cudatool.trace.recorder import Recorder, cut_words
@@ -207,11 +208,11 @@ class Ring(Writer):
     def _forget_names(self) -> None:
         """Drop the names that nothing kept refers to, once there are many: ranges may be numbered for days."""
         arrays = [self._base, *self._chunks]
-        used = np.unique(np.concatenate([array["name"] for array in arrays]))
+        used = distinct(*(array["name"] for array in arrays))
         if 2 * len(used) > len(self._names):
             return
         table = np.zeros(len(self._names), np.uint32)
-        used = np.union1d(used, [0])
+        used = distinct(used, np.zeros(1, used.dtype))
         table[used] = np.arange(len(used))
         self._chunks = deque(array.copy() for array in self._chunks)
         self._base = self._base.copy()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.model import Trace
 
@@ -40,7 +39,7 @@ def stream_names(trace: Trace, *, in_sentences: bool = False) -> dict[int, str]:
     names, article, of_thread = _Names(), "the " if in_sentences else "", thread_names(trace)
     created = trace.of_kind(Kind.STREAM_CREATE)
     threads = dict(zip(created["stream"].tolist(), created["thread"].tolist(), strict=True))
-    of_threads = np.unique(created["thread"][created["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0])
+    of_threads = distinct(created["thread"][created["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0])
     devices = dict(zip(created["stream"].tolist(), created["device"].tolist(), strict=True))
     of_several = len(set(devices.values())) > 1
     for stream, flags in zip(created["stream"].tolist(), created["flags"].tolist(), strict=True):

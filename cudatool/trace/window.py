@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.trace import lifetimes
+from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
@@ -45,7 +46,7 @@ def window(trace: Trace, start: int, stop: int) -> Trace:
     before["time"] = time
     whole = np.concatenate([before, records[start:stop]])
     prior = {}
-    for device in np.unique(whole["device"]).tolist():
+    for device in distinct(whole["device"]).tolist():
         of_allocator = (whole["device"] == device) & (whole["kind"] >= Kind.BLOCK_ALLOC) & (whole["kind"] <= Kind.OOM)
         inferred = max(recorded_from(trace, device) - start, 0)  # of the part itself, if it begins that early
         prior[device] = int(np.count_nonzero(of_allocator[: len(before) + inferred]))
