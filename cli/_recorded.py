@@ -51,7 +51,7 @@ def trace_of(
         target = program.target
         if os.path.isfile(target) and reader.is_trace(target):
             if program.arguments:
-                raise UsageError("a trace takes no arguments")
+                raise UsageError(f"{target} is a trace, which takes no arguments; options stand before it")
             proof.refuse_trace()
             return _family(with_events(reader.read(target)), children), 0, True
         if target.endswith(".ctrace"):

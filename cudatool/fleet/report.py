@@ -31,6 +31,7 @@ from cudatool.fleet.pair import Pair, pair
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.limits import MISSING_RANKS
 from cudatool.text import quoted
+from cudatool.units import counted
 
 __all__ = ["Difference", "Finding", "RankEnd", "RankMemory", "RunReport", "fleet_report"]
 
@@ -235,7 +236,7 @@ class _Run:
             self.unseen.append(f"{others['n']} more devices or traces of ranks: the one with the largest peak counts.")
         [alone] = self.ask(f"{question} AND (rank IS NULL OR device IS NULL)")
         if alone["n"]:
-            self.unseen.append(f"{alone['n']} traces without a rank or without device memory.")
+            self.unseen.append(f"{counted(alone['n'], 'trace')} without a rank or without device memory.")
         if any(row["ending"] not in _COMPLETE or row["notes"] for row in self.rows):
             self.unseen.append("Some recordings are not complete: `notes` and `ending` in the table ranks say how.")
 

@@ -89,6 +89,13 @@ def test_fleet_names_the_rank_that_differs(run_here, tmp_path):
     assert {2} == {finding["rank"] for finding in run["findings"]}
 
 
+def test_a_trace_without_a_rank_is_counted(run_here, tmp_path):
+    shutil.copy(DATA / "streams_default.pickle.xz", tmp_path / "one.pickle.xz")
+    assert 0 == run_here("export", "one.pickle.xz", "--to", "parquet", "-o", "set").returncode
+    done = run_here("fleet", "set")
+    assert "Not looked at: 1 trace without a rank or without device memory." in done.stdout
+
+
 RANK_OF_TWO = """
 import os
 import numpy as np

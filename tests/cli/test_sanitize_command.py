@@ -57,6 +57,13 @@ def test_recorded_trace_can_be_checked_later(run_warm, racy):
     assert "race-waw" in done.stdout
 
 
+def test_what_follows_a_trace_is_refused_and_said_where_options_stand(run_here, run_warm, tmp_path):
+    assert 0 == run_warm("run", "-o", "t.ctrace", "-c", "pass").returncode
+    done = run_here("sanitize", "t.ctrace", "--format", "json")
+    message = "t.ctrace is a trace, which takes no arguments; options stand before it"
+    assert (2, f"cudatool: error: {message}\n") == (done.returncode, done.stderr)
+
+
 def test_workload_that_fails_gives_status_3_and_still_a_report(run_warm, racy, tmp_path):
     (tmp_path / "fails.py").write_text(_RACY + "raise SystemExit(9)\n")
     done = run_warm("sanitize", "fails.py")
