@@ -60,7 +60,10 @@ def ptx(
     texts, source = _texts_of(file, kernel, arch, include, define)
     number = 0
     for text in texts:
-        module = parse(text)
+        try:
+            module = parse(text)
+        except PtxError as error:
+            raise UsageError(f"{file}: {error}") from error
         names = [name for name, function in module.kernels.items() if function.has_body]
         if kernel is not None:
             names = [name for name in names if kernel in (name, kernel_name(name))]

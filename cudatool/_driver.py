@@ -303,18 +303,16 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
         if not equals or key not in OPTIONS:
             near = did_you_mean(key, OPTIONS) if equals else ""
             raise ConfigError(f"{quoted(item)} is not an option of sim; {near or 'there are ' + ', '.join(OPTIONS)}")
-        if key == "memory":
-            options[key] = parse_bytes(value)
-        elif key == "schedule":
+        if key == "schedule":
             if value not in SCHEDULES:
                 near = did_you_mean(value, SCHEDULES)
                 raise ConfigError(f"{quoted(value)} is not a schedule; {near or 'choose ' + ', '.join(SCHEDULES)}")
             options[key] = value
         else:
             try:
-                options[key] = parse_count(value)
+                options[key] = parse_bytes(value) if key == "memory" else parse_count(value)
             except ConfigError as error:
-                raise ConfigError(f"{key}: {error}") from None
+                raise ConfigError(f"{quoted(spec)}: {key}: {error}") from None
     if not 1 <= options.get("count", 1) <= 16 or not 1 <= options.get("threads", 1) <= 256:
         raise ConfigError(f"{quoted(spec)}: count is 1 to 16, threads 1 to 256")
     if options.get("timeout", 0) > _LONGEST_TIMEOUT_S:

@@ -141,8 +141,8 @@ def test_file_without_kernels_says_how_to_get_one(run_command, tmp_path):
     [
         ("no.ptx", None, (), "No such file"),
         ("k.txt", "", (), "neither PTX (.ptx), nor CUDA C++ (.cu)"),
-        ("k.ptx", "hello", (), "unexpected 'hello'"),
-        ("k.ptx", "\0\1\2", (), "unexpected character"),
+        ("k.ptx", "hello", (), "k.ptx: unexpected 'hello' (PTX line 1)"),
+        ("k.ptx", "\0\1\2", (), "k.ptx: unexpected character"),
         ("k.ptx", PTX, ("--kernel", "other"), "no kernel 'other'"),
         ("k.cu", "__global__ void k(", (), "k.cu(1): error"),
         ("k.cu", "#include <nothing.h>\n", (), "nothing.h"),
