@@ -391,6 +391,8 @@ class Engine:
             if buffer.born is not None and not buffer.born.before(operation.agent, operation.clock):
                 # cuMemAllocAsync: the memory may be used only in stream order after the allocation.
                 self.misuse(FindingKind.USE_BEFORE_ALLOC, Side(buffer.born, "allocate"), touched)
+        if self.ordering.flags and touched.mode != READ and touched.exact and not (touched.stride or touched.mask):
+            self.ordering.overwrite(start, touched.stop, operation)
         self.history.touch(touched, self._conflict)
 
     # Synchronization --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from array import array
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -143,7 +144,9 @@ class Ordering:
         self._recorded_at: dict[int, int] = {}  # by event: the trace's record of its latest record
         self._replaced: dict[int, tuple[Moment, int]] = {}  # and what that replaced, of another stream
         self._events: dict[int, Moment] = {}
-        self._values: dict[int, deque[tuple[int, Moment]]] = {}  # address -> the latest values that streams wrote there
+        # By address, its latest values: what a stream wrote there, or None for what ends no wait and replaces the rest.
+        self._values: dict[int, deque[tuple[int | None, Moment]]] = {}
+        self.flags: list[int] = []  # these addresses, sorted
         self._worked: list[Agent] = []  # streams, again when they got work after a look
         self._looked: dict[tuple[int, int], int] = {}  # by whom and at which device -> how much of the list
         self._seen = 0  # how much of it has been looked at
@@ -350,10 +353,18 @@ class Ordering:
         With CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER it may be there before: it orders nothing.
         """
         self.enqueue(host, stream, record)
-        if flags & 1:
-            return
-        written = self._values.setdefault(address, deque(maxlen=_VALUES))
-        written.append((value, stream.done))
+        if address not in self._values:
+            insort(self.flags, address)
+            self._values[address] = deque(maxlen=_VALUES)
+        self._values[address].append((None if flags & 1 else value, stream.done))
+
+    def overwrite(self, start: int, stop: int, moment: Moment) -> None:
+        """Other than by cuStreamWriteValue, all these bytes are written: by a fill, a copy, a kernel or the host."""
+        for place in range(bisect_left(self.flags, start), len(self.flags)):
+            address = self.flags[place]
+            if address + 4 > stop:
+                break
+            self._values[address].append((None, moment))
 
     def wait_value(
         self, host: Agent, stream: Agent, address: int, value: int, flags: int, size: int, record: int
@@ -362,7 +373,8 @@ class Ordering:
 
         It comes after whichever of several such writes was first: after what all of them come after.
         """
-        meeting = [moment for written, moment in self._values.get(address, ()) if _is_met(written, value, flags, size)]
+        written = self._present_values(address, stream.index, self.clock_of_next(host, stream))
+        meeting = [moment for one, moment in written if one is not None and _is_met(one, value, flags, size)]
         if not meeting:
             self._unknown(stream)
         elif len(meeting) == 1:
@@ -373,6 +385,26 @@ class Ordering:
         if meeting:
             self.edges["wait for a value"] += 1
         self.enqueue(host, stream, record)
+
+    def _present_values(self, address: int, agent: int, clock: Clock) -> list[tuple[int | None, Moment]]:
+        """Return the values that may be at an address while an operation of `agent` with `clock` waits.
+
+        Not those that another write has replaced before the wait begins, such as a flag's of an earlier round::
+
+            absent   iff   it happens before a later write, which happens before the wait
+        """
+        values = list(self._values.get(address, ()))
+        self._effort.spend(len(values))
+        place = len(values) - 1
+        while place > 0:
+            _, replacing = values[place]
+            if _is_before(replacing, agent, clock):
+                kept = [one for one in values[:place] if not _is_before(one[1], replacing.agent, replacing.clock)]
+                self._effort.spend(place)
+                values[:place] = kept
+                place = len(kept)
+            place -= 1
+        return values
 
     def wait_unknown(self, host: Agent, stream: Agent, record: int) -> None:
         """A wait for what the trace cannot show: an external semaphore, another process's event."""
@@ -389,6 +421,11 @@ class Ordering:
                 self.learn(agent, stream.done)
         if agent.unsure < 0 and not agent.is_host:  # what is enqueued after the host has waited, comes after that
             agent.unsure = agent.count
+
+
+def _is_before(earlier: Moment, agent: int, clock: Clock) -> bool:
+    """Whether what was enqueued earlier happens before an operation of `agent` with `clock`."""
+    return earlier.agent == agent or clock[earlier.agent] >= earlier.epoch
 
 
 def _is_met(written: int, value: int, flags: int, size: int) -> bool:

@@ -101,6 +101,52 @@ def test_of_several_values_that_end_a_wait_the_first_may_be_it(program: Program)
     assert ["race-raw"] == kinds(program)
 
 
+def exchange(program: Program, a: int, b: int) -> None:
+    """Stream `a` writes and sets the flag to 1; `b` waits for it and reads."""
+    write(program, a)
+    program.emit(Kind.STREAM_WRITE_VALUE, stream=a, address=FLAG, aux0=1, size=4)
+    program.emit(Kind.STREAM_WAIT_VALUE, stream=b, address=FLAG, aux0=1, size=4)
+    read(program, b)
+
+
+def test_flag_that_goes_to_and_fro_between_two_streams_orders_every_round(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    for _ in range(3):
+        exchange(program, a, b)
+        program.emit(Kind.STREAM_WRITE_VALUE, stream=b, address=FLAG, aux0=0, size=4)
+        program.emit(Kind.STREAM_WAIT_VALUE, stream=a, address=FLAG, aux0=0, size=4, flags=1)
+    assert [] == kinds(program)
+
+
+@pytest.mark.parametrize("how", ["fill", "kernel", "value without a barrier"])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_value_of_an_earlier_round_ends_no_wait_once_it_is_replaced(program: Program, how: str, in_order: bool) -> None:
+    a, b, other = program.stream(), program.stream(), program.stream()
+    exchange(program, a, b)
+    program.synchronize(device=0)
+    match how:
+        case "fill":
+            program.emit(Kind.MEMSET, stream=other, address=FLAG - 64, size=128, flags=CopyFlag.DESTINATION_DEVICE)
+        case "kernel":
+            program.kernel(other, (W, FLAG, 4))
+        case _:
+            program.emit(Kind.STREAM_WRITE_VALUE, stream=other, address=FLAG, aux0=0, size=4, flags=1)
+    if in_order:
+        program.synchronize(device=0)
+    exchange(program, a, b)
+    assert ([] if in_order else ["race-raw"]) == kinds(program)
+
+
+def test_write_of_a_part_of_the_flag_replaces_no_value(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    exchange(program, a, b)
+    program.synchronize(device=0)
+    program.kernel(a, (W, FLAG, 2))
+    program.synchronize(device=0)
+    exchange(program, a, b)
+    assert ["race-raw"] == kinds(program)
+
+
 @pytest.mark.parametrize(
     ("flags", "written", "value", "met"),
     [

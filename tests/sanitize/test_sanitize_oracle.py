@@ -46,6 +46,7 @@ more_actions = actions | st.one_of(
     st.tuples(st.just("copy between devices"), streams),
     st.tuples(st.just("write value"), streams, st.integers(1, 3)),
     st.tuples(st.just("wait for value"), streams, st.integers(1, 3)),
+    st.tuples(st.just("replace value"), streams),
     st.tuples(st.just("host function"), streams, accesses),
     st.tuples(st.just("graph"), streams, edges, st.lists(accesses, min_size=3, max_size=3)),
     st.tuples(st.just("launch again"), streams, accesses),
@@ -61,7 +62,7 @@ class Oracle:
         self.tail: dict[int, int] = {}
         self.recorded: dict[int, int] = {}
         self.accesses: list[tuple[int, int, set[int], int]] = []  # node, mode, bytes, record
-        self.values: list[tuple[int, int]] = []  # written to one address: value, node
+        self.values: list[tuple[int, int]] = []  # written to one address: value (0 for what ends no wait), node
         self.launched = -1  # the end of the latest launch of the latest graph
 
     def node(self, *before: int) -> int:
@@ -80,6 +81,16 @@ class Oracle:
     def enqueue(self, stream: int, *before: int) -> int:
         self.tail[stream] = self.node(self.host, *self.tails(stream), *before)
         return self.tail[stream]
+
+    def ends_of_wait(self, stream: int, value: int) -> list[set[int]]:
+        """For each write that may end a wait: itself and all before it. One that was replaced by then cannot."""
+        begin = {self.host, *self.tails(stream)}
+        begin = begin.union(*(self.after[node] for node in begin if node >= 0))
+        return [
+            {node, *self.after[node]}
+            for written, node in self.values
+            if written >= value and not any(node in self.after[other] and other in begin for _, other in self.values)
+        ]
 
     def touch(self, node: int, mode: int, touched: set[int], record: int) -> None:
         self.accesses.append((node, mode, touched, record))
@@ -162,11 +173,18 @@ def play(steps: list[Any]) -> tuple[Program, Oracle]:
                 program.emit(Kind.STREAM_WRITE_VALUE, stream=stream, address=5000, aux0=value, size=4)
                 oracle.values.append((value, oracle.enqueue(stream)))
             case "wait for value", stream, value:
-                met = [{node, *oracle.after[node]} for written, node in oracle.values if written >= value]
+                met = oracle.ends_of_wait(stream, value)
                 if met:  # else it is unknown what it waits for
                     oracle.call()
                     program.emit(Kind.STREAM_WAIT_VALUE, stream=stream, address=5000, aux0=value, size=4)
                     oracle.enqueue(stream, *set.intersection(*met))
+            case "replace value", stream:
+                oracle.call()
+                program.kernel(stream, (W, 5000, 4))
+                node = oracle.enqueue(stream)
+                oracle.touch(node, W, byte_set(5000, 4), record)
+                if oracle.values:  # else it replaces none
+                    oracle.values.append((0, node))
             case "host function", stream, (mode, *where):
                 oracle.call()
                 program.emit(Kind.HOST_FUNCTION, stream=stream, correlation=10_000 + record)
