@@ -224,8 +224,9 @@ def _storages(arguments: Iterable[Any]) -> dict[int, Any]:
 
 
 def _wait(stream: int) -> None:
-    with operation():
-        check(calls.driver.cuStreamSynchronize(stream))
+    check(
+        calls.driver.cuStreamSynchronize(stream)
+    )  # as the program's own call: recorded, it orders the host's accesses
 
 
 def _register(storage: Any) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -223,6 +224,39 @@ def test_programs_that_race_on_tensors_of_pytorch_are_found(tmp_path, programs, 
     assert float(out[0]) == 0
     assert float(out[1]) > 0
     assert float(out[1]) == 256 * programs or not atomic
+
+
+class HostTensor:
+    """What the launcher asks of one of PyTorch's tensors in the host's memory, and of its storage."""
+
+    device, dtype = SimpleNamespace(type="cpu"), np.dtype("f4")
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def data_ptr(self) -> int:
+        return self.values.ctypes.data
+
+    def untyped_storage(self) -> SimpleNamespace:
+        return SimpleNamespace(data_ptr=lambda: self.values.ctypes.data, nbytes=lambda: self.values.nbytes)
+
+
+def test_a_launch_on_tensors_of_the_host_is_done_when_it_returns(tmp_path, monkeypatch):
+    weak = SimpleNamespace(StorageWeakRef=lambda storage: SimpleNamespace(expired=lambda: False))
+    double[(1,)](
+        ct.zeros(256, "f4"), ct.zeros(256, "f4"), 256, BLOCK=256
+    )  # what Triton does once asks PyTorch for more
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=HostTensor))
+    monkeypatch.setitem(sys.modules, "torch.multiprocessing.reductions", weak)
+    x, out = (HostTensor(np.full(800, value, np.float32)) for value in (1, 0))
+    with record(tmp_path / "run.ctrace"):
+        for _ in range(2):
+            double[(3,)](x, out, 700, BLOCK=256)
+            out.values += 1
+    assert [3, 1] == [out.values[699], out.values[700] - 1]
+    report = check(read(tmp_path / "run.ctrace"))
+    assert ((), ()) == (report.findings, report.possible)
+    assert 2 == report.edges["stream synchronize"]
 
 
 @pytest.mark.parametrize("checks", [["memcheck"], ["memcheck", "racecheck"]], ids=str)
