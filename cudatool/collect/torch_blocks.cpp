@@ -74,7 +74,7 @@ using Node = decltype(torch::autograd::get_current_node());
 // Whether memory that is taken while a node runs is the backward pass's own. What a checkpoint computes anew is not.
 bool is_of_backward(const Node& node) { return node && !c10::GradMode::is_enabled(); }
 
-// The stack of memory that is taken while a node runs.
+// The stack of memory that is taken while a node runs, 0 if it is not known.
 uint32_t stack_in(const Node& node) {
   uint32_t found = is_generated(*node) ? the_log->stack_here() : 0;
   if (!found && c10::GradMode::is_enabled()) {  // a checkpoint calls its modules again, or a second derivative
@@ -86,12 +86,11 @@ uint32_t stack_in(const Node& node) {
     const Forward& known = forward_at(node->thread_id(), node->sequence_nr());
     if (known.thread == node->thread_id() && known.sequence == node->sequence_nr()) found = known.stack;
   }
-  return found ? found : backward_stack.load(std::memory_order_relaxed);
+  return found;
 }
 
-// The stack of memory that is taken here.
-uint32_t stack() {
-  Node node = torch::autograd::get_current_node();
+// The stack of memory that is taken here, where `node` runs, if one does.
+uint32_t stack(const Node& node) {
   uint32_t found = node ? stack_in(node) : the_log->stack_here();
   return found ? found : backward_stack.load(std::memory_order_relaxed);
 }
@@ -114,7 +113,7 @@ uint64_t numbered() {
   nodes_made++;
   if (!enabled) return sequence;
   uint32_t made_at = the_log->stack_here();
-  if (!made_at) made_at = stack();  // a node of a second backward pass, in a thread of autograd's
+  if (!made_at) made_at = stack(torch::autograd::get_current_node());  // a node of a second backward pass, in a thread of autograd's
   uint64_t thread = at::RecordFunction::currentThreadId();
   std::lock_guard<std::mutex> guard(lock);
   forward_at(thread, sequence) = {thread, sequence, made_at};
@@ -212,7 +211,7 @@ void on_memory(const TraceEntry& entry) {
   }
   Node node = torch::autograd::get_current_node();
   words[7] = is_of_backward(node);
-  uint32_t at = node ? stack_in(node) : backward_stack.load(std::memory_order_relaxed) ? stack() : HERE;
+  uint32_t at = node || backward_stack.load(std::memory_order_relaxed) ? stack(node) : HERE;
   the_log->note(BLOCK, uint32_t(entry.device_), at, words);
 }
 #endif
@@ -260,7 +259,9 @@ PyObject* py_backward(PyObject*, PyObject* begins) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_stack(PyObject*, PyObject*) { return PyLong_FromUnsignedLong(enabled ? stack() : 0); }
+PyObject* py_stack(PyObject*, PyObject*) {
+  return PyLong_FromUnsignedLong(enabled ? stack(torch::autograd::get_current_node()) : 0);
+}
 
 PyObject* py_is_of_backward(PyObject*, PyObject*) { return PyBool_FromLong(is_of_backward(torch::autograd::get_current_node())); }
 
