@@ -382,11 +382,10 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         ),
     ),
     GapKind.FLAGS: _Words(
-        lambda gap: f"{_count(gap.count, 'possible race')} between the host and kernels that use flags in memory",
+        lambda gap: f"{_count(gap.count, 'possible race')} of kernels that use flags in memory",
         lambda gap: (
-            f"{_count(gap.count, 'possible race')}: the host and {'a kernel' if gap.count == 1 else 'kernels'} with "
-            "volatile or system-scope accesses may order each other by flags in memory "
-            f"({first_names(gap.names, '; ')})."
+            f"{_count(gap.count, 'possible race')}: kernels with volatile or system-scope accesses, and the host, may "
+            f"order each other by flags in memory ({first_names(gap.names, '; ')})."
         ),
     ),
     GapKind.WAITS: _Words(

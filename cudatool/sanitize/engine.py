@@ -35,11 +35,12 @@ from cudatool.sanitize.graphs import Graphs, Node
 from cudatool.sanitize.intervals import READ, WRITE, Access, History, Operation, overlap
 from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
+from cudatool.sanitize.memory_flags import MemoryFlags
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names, thread_names
 
@@ -100,7 +101,7 @@ class Engine:
     unchecked
         Numbers of launches whose accesses are not known, by the index of their name.
     by_flags
-        By call sites, the records of two operations that flags in memory may order, of which one is the host's.
+        By call sites, the records of two operations that flags in memory may order.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Engine:
         self.unchecked: Counter[int] = Counter()
         self.by_flags: dict[tuple[int, int], tuple[int, int]] = {}
         self.records = trace.records
-        self._kinds, self._stacks = trace.records["kind"].data, trace.records["stack"].data
+        self._memory_flags, self._stacks = MemoryFlags(trace), trace.records["stack"].data
         self._trace = trace
         self.found = Defects(trace.records)
         self.repairs = repairs
@@ -501,12 +502,13 @@ class Engine:
         if self.ordering.unknown and (first.is_unsure(earlier.epoch) or second.is_unsure(later.epoch)):
             return
         buffer = self.buffers.at.get(found[0]) or self.buffers.find(found[0])
-        if first.is_host or second.is_host or old.host >= 0 or new.host >= 0:
+        of_host = first.is_host or second.is_host or old.host >= 0 or new.host >= 0
+        flags, both = self._memory_flags, (earlier.record, later.record)
+        if any(map(flags.are_used, both)) if of_host else flags.may_order(*both):
+            self.by_flags.setdefault((self._stacks[earlier.record], self._stacks[later.record]), both)
+            return
+        if of_host:
             kind = FindingKind.RACE_HOST
-            if self._uses_flags(earlier.record) or self._uses_flags(later.record):
-                stacks = self._stacks[earlier.record], self._stacks[later.record]
-                self.by_flags.setdefault(stacks, (earlier.record, later.record))
-                return
         elif buffer is not None and buffer.record > earlier.record and not (buffer.of_graphs and new.node >= 0):
             kind = FindingKind.REUSE
         else:
@@ -521,15 +523,6 @@ class Engine:
         moved = self._moved_wait(earlier, later) if self.ordering.moved else ()
         sides = side_of(old), side_of(new)
         self.report(kind, *sides, *found, buffer, wait=wait, moved=moved, touched=(old, new))
-
-    def _uses_flags(self, record: int) -> bool:
-        """Whether this is the launch of a kernel that the host may be ordered with by flags in memory.
-
-        PTX ISA, Memory Consistency Model: at system scope it takes part in the same order of memory as the host.
-        """
-        return bool(
-            self._kinds[record] == Kind.KERNEL_LAUNCH and self.records["flags"][record] & LaunchFlag.SYSTEM_SCOPE
-        )
 
     def _moved_wait(self, earlier: Operation, later: Operation) -> tuple[int, ...]:
         """A wait of the later side for an event: its record after the earlier side was replaced by a later record."""

@@ -121,7 +121,7 @@ class GapKind(StrEnum):
     WAITS = "waits"
     """Pairs of accesses after waits for what the trace does not show, as another process's event."""
     FLAGS = "flags"
-    """Possible races of the host with kernels that may be ordered with it by flags in memory."""
+    """Possible races of kernels that may be ordered with the host, or with each other, by flags in memory."""
     WORKLOAD = "workload"
     """What the program would have done after it failed or was ended."""
     KERNEL_RACES = "kernel-races"

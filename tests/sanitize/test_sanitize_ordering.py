@@ -476,6 +476,28 @@ def test_flags_in_memory_may_order_the_host_and_a_kernel_of_system_scope(mode):
     assert (1, ("program.py:3 and program.py:4",)) == (gap.count, gap.names)
 
 
+@pytest.mark.parametrize(
+    ("second", "uses_flags", "expected"),
+    [
+        ([(R, 2000, 4), (R, 1000, 100)], True, "gap"),  # 2000 is the flag
+        ([(R, 2000, 4), (W, 1000, 100)], True, "gap"),
+        ([(RW, 2000, 4), (W, 1000, 100)], True, "gap"),
+        ([(R, 2004, 4), (W, 1000, 100)], True, "race"),  # beside it
+        ([(W, 2000, 4), (W, 1000, 100)], True, "race"),  # neither reads
+        ([(R, 2000, 4), (R, 1000, 100)], False, "race"),
+    ],
+)
+def test_flags_in_memory_may_order_two_kernels_of_which_one_reads_what_the_other_writes(second, uses_flags, expected):
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (W, 1000, 100), (W, 2000, 4), flags=LaunchFlag.SYSTEM_SCOPE)
+    program.kernel(two, *second, flags=LaunchFlag.SYSTEM_SCOPE if uses_flags else LaunchFlag(0))
+    report = check(program.trace())
+    gaps = [gap for gap in report.gaps if gap.kind is GapKind.FLAGS]
+    assert (expected == "race", expected == "gap") == (bool(report.findings), bool(gaps))
+    assert not report.possible
+
+
 def test_flags_in_memory_order_no_two_streams():
     program = Program()
     one, two = program.stream(), program.stream()
