@@ -483,12 +483,11 @@ class LaunchFlag(IntFlag):
     TRIGGERS = 4
     """The kernel lets such a kernel after it begin early (``griddepcontrol.launch_dependents``)."""
     SYSTEM_SCOPE = 8
-    """The kernel has volatile accesses, or others of system scope, outside of shared memory: it and the host may order
-    each other by flags in memory (PTX ISA, Memory Consistency Model, Scope)."""
+    """The kernel has volatile accesses, or others of system scope, outside of shared memory: it and the host, or
+    another such kernel, may order each other by flags in memory (PTX ISA, Memory Consistency Model, Scope)."""
 
 
 @cache  # a sum of flags takes longer than the rest of an event
-@cache
 def launch_flags(programmatic: bool, waits: bool, triggers: bool, system_scope: bool) -> LaunchFlag:
     """Return the flags of a launch."""
     flags = LaunchFlag.PROGRAMMATIC if programmatic else LaunchFlag(0)
