@@ -9,6 +9,7 @@ from cudatool.cli._snapshot_text import (
     print_advice,
     print_categories,
     print_ledger,
+    print_library_blocks,
     print_modules,
     print_sites,
     print_split,
@@ -43,6 +44,8 @@ def print_failure(console: Console, trace: Trace, failure: Failure) -> None:
     print_sites(console, "Held when memory ran out", failure.held)
     print_categories(console, "Held when memory ran out, by purpose (inferred)", failure.categories)
     print_modules(console, "Held when memory ran out, by module", failure.modules)
+    for blocks in failure.library_blocks:
+        print_library_blocks(console, blocks)
     if failure.split is not None:
         print_split(console, failure.split)
     if failure.ledger is not None:

@@ -38,6 +38,7 @@ __all__ = [
     "print_advice",
     "print_categories",
     "print_ledger",
+    "print_library_blocks",
     "print_modules",
     "print_report",
     "print_sites",
@@ -69,7 +70,7 @@ def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = 
     for plan in summary.plans:
         _print_plan(console, plan)
     for blocks in summary.library_blocks:
-        _print_library_blocks(console, blocks)
+        print_library_blocks(console, blocks)
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
     if summary.pinned_holders is not None:
@@ -284,7 +285,8 @@ def _print_plan(console: Console, plan: MemoryPlan) -> None:
         print_rest(console, len(plan.fused), _MOST, "kernels")
 
 
-def _print_library_blocks(console: Console, blocks: LibraryBlocks) -> None:
+def print_library_blocks(console: Console, blocks: LibraryBlocks) -> None:
+    """Print which call sites hold a library's blocks, as it said itself."""
     table = new_table("Call site", numbers=("Arrays", "Bytes"))
     for site in blocks.sites[:_MOST]:
         table.add_row(plain(site.label), f"{site.count:,}", format_bytes(site.size))

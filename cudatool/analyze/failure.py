@@ -35,6 +35,7 @@ from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.blocks import segment_size
 from cudatool.memory.settings import Settings
 from cudatool.overview.ledger import Ledger, ledger
+from cudatool.overview.library_blocks import LibraryBlocks, library_blocks
 from cudatool.overview.moments import CallSite, by_call_site
 from cudatool.trace import lifetimes
 from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, Kind
@@ -91,6 +92,8 @@ class Failure:
         What each module of PyTorch held; None if the recording knows no module.
     ledger
         What all the process's memory was, where NVML was read.
+    library_blocks
+        What libraries (JAX) say that call sites hold, of all moments when that was most.
     settings
         Other allocator settings, replayed up to this request; None if the file's own settings cannot be read.
     remedies
@@ -118,6 +121,7 @@ class Failure:
     modules: Modules | None
     leaks: Leaks
     ledger: Ledger | None
+    library_blocks: tuple[LibraryBlocks, ...]
     settings: Advice | None
     remedies: tuple[Remedy, ...]
     later: int
@@ -134,6 +138,7 @@ class Failure:
             "modules": None if self.modules is None else self.modules.as_dict(),
             "leaks": self.leaks.as_dict(),
             "ledger": None if self.ledger is None else self.ledger.as_dict(),
+            "library_blocks": [asdict(blocks) for blocks in self.library_blocks],
             "settings": None if self.settings is None else asdict(self.settings),
             "remedies": [asdict(remedy) for remedy in self.remedies],
         }
@@ -204,6 +209,7 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
         modules=modules(part, blocks, in_modules, categories, index),
         leaks=grows,
         ledger=of_device,
+        library_blocks=tuple(one for one in library_blocks(trace) if one.device == device),
         settings=tried,
         remedies=() if is_larger else tuple(sorted(remedies, key=lambda remedy: -remedy.size)),
         later=len(failed) - 1,

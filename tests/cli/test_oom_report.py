@@ -538,3 +538,29 @@ def test_memory_of_the_host_that_runs_out_is_no_failure_of_the_device(run_warm, 
     done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
     assert "OUT_OF_MEMORY" in done.stdout
     assert not (tmp_path / "run.oom.txt").exists()
+
+
+_HOLDS = """
+import cudatool as ct
+from cudatool.trace import hooks
+from cudatool.trace.events import FREE_UNKNOWN, Kind
+ct.empty(1)
+def load():
+    hooks.emit(Kind.POOL_HELD, device=0, name="JAX", size=3 << 20, aux0=2, correlation=hooks.new_correlation())
+hooks.emit(Kind.LIBRARY_OOM, device=0, name="JAX", size=1 << 40, flags=FREE_UNKNOWN)
+load()
+"""
+
+
+def test_lines_that_hold_a_librarys_arrays_are_in_the_report_and_the_snapshot(run_warm, run_here, tmp_path):
+    (tmp_path / "job.py").write_text(_HOLDS)
+    assert run_warm("run", "-o", "job.ctrace", "job.py").returncode == 0
+    for command in ("oom", "snapshot"):
+        text = run_here(command, "job.ctrace").stdout
+        table = text.partition("Arrays of JAX on device 0, when it was asked and had most\n")[2].splitlines()
+        assert ["job.py:7", "(load)", "2", "3", "MiB"] == table[1].split(), text
+        assert "3 MiB together" == table[2].strip()
+        blocks = json.loads(run_here(command, "--json", "job.ctrace").stdout)
+        (found,) = blocks["failures" if command == "oom" else "library_blocks"]
+        (found,) = found["library_blocks"] if command == "oom" else (found,)
+        assert ("JAX", 3 << 20, None) == (found["library"], found["size"], found["most"])
