@@ -58,6 +58,7 @@ from cudatool.sim.jit.context import EXIT, Context
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, Even
+from cudatool.sim.jit.far import is_far
 from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
@@ -270,7 +271,8 @@ class _Kernel(Regions):
                 self.layout.param_bytes,
                 parks=parks,
                 constants={} if order else self.constants,
-                beside=self._beside(rows[0]),
+                beside=(beside := self._beside(rows[0])),
+                far=bool(beside) and is_far(self.code),
                 steps=bool(order),
             )
         )

@@ -16,6 +16,10 @@ _LOOP = 1 << 22  # number of the metadata of the loop over a row of threads
 SIDE_BY_SIDE = 1024
 """Threads of a row of blocks that run before the next row: what they access fits into a cache."""
 
+_FAR = 8
+"""So many where each accesses a cache line of its own, if blocks have several rows: such lines, a row of a matrix from
+one to the next, often fall into one set of a cache, which has room for few."""
+
 _LONG_CHUNK = 2  # times as many blocks are taken at once where rows may be longer
 
 
@@ -82,11 +86,12 @@ end:
 # How many blocks run side by side: no more than a row of the grid has, if each comes after the one beside it. That is
 # asked of each, though it is so for all or none: LLVM would make two copies of the kernel of what it knows beforehand.
 _RUN = f"""{field("block_x", "nx")}
+{{most}}
   %following.a = add i64 %moved, %multiplier
   %following = urem i64 %following.a, %blocks
   %beside.b = add i64 %b, 1
   %in.order = icmp eq i64 %following, %beside.b
-  %wide = udiv i32 {{beside}}, %nx
+  %wide = udiv i32 %most, %nx
   %beside = call i32 @llvm.umax.i32(i32 %wide, i32 1)
   %room = sub i32 %gx, %bx
   %left.l = sub i64 %until, %i
@@ -96,6 +101,14 @@ _RUN = f"""{field("block_x", "nx")}
   %run = select i1 %in.order, i32 %run.b, i32 1
   call void @side_by_side({VALUES}, i32 %run)
   %run.l = zext i32 %run to i64"""
+
+
+# Rows of the one length or the other: a block with one row has no others that read its lines once more.
+_MOST = f"""{field("block_y", "ny")}
+{field("block_z", "nz")}
+  %block.rows = mul nuw nsw i32 %ny, %nz
+  %has.rows = icmp ne i32 %block.rows, 1
+  %most = select i1 %has.rows, i32 {{far}}, i32 {{beside}}"""
 
 
 _STEP = f"""{field("in_step", "in.step")}
@@ -251,12 +264,13 @@ def _filled(constants: Mapping[str, int]) -> str:
     )
 
 
-def _run(beside: int, *, steps: bool) -> tuple[str, str]:
+def _run(beside: int, *, far: bool, steps: bool) -> tuple[str, str]:
     """Return code that runs blocks, and how many."""
     if steps:
         return _STEP, "%run"
     if beside:
-        return _RUN.format(beside=beside), "%run.l"
+        most = _MOST.format(far=_FAR if far else beside, beside=beside)
+        return _RUN.format(most=most), "%run.l"
     return f"  %waits = call i1 @block({VALUES}, i32 %begin)", "1"
 
 
@@ -266,16 +280,16 @@ def _chunk(beside: int) -> str:
     return f"{field('chunk', 'share')}\n  %chunk = mul i64 %share, {factor}"
 
 
-def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside: int, steps: bool) -> str:
+def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside: int, far: bool, steps: bool) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
     If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
     Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
-    the bytes that some argument arrays are filled with. Blocks run in rows of up to `beside` threads, unless it is 0.
-    If the kernel `steps`, several run in step.
+    the bytes that some argument arrays are filled with. Blocks run in rows of up to `beside` threads, unless it is 0;
+    of fewer if neighbors access memory `far` from each other. If the kernel `steps`, several run in step.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
-    run, step = _run(beside, steps=steps)
+    run, step = _run(beside, far=far, steps=steps)
     if parks:
         resume = f"""{field("resume", "resume", volatile=True)}
 {field("current", "current", volatile=True)}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cudatool.sim import jit
+from cudatool.sim.jit.far import is_far
 
 SOURCE = """
 #define X (blockIdx.x * blockDim.x + threadIdx.x)
@@ -23,6 +24,31 @@ extern "C" __global__ void loops(int *y, int n) { int s = 0; for (int k = 0; k <
 extern "C" __global__ void shares(int *y) { __shared__ int s[512]; s[threadIdx.x] = y[I]; y[I] = s[threadIdx.x ^ 1]; }
 extern "C" __global__ void meets(int *y) { __syncthreads(); y[I] += 1; }
 extern "C" __global__ void stops(int *y) { if (blockIdx.x == 3) __trap(); y[I] += 1; }
+"""
+# Of each kernel whether neighbors access memory far apart, and a body in which u and v are its threads' places.
+ACCESSES = {
+    "near": (False, "y[v * n + u] = v;"),
+    "around": (False, "y[v * n + (u + 1) % n] = v;"),
+    "clamped": (False, "y[v * n + min(u + 1, n - 1)] = v;"),
+    "twelve_bytes_on": (False, "y[3 * u] = v;"),
+    "of_an_index": (False, "y[y[u]] = v;"),
+    "one_place": (False, "y[u * n - u * n + v * n] = v;"),
+    "two_dimensions_of_one": (False, "y[u / n * 4 * n + u % n] = v;"),
+    "a_row_apart": (True, "y[u * n + v] = v;"),
+    "a_row_apart_before_it_turns": (True, "y[u > v ? (u + 1) * n + v : 0] = v;"),
+    "a_row_of_an_index_apart": (True, "y[y[u] * n + v] = v;"),
+    "a_line_apart": (True, "y[16 * u + v] = v;"),
+    "backwards": (True, "y[n - 16 * u] = v;"),
+    "a_power_of_two_apart": (True, "y[(u << n) + v] = v;"),
+    "read_only": (True, "y[v] = y[u * n];"),
+    "added": (True, "atomicAdd(&y[u * n], v);"),
+}
+FAR = "#define u (int)(blockIdx.x * blockDim.x + threadIdx.x)\n#define v (int)(blockIdx.y * blockDim.y + threadIdx.y)\n"
+FAR += "\n".join(
+    f'extern "C" __global__ void {name}(int *y, int n) {{ {body} }}' for name, (_, body) in ACCESSES.items()
+)
+TURNED = """
+extern "C" __global__ void turned(int *y, int h, int d) { y[(X * h + Y) * d + Z] += 1000000 * Z + 1000 * Y + X; }
 """
 GRIDS = [((1, 1, 1), (1, 1, 1)), ((5, 4, 3), (7, 3, 2)), ((300, 2, 1), (16, 4, 1)), ((37, 1, 1), (96, 1, 1))]
 
@@ -68,3 +94,23 @@ def test_each_thread_runs_once_at_its_place(launch, kernels, grid, block, option
     found = np.zeros(len(x), np.int32)
     launch(kernels["some"], grid, block, found, np.int32(9), **options)
     np.testing.assert_array_equal(np.where((x > 2) & (x < 9), np.arange(len(x)), 0), found)
+
+
+def test_accesses_are_far_if_each_neighbor_needs_a_line_of_its_own(ptx_of):
+    kernels = jit.load(ptx_of(FAR)).kernels
+    expected = {name for name, (is_so, _) in ACCESSES.items() if is_so}
+    assert expected == {name for name, kernel in kernels.items() if is_far(kernel._plain.instructions)}
+    short = "%most = select i1 %has.rows, i32 8, i32 1024"
+    assert expected == {name for name, kernel in kernels.items() if short in kernel.llvm_ir()}
+
+
+@pytest.mark.parametrize(("grid", "block"), GRIDS)
+def test_each_thread_runs_once_in_short_rows(launch, ptx_of, grid, block):
+    kernel = jit.load(ptx_of(SOURCE + TURNED)).kernels["turned"]
+    x, y, z = places(grid, block)
+    width, height, depth = (g * b for g, b in zip(grid, block, strict=True))
+    found = np.zeros(len(x), np.int32)
+    launch(kernel, grid, block, found, np.int32(height), np.int32(depth), threads=2)
+    expected = np.zeros((width, height, depth), np.int32)
+    expected[x, y, z] = 1000000 * z + 1000 * y + x
+    np.testing.assert_array_equal(expected.ravel(), found)
