@@ -64,9 +64,11 @@ from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
 from cudatool.sim.jit.regions import MANY, Regions, touched
 from cudatool.sim.jit.rows import ByRow
+from cudatool.sim.jit.scheduler import Cell
 from cudatool.sim.jit.stretches import Stretches
 from cudatool.sim.jit.table import TABLE, Lowering
 from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
+from cudatool.sim.jit.uniform import Marching, emit_ahead
 from cudatool.sim.jit.unsupported import UntranslatedInstruction
 
 __all__ = ["MARK", "Native", "generate"]
@@ -240,12 +242,11 @@ class _Kernel(Regions):
         }
         kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         parks = Kind.YIELD in kinds.values()
-        diverges = any(len(after) > 1 for after in successors.values())
+        diverges = self.marching is None and any(len(after) > 1 for after in successors.values())
         rows = {}
         for number, after in successors.items():
-            only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
             apart = len(parts) > MANY
-            rows[number] = self._all_threads(number, parts[number], regions[number], only, even[number], apart=apart)
+            rows[number] = self._all_threads(number, parts[number], regions[number], after, even[number], apart=apart)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         order = [] if diverges else self.in_order(successors, self.levels)
@@ -258,7 +259,7 @@ class _Kernel(Regions):
                     checked=bool(self.instrument & Instrument.SYNCCHECK),
                 )
             )
-        if self.rows:
+        if self.rows and self.marching is None:
             self.parts.append(scheduler.AGREED)
         if any(self._counted(self.code[index], row) for index, row in self.rows.items()):
             self.parts.append(scheduler.ONE_BARRIER)
@@ -291,28 +292,34 @@ class _Kernel(Regions):
         number: int,
         index: int | None,
         region: list[Instruction],
-        only: int | None,
+        after: set[int],
         even: Even | None,
         *,
         apart: bool,
     ) -> str:
         """Emit ``all_<number>``, and the forms of its `region` that it may use for threads that are alike.
 
+        It leads to the suspensions `after` it, or EXIT.
+
         Return the name of the one for a row of threads, empty if there is none.
         """
         regular: dict[str, scheduler.Regular] = {}
         most = None
         rows = ""
+        cells = self._cells(index, region)
+        only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
+        ahead = self.marching is not None and self._ahead(self.marching, number, index, region, after, cells)
+        notes = only is None and not ahead
         if even is not None:
-            self._together(ByRow if even.by_row else Together, number, index, region, even, only)
+            self._together(ByRow if even.by_row else Together, number, index, region, even, cells, notes=notes)
             rows = "together" if even.by_row else ""
         elif regular := self._regular(index, region):
             self._thread(number, index, region, regular)
         else:
-            most = self._first_threads(index, region) if only is not None else None
+            most = self._first_threads(index, region) if not notes else None
             self.levels += most is not None
             if most is None and (cut := self._stretches()) is not None:
-                self._together(Stretches, number, index, region, cut, only)
+                self._together(Stretches, number, index, region, cut, cells, notes=notes)
                 rows = "stretches"
         self.parts.append(
             scheduler.all_threads(
@@ -324,9 +331,33 @@ class _Kernel(Regions):
                 together=WIDTH if even else 0,
                 rows=rows,
                 most=most,
+                cells=list(cells.values()),
+                ahead=ahead,
             )
         )
         return rows
+
+    def _cells(self, index: int | None, region: list[Instruction]) -> dict[str, Cell]:
+        """Return the cells whose values the threads of a `region` are given."""
+        return {} if index is None else self.kept_alike(index, touched(region + self._repeated(index, region)))
+
+    def _ahead(
+        self,
+        marching: Marching,
+        number: int,
+        index: int | None,
+        region: list[Instruction],
+        after: set[int],
+        cells: dict[str, Cell],
+    ) -> bool:
+        """Emit ``ahead_<number>`` if there is something to find out; return whether it is there."""
+        written = {name for one in region for name in writes(one)}
+        ends = {at: self.kept_alike(at, written) for at, suspension in self.region_of.items() if suspension in after}
+        if len(after) == 1 and not any(ends.values()):
+            return False
+        before = self._repeated(index, region)
+        emit_ahead(self, marching, number, self._first(index), before, cells, ends)
+        return True
 
     def _first_threads(self, index: int | None, region: list[Instruction]) -> int | None:
         """Return how many threads of a row do anything in a `region` that all threads leave at one place."""
@@ -350,11 +381,13 @@ class _Kernel(Regions):
         index: int | None,
         region: list[Instruction],
         even: Even,
-        only: int | None,
+        cells: dict[str, Cell],
+        *,
+        notes: bool,
     ) -> None:
         region = self._with_suspension(index, region)
         own = [] if index is None else self.kept(index, touched(region))
-        made = form(self, number, index, even, self._repeated(index, region), own, region, only)
+        made = form(self, number, index, even, self._repeated(index, region), own, cells, region, notes=notes)
         made.generate()
         self.needs_no_arrays = form is ByRow and not made.arrays
 
@@ -378,14 +411,17 @@ class _Kernel(Regions):
         region = self._with_suspension(index, region)
         written = {name for one in region for name in writes(one)}
         arguments = [ENVIRONMENT, THREAD, *scheduler.first_values(regular.values())]
+        cells = self._cells(index, region)
         name = f"{'regular' if regular else 'thread'}_{number}"
         heads = list(heads)
         if heads:
             name = f"from_{number}"
             arguments.append("i32 %from")
             enter_at_heads(self, e, heads, region + self._repeated(index, region))
-            self.parts.append(from_the_beginning(number))
+            self.parts.append(from_the_beginning(number, cells.values()))
         if index is not None:
+            for register, cell in cells.items():
+                e.write(register, cell.value, cell.kind)
             self._take_all(e, index, region, regular)
         elif ASYNC_QUEUE in self.layout.local:
             asynchronous.begin(e)
@@ -400,7 +436,8 @@ class _Kernel(Regions):
         self.finish(e)
         # A thread that goes on after a yield has polled without success: once more is enough.
         polls = _POLLS - 2 if index and self._yields(index) else 0
-        header = f"define internal i32 @{name}({', '.join(arguments)}) #0 {{\nentry:"
+        given = ", ".join(arguments) + scheduler.parameters(cells.values())
+        header = f"define internal i32 @{name}({given}) #0 {{\nentry:"
         self.parts.append("\n".join([header, *self.header(e, polls), *e.lines, "}"]))
         if self.may_end:
             following.add(EXIT)
@@ -599,10 +636,7 @@ class _Kernel(Regions):
             )
         )
         apart, counted = self._apart(row), self._counted(instruction, row)
-        checked = apart or counted or row.kind == Kind.WAIT
-        if row.kind == Kind.WARP:
-            mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
-            checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
+        checked = self._may_wait(index)
         self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=apart, counted=counted))
         return checked
 

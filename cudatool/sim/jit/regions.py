@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
+from functools import cached_property
 
 from cudatool.limits import WRITTEN_RATIO, WRITTEN_SIZE
 from cudatool.ptx import (
@@ -25,10 +26,11 @@ from cudatool.sim.jit.even import Even, find_even
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.neighbors import distances
-from cudatool.sim.jit.scheduler import Regular
+from cudatool.sim.jit.scheduler import Cell, Regular
 from cudatool.sim.jit.special_registers import SPECIAL
 from cudatool.sim.jit.steps import block_stride_loops, stride_loops
 from cudatool.sim.jit.stretches import find_stretches
+from cudatool.sim.jit.uniform import Marching, find_marching, find_renewable
 
 __all__ = ["MANY", "REPEATABLE", "Regions", "goes_by_rows", "touched"]
 
@@ -41,6 +43,7 @@ MANY = 32
 
 _PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 _TREE = 3  # levels that a tree has at least
+_CELL = 64  # bytes from one cell to the next: slots begin where a line of the host's cache does
 _SUSPENSION = 12  # instructions that leaving a region comes to
 
 
@@ -90,10 +93,12 @@ class Regions:
         self.strides = set() if instrument else stride_loops(self.function, self.flow).keys()
         by_blocks = set() if instrument else block_stride_loops(self.function, self.flow).keys()
         self.rows_go_around = self.strides | by_blocks
-        self.repeatable = self._repeatable()
+        self._known = self._repeatable()
         steps = instrument is Instrument.NONE and bool(self.rows)
         self.distances = distances(self.function) if steps else {}
+        self._may_march = steps
         self.slots: dict[str, int] = {}
+        self.cells: dict[str, Cell] = {}
         self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
         self.written = 0  # instructions
 
@@ -167,9 +172,26 @@ class Regions:
 
     def kept(self, index: int, among: set[str]) -> list[str]:
         """Return those registers `among` all that must survive the suspension at `index`."""
-        block = self.flow.blocks[self.flow.at[index]]
-        names = (among & block.live_out) - set(writes(self.code[index])) - self.repeatable
-        return sorted(names & self.function.registers.keys())
+        names = self._needed_after(index, among)
+        return sorted(names - self.marching.registers if self.marching else names)
+
+    def kept_alike(self, index: int, among: set[str]) -> dict[str, Cell]:
+        """Return those registers `among` all that must survive the suspension at `index` and lie in a cell."""
+        if self.marching is None:
+            return {}
+        return {name: self._cell(name) for name in sorted(self._needed_after(index, among) & self.marching.registers)}
+
+    def _needed_after(self, index: int, among: set[str]) -> set[str]:
+        live = self.flow.blocks[self.flow.at[index]].live_out
+        live |= frozenset().union(*(self._renewable[name] for name in live & self._renewable.keys()))
+        names = (among & live) - set(writes(self.code[index])) - self.repeatable
+        return names & self.function.registers.keys()
+
+    def _cell(self, register: str) -> Cell:
+        if register not in self.cells:
+            self.cells[register] = Cell(storage_type(self.function.registers[register]), self.slot_bytes)
+            self.slot_bytes += _CELL
+        return self.cells[register]
 
     def _region(self, first: int) -> list[Instruction]:
         """Return the instructions from block `first` to the suspensions that come next, those included."""
@@ -201,6 +223,33 @@ class Regions:
             self.slots[register] = self.slot_bytes
             self.slot_bytes += ROW * type_bytes(self.function.registers[register])
         return self.slots[register], kind
+
+    @cached_property
+    def repeatable(self) -> Set[str]:
+        """The registers that a region computes again when it begins, rather than that they were kept."""
+        return self._known | self._renewable.keys()
+
+    @cached_property
+    def _renewable(self) -> Mapping[str, frozenset[str]]:
+        """Of the repeatable registers, those that depend on cells, and on which."""
+        if self.marching is None:
+            return {}
+        known = self._known | REPEATABLE
+        return find_renewable(self.flow, self.definitions, known, self.marching.registers - known, self.rows)
+
+    @cached_property
+    def marching(self) -> Marching | None:
+        """How threads march, None if some may have to wait for others that have come elsewhere."""
+        if (
+            not self._may_march
+            or self.may_end
+            or any(self._conditional(index) or self._may_wait(index) for index in self.rows)
+        ):
+            return None
+        layout = self.layout
+        return find_marching(
+            self.flow, self.rows, layout.param_offsets.keys() | layout.shared.keys() | layout.globals.keys()
+        )
 
     def _parts(self) -> dict[int, int | None]:
         """Return the suspension after which each region begins, None for the first, by the region's number."""
@@ -281,6 +330,7 @@ class Regions:
             for name in self.kept(index, touched(region)):
                 kind = storage_type(self.function.registers[name])
                 own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
+            own |= dict.fromkeys(self.kept_alike(index, touched(region + self._repeated(index, region))), 0)
             own |= dict.fromkeys(writes(self.code[index]))
         return find_even(
             self.flow, self._first(index), ends, self._repeated(index, region), own, self.rows_go_around, self.strides
@@ -339,6 +389,14 @@ class Regions:
         """Whether a thread may pass the suspension at `index` without waiting."""
         instruction = self.code[index]
         return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
+
+    def _may_wait(self, index: int) -> bool:
+        """Whether some threads may have to wait at the suspension at `index` though all of the block are there."""
+        instruction, row = self.code[index], self.rows[index]
+        if row.kind == Kind.WARP:
+            mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
+            return not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
+        return self._apart(row) or self._counted(instruction, row) or row.kind == Kind.WAIT
 
     def _apart(self, row: Suspension) -> bool:
         """Whether the scheduler must look at each thread, though all of them are at the same suspension."""

@@ -41,8 +41,8 @@ class ByRow(Together):
     more = ", i32 %n"
     name, kind = "piece", "i32"
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, notes: bool) -> None:
+        super().__init__(*arguments, notes=notes)
         self.cuts = False  # whether the row is cut to the threads of which what is checked next holds
         self.whole = "%n"  # how many threads the row has before that
         self.cut_in = self._cut_in()
@@ -56,7 +56,7 @@ class ByRow(Together):
     def generate(self) -> None:
         """Emit the functions into the kernel's parts."""
         super().generate()
-        self.kernel.parts.append(in_pieces(f"together_{self.number}", f"piece_{self.number}"))
+        self.kernel.parts.append(in_pieces(f"together_{self.number}", f"piece_{self.number}", self.given.values()))
 
     def _end(self, e: Emitter) -> None:
         e.emit(f"ret i32 {e.op('load i32, ptr %run')}")

@@ -15,6 +15,7 @@ from cudatool.sim.jit.emit import ENVIRONMENT
 
 __all__ = [
     "AGREED",
+    "Cell",
     "DIVERGED",
     "ONE_BARRIER",
     "Regular",
@@ -25,6 +26,7 @@ __all__ = [
     "all_threads",
     "field",
     "first_values",
+    "parameters",
     "stop",
     "whole_block",
 ]
@@ -135,6 +137,41 @@ class Regular(NamedTuple):
     distance: int
 
 
+class Cell(NamedTuple):
+    """Where a register that all threads of a block have alike lies between regions (:mod:`.uniform`).
+
+    Attributes
+    ----------
+    kind
+        Its type.
+    offset
+        Where it lies, from the beginning of the slots.
+    """
+
+    kind: str
+    offset: int
+
+    @property
+    def value(self) -> str:
+        """What it holds when a region begins."""
+        return f"%uniform.{self.offset}"
+
+    def load(self) -> str:
+        """Return code that loads :attr:`value`."""
+        stored, narrow = (".stored", f"\n  {self.value} = trunc i8 {self.value}.stored to i1")
+        if self.kind != "i1":
+            stored = narrow = ""
+        return (
+            f"  {self.value}.p = getelementptr i8, ptr %slots, i64 {self.offset}\n"
+            f"  {self.value}{stored} = load {'i8' if self.kind == 'i1' else self.kind}, ptr {self.value}.p{narrow}"
+        )
+
+
+def parameters(cells: Iterable[Cell]) -> str:
+    """Return what a function that is given `cells` has as further parameters; they are passed on under their names."""
+    return "".join(f", {cell.kind} {cell.value}" for cell in cells)
+
+
 def first_values(regular: Iterable[Regular]) -> list[str]:
     """Return what the first thread of a row has in its slots, as arguments."""
     return [f"{one.kind} %first.{one.offset}" for one in regular]
@@ -178,9 +215,9 @@ choose:
   br i1 {good}, label %row.x, label %x"""
 
 
-def _row(number: int, regular: Sequence[Regular], loop: int, *, keep: str) -> str:
+def _row(number: int, regular: Sequence[Regular], given: str, loop: int, *, keep: str) -> str:
     """Return the loop over a row of threads whose slots are `regular`; `keep` notes where each has come to."""
-    values = ", ".join([VALUES, "i32 %row.tx, i32 %ty, i32 %tz, i32 %row.t", *first_values(regular)])
+    values = ", ".join([VALUES, "i32 %row.tx, i32 %ty, i32 %tz, i32 %row.t", *first_values(regular)]) + given
     return f"""row.x:
   %row.tx = phi i32 [ 0, %choose ], [ %row.tx.next, %row.x ]
   %row.t = add nuw nsw i32 %first, %row.tx
@@ -200,7 +237,7 @@ wide:
   br i1 %wide.fits, label %wide.run, label %narrow
 wide.run:
   %wide.t = add nuw nsw i32 %first, %wide.x
-  call void @together_{number}({values}, i32 %wide.x, i32 %ty, i32 %tz, i32 %wide.t)
+  call void @together_{number}({values}, i32 %wide.x, i32 %ty, i32 %tz, i32 %wide.t{given})
   br label %wide
 narrow:
   %narrow.some = icmp ult i32 %wide.x, %nx
@@ -210,7 +247,7 @@ narrow:
 # All of a row runs the region together, or in stretches.
 _BY_ROW = """  br i1 true, label %together, label %x
 together:
-  call void @{rows}_{number}({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 %nx)
+  call void @{rows}_{number}({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 %nx{given})
   br label %y.end"""
 
 
@@ -218,7 +255,7 @@ together:
 _FEW = """few:
   %few.tx = phi i32 [ 0, %y ], [ %few.next, %few ]
   %few.t = add nuw nsw i32 %first, %few.tx
-  %few.at = call i32 @thread_{number}({values}, i32 %few.tx, i32 %ty, i32 %tz, i32 %few.t) #2
+  %few.at = call i32 @thread_{number}({values}, i32 %few.tx, i32 %ty, i32 %tz, i32 %few.t{given}) #2
   %few.next = add nuw nsw i32 %few.tx, 1
   %few.done = icmp eq i32 %few.next, %nx
   br i1 %few.done, label %y.end, label %few
@@ -261,6 +298,8 @@ def all_threads(
     together: int = 0,
     rows: str = "",
     most: int | None = None,
+    cells: Sequence[Cell] = (),
+    ahead: bool = False,
 ) -> str:
     """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
 
@@ -269,12 +308,18 @@ def all_threads(
     whose slots are `regular` run it in that form (:mod:`cudatool.sim.jit.neighbors`). As many threads as `together`
     says have a form of their own (:mod:`cudatool.sim.jit.together`), or all of a row, in the function that `rows` names
     (:mod:`cudatool.sim.jit.rows`, :mod:`cudatool.sim.jit.stretches`).
-    Of each row only so many threads as `most` says do anything.
+    Of each row only so many threads as `most` says do anything. Threads are given the values of `cells`, and an `ahead`
+    function, if there is one, says where they come to (:mod:`cudatool.sim.jit.uniform`).
     """
+    given = parameters(cells)
+    loads = "".join(f"\n{cell.load()}" for cell in cells)
     keep = after = ""
     begin, bounds, x_begin, x_end, first_part, next_part = "entry", "", "0", "%nx", "", ""
     enter = "  br label %x"
-    if only is None:
+    notes = only is None and not ahead
+    if ahead:
+        after = f"  %agreed = call i32 @ahead_{number}({VALUES}{given})\n"
+    elif notes:
         keep = _KEEP.format(of="")
         after = "  %agreed = call i32 @agreed(ptr %context, ptr %slots)\n"
     if rotated:
@@ -285,25 +330,25 @@ def all_threads(
     if most is not None:
         bounds, x_end = f"\n  %most = icmp uge i32 %nx, {most}", str(most)
         enter = "  br i1 %most, label %x, label %few"
-        few = _FEW.format(number=number, values=VALUES)
+        few = _FEW.format(number=number, values=VALUES, given=given)
         unroll = "!7, !8"  # not before it is a loop of vectors
     loop = 10 + 2 * number
     x_from, row, row_loop = "y", "", ""
     if regular:
         x_from, enter = "choose", _look(regular)
-        row = _row(number, regular, loop, keep=_KEEP.format(of="row.") if only is None else "")
+        row = _row(number, regular, given, loop, keep=_KEEP.format(of="row.") if notes else "")
         row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5}}\n"
     if rows:
-        enter = _BY_ROW.format(rows=rows, number=number, values=VALUES)
+        enter = _BY_ROW.format(rows=rows, number=number, values=VALUES, given=given)
     elif together:
         x_from, x_begin = "narrow", "%wide.x"
-        enter = _TOGETHER.format(width=together, number=number, values=VALUES)
+        enter = _TOGETHER.format(width=together, number=number, values=VALUES, given=given)
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
 entry:
 {field("block_x", "nx")}
 {field("block_y", "ny")}
-{field("block_z", "nz")}{first_part}
+{field("block_z", "nz")}{loads}{first_part}
   br label %z
 z:
   %tz = phi i32 [ 0, %{begin} ], [ %tz.next, %z.end ]
@@ -317,7 +362,7 @@ y:
 {row}{few}x:
   %tx = phi i32 [ {x_begin}, %{x_from} ], [ %tx.next, %x ]
   %t = add nuw nsw i32 %first, %tx
-  %next = call i32 @thread_{number}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) {"#2" if regular else "#1"}
+  %next = call i32 @thread_{number}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t{given}) {"#2" if regular else "#1"}
 {keep}  %tx.next = add nuw nsw i32 %tx, 1
   %x.done = icmp eq i32 %tx.next, {x_end}
   br i1 %x.done, label %y.end, label %x, !llvm.loop !{loop}
@@ -330,7 +375,7 @@ z.end:
   %z.done = icmp eq i32 %tz.next, %nz
   br i1 %z.done, label %end, label %z, !llvm.loop !9
 end:{next_part}
-{after}  ret i32 {"%agreed" if only is None else only}
+{after}  ret i32 {"%agreed" if after else only}
 }}
 !{loop} = distinct !{{!{loop}, !{loop + 1}, {unroll}}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}

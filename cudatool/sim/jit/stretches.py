@@ -118,8 +118,8 @@ class Stretches(Together):
     more = ", i32 %n"
     to_check = staticmethod(_cut_check)
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, notes: bool) -> None:
+        super().__init__(*arguments, notes=notes)
         self.at = "null"
         self.ways = 0
 

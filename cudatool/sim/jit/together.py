@@ -26,7 +26,7 @@ from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, whole_check
-from cudatool.sim.jit.scheduler import VALUES
+from cudatool.sim.jit.scheduler import VALUES, Cell, parameters
 
 __all__ = ["THREAD", "UNROLLED", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning", "in_pieces"]
 
@@ -44,6 +44,7 @@ class Kernel(Protocol):
     flow: Flow
     parts: list[str]
     strides: Set[int]
+    region_of: dict[int, int]
 
     def emitter(self) -> Emitter: ...
     def finish(self, e: Emitter) -> None: ...
@@ -84,20 +85,25 @@ def enter_at_heads(kernel: Kernel, e: Emitter, heads: list[int], region: list[In
     e.label("start")
 
 
-def from_the_beginning(number: int) -> str:
-    """Return ``thread_<number>`` of a region that can be entered elsewhere, too."""
+def from_the_beginning(number: int, cells: Iterable[Cell]) -> str:
+    """Return ``thread_<number>`` of a region that can be entered elsewhere, too, and is given the values of `cells`."""
+    given = parameters(cells)
     return f"""
-define internal i32 @thread_{number}({ENVIRONMENT}, {THREAD}) #0 {{
-  %next = call i32 @from_{number}({VALUES}, {THREAD}, i32 0) #2
+define internal i32 @thread_{number}({ENVIRONMENT}, {THREAD}{given}) #0 {{
+  %next = call i32 @from_{number}({VALUES}, {THREAD}, i32 0{given}) #2
   ret i32 %next
 }}
 """
 
 
-def in_pieces(whole: str, piece: str) -> str:
-    """Return the function `whole` for the ``%n`` threads of a row: `piece` returns for how many of them it has run."""
+def in_pieces(whole: str, piece: str, cells: Iterable[Cell] = ()) -> str:
+    """Return the function `whole` for the ``%n`` threads of a row: `piece` returns for how many of them it has run.
+
+    Both are given the values of `cells`.
+    """
+    given = parameters(cells)
     return f"""
-define internal void @{whole}({ENVIRONMENT}, {THREAD}, i32 %n) #0 {{
+define internal void @{whole}({ENVIRONMENT}, {THREAD}, i32 %n{given}) #0 {{
 entry:
   br label %next
 next:
@@ -105,7 +111,7 @@ next:
   %first.tx = add nuw nsw i32 %tx, %done
   %first.t = add nuw nsw i32 %t, %done
   %rest = sub nuw nsw i32 %n, %done
-  %some = call i32 @{piece}({VALUES}, i32 %first.tx, i32 %ty, i32 %tz, i32 %first.t, i32 %rest)
+  %some = call i32 @{piece}({VALUES}, i32 %first.tx, i32 %ty, i32 %tz, i32 %first.t, i32 %rest{given})
   %after = add nuw nsw i32 %done, %some
   %all = icmp eq i32 %after, %n
   br i1 %all, label %end, label %next
@@ -129,10 +135,12 @@ class Together:
         What is computed once more when it begins.
     own
         What threads have kept.
+    cells
+        Those whose values the region is given.
     region
         Its instructions, and the suspension.
-    only
-        The suspension that all threads reach, if there is just one.
+    notes
+        Whether threads note which suspension they have come to.
     """
 
     room = WIDTH  # threads that arrays have room for
@@ -149,11 +157,13 @@ class Together:
         even: Even,
         before: list[Instruction],
         own: Iterable[str],
+        cells: Mapping[str, Cell],
         region: list[Instruction],
-        only: int | None,
+        *,
+        notes: bool,
     ) -> None:
         self.kernel, self.number, self.index, self.even = kernel, number, index, even
-        self.before, self.own, self.only = before, sorted(own), only
+        self.before, self.own, self.given, self.notes = before, sorted(own), cells, notes
         self.touched = _touched(kernel, region + before)
         self.written = {name for one in region for name in writes(one)}
         self.arrays: dict[str, str] = {}
@@ -174,8 +184,9 @@ class Together:
             self._part(e, part)
         self.kernel.finish(e)
         registers = self.kernel.function.registers
+        given = f"{ENVIRONMENT}, {THREAD}{self.more}{parameters(self.given.values())}"
         lines = [
-            f"define internal {self.kind} @{self.name}_{self.number}({ENVIRONMENT}, {THREAD}{self.more}) #0 {{",
+            f"define internal {self.kind} @{self.name}_{self.number}({given}) #0 {{",
             "entry:",
             "  %t.x = zext i32 %t to i64",
             *self.entry,
@@ -297,12 +308,16 @@ class Together:
     # ---- loops over threads ----
 
     def _enter(self, e: Emitter, first: Part) -> None:
+        for name, cell in self.given.items():
+            e.write(name, cell.value, cell.kind)
         looked_at = [name for name in self.own if self._is_scalar(name)]
         regular = self._look(e, looked_at)
         values, conditions = self._computed(e, self.before)
         conditions = regular + conditions
         self._go_or_back(e, conditions, -1, [], {})
         body = Body(self, f"enter_{self.number}")
+        for name in self.given:
+            body.scalar(name, e.read(name)[0])
         for name in self.own:
             if name in looked_at:
                 body.scalar(name, e.read(name)[0])
@@ -417,8 +432,8 @@ class Together:
         return more
 
     def _note(self, e: Emitter, thread: str, suspension: str) -> None:
-        """Note which suspension a thread has come to, if that is not known."""
-        if self.only is None:
+        """Note which suspension a thread has come to, if it has to."""
+        if self.notes:
             at = e.op(f"getelementptr i32, ptr %slots, i64 {e.op(f'zext i32 {thread} to i64')}")
             e.emit(f"store i32 {suspension}, ptr {at}, align 4, !llvm.access.group !1")
 
@@ -456,7 +471,8 @@ class Together:
         e.emit(f"{place} = phi i32 [ {first}, %some{head} ], [ {after}, %one{head} ]")
         tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
         self._keep_one(e, place, live, before)
-        result = e.op(f"call i32 @from_{self.number}({VALUES}, i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {head + 1}) #2")
+        mine = f"i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {head + 1}{parameters(self.given.values())}"
+        result = e.op(f"call i32 @from_{self.number}({VALUES}, {mine}) #2")
         self._note(e, t, result)
         e.emit(f"{after} = add nuw nsw i32 {place}, 1")
         e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {count}')}, label %gone{head}, label %one{head}")
