@@ -47,7 +47,7 @@ from cudatool.sim.jit import (
     video,
 )
 from cudatool.sim.jit.argument_ranges import ArgumentRanges, near_accesses
-from cudatool.sim.jit.bounds import first_threads
+from cudatool.sim.jit.bounds import Bound, first_threads
 from cudatool.sim.jit.checking import functions
 from cudatool.sim.jit.collective import (
     Kind,
@@ -68,7 +68,7 @@ from cudatool.sim.jit.scheduler import Cell
 from cudatool.sim.jit.stretches import Stretches
 from cudatool.sim.jit.table import TABLE, Lowering
 from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
-from cudatool.sim.jit.uniform import Marching, emit_ahead
+from cudatool.sim.jit.uniform import Marching, emit_ahead, emit_most
 from cudatool.sim.jit.unsupported import UntranslatedInstruction
 
 __all__ = ["MARK", "Native", "generate"]
@@ -304,23 +304,26 @@ class _Kernel(Regions):
         Return the name of the one for a row of threads, empty if there is none.
         """
         regular: dict[str, scheduler.Regular] = {}
-        most = None
         rows = ""
         cells = self._cells(index, region)
         only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
         ahead = self.marching is not None and self._ahead(self.marching, number, index, region, after, cells)
         notes = only is None and not ahead
+        bound = self._first_threads(index, region) if not notes else None
         if even is not None:
             self._together(ByRow if even.by_row else Together, number, index, region, even, cells, notes=notes)
             rows = "together" if even.by_row else ""
         elif regular := self._regular(index, region):
             self._thread(number, index, region, regular)
-        else:
-            most = self._first_threads(index, region) if not notes else None
-            self.levels += most is not None
-            if most is None and (cut := self._stretches()) is not None:
-                self._together(Stretches, number, index, region, cut, cells, notes=notes)
-                rows = "stretches"
+            bound = None
+        elif bound is not None:
+            self.levels += 1
+        elif (cut := self._stretches()) is not None:
+            self._together(Stretches, number, index, region, cut, cells, notes=notes)
+            rows = "stretches"
+        if bound is not None and bound.register is not None and self.marching is not None:
+            code = self._repeated(index, region) + self.code[self.flow.blocks[self._first(index)].start : bound.at]
+            emit_most(self, self.marching, number, bound, code, cells)
         self.parts.append(
             scheduler.all_threads(
                 number,
@@ -330,7 +333,7 @@ class _Kernel(Regions):
                 regular=list(regular.values()),
                 together=WIDTH if even else 0,
                 rows=rows,
-                most=most,
+                bound=bound,
                 cells=list(cells.values()),
                 ahead=ahead,
             )
@@ -359,20 +362,26 @@ class _Kernel(Regions):
         emit_ahead(self, marching, number, self._first(index), before, cells, ends)
         return True
 
-    def _first_threads(self, index: int | None, region: list[Instruction]) -> int | None:
+    def _first_threads(self, index: int | None, region: list[Instruction]) -> Bound | None:
         """Return how many threads of a row do anything in a `region` that all threads leave at one place."""
         if self.instrument or self.may_end:
             return None
         written = {name for one in self._with_suspension(index, region) for name in writes(one)}
 
-        def leaves_nothing(at: int) -> bool:
+        def leaves_nothing(at: int, predicate: str, holds: bool) -> bool:
             one = self.code[at]
             if at in self.rows:
                 left = {name for name, _, _ in self.rows[at].leave(one)}
-                return not (self._conditional(at) or left - self.constants.keys() or self.kept(at, written))
+                kept = self.needed_if(predicate, holds, self._first(at), self.kept(at, written))
+                return not (self._conditional(at) or left - self.constants.keys() or kept)
             return opcode_of(one.opcode).control is Control.END and one.guard is None
 
-        return first_threads(self.flow, self._first(index), self.definitions, self.indices, leaves_nothing)
+        def is_uniform(register: str, at: int) -> bool:
+            begins = self.flow.blocks[self._first(index)].start
+            is_known = at >= begins or writes(self.code[at])[0] in self.repeatable
+            return self.marching is not None and register in self.marching.registers and is_known
+
+        return first_threads(self.flow, self._first(index), self.definitions, self.indices, is_uniform, leaves_nothing)
 
     def _together(
         self,

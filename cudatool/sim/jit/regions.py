@@ -19,6 +19,7 @@ from cudatool.ptx import (
     type_bytes,
 )
 from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.isa import Control
 from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, suspension_of
 from cudatool.sim.jit.context import EXIT, SHARED_STEP
 from cudatool.sim.jit.emit import storage_type
@@ -180,6 +181,21 @@ class Regions:
         if self.marching is None:
             return {}
         return {name: self._cell(name) for name in sorted(self._needed_after(index, among) & self.marching.registers)}
+
+    def needed_if(self, predicate: str, holds: bool, number: int, names: Iterable[str]) -> list[str]:
+        """Return those among `names` that threads for which a predicate `holds`, or not, need from a block on."""
+        block = self.flow.blocks[number]
+        code = self.code[block.start : block.stop]
+        last = code[-1] if code else None
+        if last is None or opcode_of(last.opcode).control is not Control.BRANCH or last.guard is None:
+            return list(names)
+        target = last.operands[0]
+        if last.guard.name != predicate or any(predicate in writes(one) for one in code):
+            return list(names)
+        assert isinstance(target, Symbol)
+        goes = self.flow.target(last, target.name) if holds != last.guard.negated else number + 1
+        needed = self.flow.blocks[goes].live_in.union(*map(reads, code))
+        return [name for name in names if name in needed]
 
     def _needed_after(self, index: int, among: set[str]) -> set[str]:
         live = self.flow.blocks[self.flow.at[index]].live_out

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cudatool.sim.jit.bounds import Bound
 from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
@@ -233,21 +234,24 @@ _TOGETHER = """  br label %wide
 wide:
   %wide.x = phi i32 [ 0, %y ], [ %wide.next, %wide.run ]
   %wide.next = add nuw nsw i32 %wide.x, {width}
-  %wide.fits = icmp ule i32 %wide.next, %nx
+  %wide.fits = icmp ule i32 %wide.next, {count}
   br i1 %wide.fits, label %wide.run, label %narrow
 wide.run:
   %wide.t = add nuw nsw i32 %first, %wide.x
   call void @together_{number}({values}, i32 %wide.x, i32 %ty, i32 %tz, i32 %wide.t{given})
   br label %wide
 narrow:
-  %narrow.some = icmp ult i32 %wide.x, %nx
+  %narrow.some = icmp ult i32 %wide.x, {count}
   br i1 %narrow.some, label %x, label %y.end"""
 
 
 # All of a row runs the region together, or in stretches.
-_BY_ROW = """  br i1 true, label %together, label %x
+_BY_ROW = """  %some.x = icmp ne i32 {count}, 0
+  br i1 %some.x, label %together, label %none.x
+none.x:
+  br i1 true, label %y.end, label %x
 together:
-  call void @{rows}_{number}({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 %nx{given})
+  call void @{rows}_{number}({values}, i32 0, i32 %ty, i32 %tz, i32 %first, i32 {count}{given})
   br label %y.end"""
 
 
@@ -260,6 +264,16 @@ _FEW = """few:
   %few.done = icmp eq i32 %few.next, %nx
   br i1 %few.done, label %y.end, label %few
 """
+
+
+# Rows of a number that is known when the region begins, of which LLVM knows that vectors fill them.
+_WHOLE = """  %most.up = add nuw nsw i32 %most, 15
+  %whole = and i32 %most.up, -16
+  %none = icmp eq i32 %most, 0
+  %fits = icmp ule i32 %whole, %nx"""
+_SOME = """  br i1 %none, label %y.end, label %some
+some:
+  br i1 %fits, label %x, label %few"""
 
 
 # Of each row, the threads of this part. A loop over them without a condition inside can be vectorized.
@@ -297,7 +311,7 @@ def all_threads(
     regular: Sequence[Regular] = (),
     together: int = 0,
     rows: str = "",
-    most: int | None = None,
+    bound: Bound | None = None,
     cells: Sequence[Cell] = (),
     ahead: bool = False,
 ) -> str:
@@ -308,7 +322,7 @@ def all_threads(
     whose slots are `regular` run it in that form (:mod:`cudatool.sim.jit.neighbors`). As many threads as `together`
     says have a form of their own (:mod:`cudatool.sim.jit.together`), or all of a row, in the function that `rows` names
     (:mod:`cudatool.sim.jit.rows`, :mod:`cudatool.sim.jit.stretches`).
-    Of each row only so many threads as `most` says do anything. Threads are given the values of `cells`, and an `ahead`
+    Of each row only so many threads as `bound` says do anything. Threads are given the values of `cells`; an `ahead`
     function, if there is one, says where they come to (:mod:`cudatool.sim.jit.uniform`).
     """
     given = parameters(cells)
@@ -326,23 +340,35 @@ def all_threads(
         begin, x_begin, x_end = "part", "%x.first", "%x.last"
         enter = "  br i1 %some, label %x, label %y.end"
         first_part, bounds, next_part = _FIRST_PART, _OF_PART, _NEXT_PART
-    few, unroll = "", "!5"
-    if most is not None:
+    few, unroll, x_from = "", "!5", "y"
+    if bound is not None and bound.register is not None:
+        loads += f"\n  %most = call i32 @most_{number}({VALUES}{given}, i32 %nx)"
+    if bound is not None and together:
+        x_end = "%most"
+        if bound.register is None:
+            loads += f"\n  %most = call i32 @llvm.umin.i32(i32 %nx, i32 {bound.number})"
+    elif bound is not None and bound.register is not None:
+        loads += f"\n{_WHOLE}"
+        x_from, x_end, enter = "some", "%whole", _SOME
+        few = _FEW.format(number=number, values=VALUES, given=given).replace("%y ]", "%some ]")
+    elif bound is not None:
+        most = bound.number
         bounds, x_end = f"\n  %most = icmp uge i32 %nx, {most}", str(most)
         enter = "  br i1 %most, label %x, label %few"
         few = _FEW.format(number=number, values=VALUES, given=given)
         unroll = "!7, !8"  # not before it is a loop of vectors
     loop = 10 + 2 * number
-    x_from, row, row_loop = "y", "", ""
+    row, row_loop = "", ""
     if regular:
         x_from, enter = "choose", _look(regular)
         row = _row(number, regular, given, loop, keep=_KEEP.format(of="row.") if notes else "")
         row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5}}\n"
     if rows:
-        enter = _BY_ROW.format(rows=rows, number=number, values=VALUES, given=given)
+        x_from = "none.x"
+        enter = _BY_ROW.format(rows=rows, number=number, values=VALUES, given=given, count=x_end)
     elif together:
         x_from, x_begin = "narrow", "%wide.x"
-        enter = _TOGETHER.format(width=together, number=number, values=VALUES, given=given)
+        enter = _TOGETHER.format(width=together, number=number, values=VALUES, given=given, count=x_end)
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
 entry:

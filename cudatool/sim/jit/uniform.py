@@ -10,7 +10,8 @@ different ones. A uniform register that lives across a suspension lies in one ce
 thread: threads get it as an argument. What the block does next, and what the cells hold then, one function tells for
 the region:
 
-- ``ahead_k``: does what region k computes alike and returns the next suspension, or EXIT.
+- ``ahead_k``: does what region k computes alike and returns the next suspension, or EXIT;
+- ``most_k``: how many threads of a row do anything in region k (:mod:`.bounds`), where that is uniform.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import NamedTuple
 
 from cudatool.ptx import Flow, Instruction, opcode_of, symbols
 from cudatool.ptx.flow import reads, writes
+from cudatool.sim.jit.bounds import Bound
 from cudatool.sim.jit.context import EXIT
-from cudatool.sim.jit.emit import ENVIRONMENT, storage_type
+from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import Region, find_distances
 from cudatool.sim.jit.scheduler import Cell, parameters
 from cudatool.sim.jit.together import Kernel
 
-__all__ = ["Marching", "emit_ahead", "find_marching", "find_renewable"]
+__all__ = ["Marching", "emit_ahead", "emit_most", "find_marching", "find_renewable"]
 
 _MOST_BLOCKS = 500  # of code: to find out takes longer than in proportion to them
 _OWN = ("%tid.x", "%tid.y", "%tid.z")
@@ -175,15 +177,47 @@ def emit_ahead(
         if block.stop - 1 not in left and block_number not in way.asked:
             after = way.after[block_number]
             e.emit(f"br label %b{after[0]}" if after else f"ret i32 {EXIT}")
-    kernel.finish(e)
+    _finish(kernel, e, f"ahead_{number}", parameters(given.values()))
+
+
+def emit_most(
+    kernel: Kernel,
+    marching: Marching,
+    number: int,
+    bound: Bound,
+    code: Iterable[Instruction],
+    given: Mapping[str, Cell],
+) -> None:
+    """Emit ``most_<number>`` into the kernel's parts: how many threads of a row do anything in the region.
+
+    `code` comes before the comparison that tells it.
+    """
+    assert bound.register is not None
+    e = kernel.emitter()
+    for name, cell in given.items():
+        e.write(name, cell.value, cell.kind)
+    for one in code:
+        if writes(one) and marching.registers.issuperset(writes(one)):
+            kernel.instruction(e, one)
+    value = e.convert(*e.read(bound.register), "i32")
+    wide = e.op(f"{'sext' if bound.is_signed else 'zext'} i32 {value} to i64")
+    e.define("declare i64 @llvm.smax.i64(i64, i64)")
+    some = e.op(f"call i64 @llvm.smax.i64(i64 {e.op(f'add i64 {wide}, {bound.number}')}, i64 0)")
+    width = e.op("zext i32 %nx to i64")
+    e.emit(f"ret i32 {e.convert(e.op(f'call i64 @llvm.umin.i64(i64 {some}, i64 {width})'), 'i64', 'i32')}")
+    _finish(kernel, e, f"most_{number}", f"{parameters(given.values())}, i32 %nx")
+
+
+def _finish(kernel: Kernel, e: Emitter, name: str, more: str) -> None:
     registers = kernel.function.registers
     lines = [
-        f"define internal i32 @ahead_{number}({ENVIRONMENT}{parameters(given.values())}) #0 {{",
+        f"define internal i32 @{name}({ENVIRONMENT}{more}) #0 {{",
         "entry:",
         *(f"  {cell} = alloca {storage_type(registers[name])}" for name, cell in e.used.items()),
         *e.lines,
         "}",
     ]
+    kernel.finish(e)
     kernel.parts.append("\n".join(lines))
 
 

@@ -90,3 +90,66 @@ def test_rows_of_fewer_threads(launch, kernels, threads):
     y = np.zeros(8, np.int32)
     launch(kernels["last"], 1, threads, y)
     np.testing.assert_array_equal(np.arange(8) < min(threads, 5), y)
+
+
+# Of each kernel what its threads with a place in x ask of a uniform k: before a barrier, and once more after it.
+UNIFORM = {
+    "below": ("t < k", lambda t, k: t < k),
+    "to": ("t <= k", lambda t, k: t <= k),
+    "unsigned_below": ("(unsigned)t < (unsigned)k", lambda t, k: t < k % 2**32),
+    "unsigned_to": ("(unsigned)t <= (unsigned)k", lambda t, k: t <= k % 2**32),
+    "not_above": ("!(k < t)", lambda t, k: t <= k),
+    "above": ("t > k", lambda t, k: t > k),
+    "at": ("t == k", lambda t, k: t == k),
+    "next": ("t < k + 3", lambda t, k: t < k + 3),
+}
+KS = (-3, 0, 1, 7, 8, 15, 16, 17, 40, 2**31 - 4, -(2**31))
+LOOP = """
+#define t ((int)threadIdx.x)
+#define KERNEL(name, holds) extern "C" __global__ void name(const int *ks, int *y, int n) { \\
+    extern __shared__ int s[]; \\
+    int own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + t, k = n; \\
+    s[own] = y[own]; __syncthreads(); \\
+    for (int i = 0; i < 3; i++) { \\
+        int a = 7; \\
+        if (holds) a = s[own] + t; __syncthreads(); if (holds) s[own] = a + k % 100; __syncthreads(); \\
+        y[own] += CHANGED; k = k / 2 + 1; \\
+    } \\
+    y[own] += s[own]; }
+#define CHANGED 0
+"""
+LOOP += "\n".join(f"KERNEL({name}, {text})" for name, (text, _) in UNIFORM.items())
+LOOP += "\n#undef CHANGED\n#define CHANGED a\nKERNEL(needed, t < k)"
+BOUNDED = {"below", "to", "unsigned_below", "unsigned_to", "not_above", "next"}
+
+
+@pytest.fixture(scope="module")
+def looping(ptx_of):
+    return jit.load(ptx_of(LOOP)).kernels
+
+
+def test_it_is_known_when_a_region_begins_how_many_threads_do_anything_in_it(looping):
+    found = {
+        name: len(re.findall("^define internal i32 @most_", kernel.llvm_ir(), re.M)) for name, kernel in looping.items()
+    }
+    assert BOUNDED | {"needed"} == {name for name, count in found.items() if count}
+    assert found["needed"] < found["below"], "what the others have is needed after the barrier"
+
+
+@pytest.mark.parametrize("block", [(64, 1, 1), (16, 4, 1), (20, 3, 1), (3, 2, 2)])
+@pytest.mark.parametrize("name", [*UNIFORM, "needed"])
+def test_threads_below_a_uniform_number_do_all_and_others_nothing(launch, looping, name, block):
+    threads = block[0] * block[1] * block[2]
+    t = np.arange(threads) % block[0]
+    for first in KS:
+        y = np.random.default_rng(2).integers(0, 1000, threads).astype(np.int32)
+        holds = UNIFORM[name][1] if name in UNIFORM else UNIFORM["below"][1]
+        s, k, expected = y.astype(np.int64), first, y.astype(np.int64)
+        for _ in range(3):
+            asked = holds(t, k)
+            a = np.where(asked, s + t, 7)
+            s = np.where(asked, a + int(np.fmod(k, 100)), s)
+            expected += a if name == "needed" else 0
+            k = int(k / 2) + 1
+        launch(looping[name], 1, block, np.zeros(1, np.int32), y, np.int32(first), shared_bytes=4 * threads)
+        np.testing.assert_array_equal((expected + s).astype(np.int32), y, f"{name}, k = {first}")
