@@ -460,7 +460,7 @@ class _Kernel(Regions):
         # What the region does not touch stays in its slot; what it does not write is there already when it ends.
         for register in self.kept(index, touched(region)):
             if register in regular:
-                kind, offset, distance = regular[register]
+                kind, offset, distance, _ = regular[register]
                 place = "%tx" if kind == "i32" else e.op("zext i32 %tx to i64")
                 by = e.op(f"mul nsw {kind} {place}, {distance}")
                 e.write(register, e.op(f"add nsw {kind} %first.{offset}, {by}"), kind)

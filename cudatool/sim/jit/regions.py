@@ -372,17 +372,19 @@ class Regions:
         return None if any(self._conditional(self.flow.blocks[number].stop - 1) for number in ends) else ends
 
     def _regular(self, index: int | None, region: list[Instruction]) -> dict[str, Regular]:
-        """Return the registers that a `region` reads from slots, and that may be regular there."""
+        """Return the registers that a `region` reads from slots and that may be regular there, or are known to be."""
         found: dict[str, Regular] = {}
+        known = self.marching.distances if self.marching is not None else {}
         if index is None or self.rows[index].kind not in (Kind.PRESENT, Kind.BARRIER):
             return found
         if not self.flow.innermost_loop(self.flow.at[index]):
             return found  # once is not worth the time that it takes to compile
         for register in self.kept(index, touched(region)):
-            if register in self.distances:
+            distance = known.get(register, self.distances.get(register))
+            if distance is not None:
                 offset, kind = self.slot(register)
                 if kind in ("i32", "i64"):
-                    found[register] = Regular(kind, offset, self.distances[register])
+                    found[register] = Regular(kind, offset, distance, is_known=register in known)
         return found
 
     def _repeated(self, index: int | None, region: list[Instruction]) -> list[Instruction]:

@@ -131,11 +131,14 @@ class Regular(NamedTuple):
         Where they begin.
     distance
         From one to the next.
+    is_known
+        Whether they do hold that.
     """
 
     kind: str
     offset: int
     distance: int
+    is_known: bool
 
 
 class Cell(NamedTuple):
@@ -179,10 +182,13 @@ def first_values(regular: Iterable[Regular]) -> list[str]:
 
 
 def _look(regular: Sequence[Regular]) -> str:
-    """Return code that looks at a row of threads: are all slots `regular`, and none beyond what its type holds?"""
+    """Return code that asks of a row of threads: are all slots `regular`, and none beyond what its type holds?
+
+    It looks at those of which the former is not known.
+    """
     before, each = "", ""
     good, sound = "%look.good", "true"
-    for kind, at, distance in regular:
+    for kind, at, distance, is_known in regular:
         before += f"""
   %slots.{at} = getelementptr i8, ptr %slots, i64 {at}
   %first.{at}.p = getelementptr {kind}, ptr %slots.{at}, i64 %first.x
@@ -193,6 +199,8 @@ def _look(regular: Sequence[Regular]) -> str:
   %within.{at} = xor i1 %beyond.{at}, true
   %sound.{at} = and i1 {sound}, %within.{at}"""
         sound = f"%sound.{at}"
+        if is_known:
+            continue
         each += f"""
   %look.{at}.p = getelementptr {kind}, ptr %slots.{at}, i64 %look.t
   %look.{at} = load {kind}, ptr %look.{at}.p
@@ -201,9 +209,14 @@ def _look(regular: Sequence[Regular]) -> str:
   %same.{at} = icmp eq {kind} %look.{at}, %wanted.{at}
   %good.{at} = and i1 {good}, %same.{at}"""
         good = f"%good.{at}"
-    return f"""  %first.x = zext i32 %first to i64
+    firsts = f"""  %first.x = zext i32 %first to i64
   %nx.x = zext i32 %nx to i64{before}
-  br label %looking
+"""
+    if not each:
+        return f"""{firsts}  br label %choose
+choose:
+  br i1 {sound}, label %row.x, label %x"""
+    return f"""{firsts}  br label %looking
 looking:
   %look = phi i32 [ 0, %y ], [ %look.next, %looking ]
   %look.good = phi i1 [ {sound}, %y ], [ {good}, %looking ]

@@ -38,10 +38,11 @@ _OWN = ("%tid.x", "%tid.y", "%tid.z")
 class Marching(NamedTuple):
     """How the threads of a block march: the `registers` that are uniform, and the whole kernel as a `region`.
 
-    Not all threads come through its blocks `uneven`.
+    Not all threads come through its blocks `uneven`. In a row of threads, what registers hold is at the `distances`.
     """
 
     registers: frozenset[str]
+    distances: Mapping[str, int]
     region: Region
     uneven: frozenset[int]
 
@@ -54,16 +55,18 @@ def find_marching(flow: Flow, suspensions: Iterable[int], shared: Set[str]) -> M
     if len(flow.blocks) > _MOST_BLOCKS:
         return None
     region = Region(flow, 0, frozenset(), lambda one, by: None)
-    own: dict[str, int | None] = dict.fromkeys(_OWN)
+    apart: dict[str, int | None] = {}
     for one in flow.function.instructions:
         if any(name not in shared for operand in one.operands for name in symbols(operand)):
-            own |= dict.fromkeys(writes(one))
-    distances, uneven = find_distances(region, (), own)
+            apart |= dict.fromkeys(writes(one))
+    distances, uneven = find_distances(region, (), apart | dict.fromkeys(_OWN))
     if any(number in uneven for number in region.blocks if flow.blocks[number].stop - 1 in set(suspensions)):
         return None
     registers = flow.function.registers
     alike = frozenset(name for name, distance in distances.items() if distance == 0 and name in registers)
-    return Marching(alike, region, frozenset(uneven))
+    of_rows, _ = find_distances(region, (), apart)
+    known = {name: distance for name, distance in of_rows.items() if distance is not None and name in registers}
+    return Marching(alike, known, region, frozenset(uneven))
 
 
 def find_renewable(

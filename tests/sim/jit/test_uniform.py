@@ -72,6 +72,14 @@ KERNEL asked(int *y, int n) {
     for (; n > 0; n -= 3) { int a = T < n ? s[T + 1] : 0; SYNC; if (T < n) s[T] += a; SYNC; }
     y[T] = s[T];
 }
+KERNEL wraps(int *y, int n) {  // at another thread in each round, and in some of none
+    int i = (int)((unsigned)n + T);
+    long long s = 0;
+    #pragma unroll 1
+    for (int k = 0; k < 4; k++) { SYNC; s += (3LL * i) >> 16; y[T] = i; i = (int)((unsigned)i + 0x40000000u + k); }
+    SYNC;
+    y[T] = (int)s + y[T];
+}
 KERNEL by_row(int *y, int n) { for (int k = 0; k < n + (int)threadIdx.y; k++) { __syncwarp(); y[ALL] += k; } }
 KERNEL by_data(int *y, int n) {
     __shared__ int s[256];
@@ -87,7 +95,7 @@ KERNEL local(int *y, int n) {
     for (int k = 0; k < n; k++) { at[k & 3] = y[T] + k; SYNC; y[T] = at[k & 3] + own[0]; at = own + (k & 1); SYNC; }
 }
 """
-MARCHING = ["counted", "halved", "over_all", "summed", "asked", "asked_before", "local"]
+MARCHING = ["counted", "halved", "over_all", "summed", "asked", "asked_before", "wraps", "local"]
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +201,23 @@ def test_random_exchanges_write_what_the_reference_does(launch, seed):
 def test_most_of_the_random_exchanges_march():
     texts = (marching(seed, 32).llvm_ir() for seed in range(FIRST, FIRST + 12))
     assert sum("@ahead_" in text for text in texts) >= 8
+
+
+@pytest.mark.parametrize("first", [0, 2**31 - 1, 2**31 - 7, 2**30 - 9, -(2**31), -3])
+@pytest.mark.parametrize("threads", [7, 64])
+def test_numbers_of_a_row_that_wrap_around_are_what_each_thread_has(launch, kernels, threads, first):
+    def wrapped(i):
+        return (i + 2**31) % 2**32 - 2**31
+
+    i, s = wrapped(np.arange(threads, dtype=np.int64) + first), 0
+    for k in range(4):
+        s, last = s + (3 * i >> 16), i
+        i = wrapped(i + 0x40000000 + k)
+    y = np.zeros(threads, np.int32)
+    launch(kernels["wraps"], 1, threads, y, np.int32(first))
+    np.testing.assert_array_equal(wrapped(s + last), y)
+
+
+def test_nothing_is_looked_at_of_which_the_distance_is_known(kernels):
+    text = kernels["wraps"].llvm_ir()
+    assert "call i32 @regular_" in text and "looking:" not in text
