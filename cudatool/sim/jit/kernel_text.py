@@ -9,6 +9,7 @@ from functools import cached_property
 from cudatool.ptx import FRAME_SCALE, Function, Instruction, Module, ModuleCalls, PtxError, Symbol, merge_calls
 from cudatool.sim.jit.copies import separate_copies
 from cudatool.sim.jit.layout import Layout
+from cudatool.sim.jit.local_arrays import in_registers
 from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.regions import REPEATABLE, goes_by_rows
@@ -97,17 +98,35 @@ class KernelText:
     @cached_property
     def plain(self) -> Function:
         """What is translated if nothing is checked or measured: without steps where rows go around loops together."""
-        function = join_products(separate_copies(self.function, REPEATABLE))
-        return function if goes_by_rows(function, self.layout) else self.stepping
+        function = join_products(separate_copies(self._unchecked, REPEATABLE))
+        if goes_by_rows(function, self.plain_layout):
+            return function
+        if self._unchecked is self.function:
+            return self.stepping
+        return join_products(insert_steps(separate_copies(self._unchecked, REPEATABLE)))
+
+    @cached_property
+    def _unchecked(self) -> Function:
+        """The kernel with small local arrays in registers, where no checker looks at them."""
+        return in_registers(self.function)
 
     @property
     def layout(self) -> Layout:
         """Where the kernel's variables lie."""
         if self._layout is None:
-            ptx = self.image.ptx
-            self._layout = Layout.of(self.function, ptx.variables, self.image.numbers)
-            self._layout.kernels = frozenset(ptx.kernels)
+            self._layout = self._layout_of(self.function)
         return self._layout
+
+    @cached_property
+    def plain_layout(self) -> Layout:
+        """Where the variables of :attr:`plain` lie: in local memory there are fewer."""
+        return self._layout_of(self._unchecked)
+
+    def _layout_of(self, function: Function) -> Layout:
+        ptx = self.image.ptx
+        layout = Layout.of(function, ptx.variables, self.image.numbers)
+        layout.kernels = frozenset(ptx.kernels)
+        return layout
 
     @cached_property
     def system_calls(self) -> frozenset[str]:

@@ -270,7 +270,7 @@ together:
 
 # Of rows that have fewer threads than those that do anything, each by itself: LLVM knows how many the others have.
 _FEW = """few:
-  %few.tx = phi i32 [ 0, %y ], [ %few.next, %few ]
+  %few.tx = phi i32 [ 0, %{after} ], [ %few.next, %few ]
   %few.t = add nuw nsw i32 %first, %few.tx
   %few.at = call i32 @thread_{number}({values}, i32 %few.tx, i32 %ty, i32 %tz, i32 %few.t{given}) #2
   %few.next = add nuw nsw i32 %few.tx, 1
@@ -315,6 +315,14 @@ part.end:
 whole:"""
 
 
+def _count(number: int, bound: Bound, given: str, *, is_clamped: bool) -> str:
+    """Return code for how many threads of a row do anything, to whole vectors unless it `is_clamped` to the row."""
+    if bound.register is not None:
+        most = f"\n  %most = call i32 @most_{number}({VALUES}{given}, i32 %nx)"
+        return most if is_clamped else f"{most}\n{_WHOLE}"
+    return f"\n  %most = call i32 @llvm.umin.i32(i32 %nx, i32 {bound.number})" if is_clamped else ""
+
+
 def all_threads(
     number: int,
     only: int | None,
@@ -354,22 +362,18 @@ def all_threads(
         enter = "  br i1 %some, label %x, label %y.end"
         first_part, bounds, next_part = _FIRST_PART, _OF_PART, _NEXT_PART
     few, unroll, x_from = "", "!5", "y"
-    if bound is not None and bound.register is not None:
-        loads += f"\n  %most = call i32 @most_{number}({VALUES}{given}, i32 %nx)"
-    if bound is not None and together:
-        x_end = "%most"
-        if bound.register is None:
-            loads += f"\n  %most = call i32 @llvm.umin.i32(i32 %nx, i32 {bound.number})"
-    elif bound is not None and bound.register is not None:
-        loads += f"\n{_WHOLE}"
-        x_from, x_end, enter = "some", "%whole", _SOME
-        few = _FEW.format(number=number, values=VALUES, given=given).replace("%y ]", "%some ]")
-    elif bound is not None:
-        most = bound.number
-        bounds, x_end = f"\n  %most = icmp uge i32 %nx, {most}", str(most)
-        enter = "  br i1 %most, label %x, label %few"
-        few = _FEW.format(number=number, values=VALUES, given=given)
-        unroll = "!7, !8"  # not before it is a loop of vectors
+    if bound is not None:
+        loads += _count(number, bound, given, is_clamped=bool(together or rows))
+        if together or rows:
+            x_end = "%most"
+        elif bound.register is not None:
+            x_from, x_end, enter = "some", "%whole", _SOME
+            few = _FEW.format(number=number, values=VALUES, given=given, after=x_from)
+        else:
+            bounds, x_end = f"\n  %most = icmp uge i32 %nx, {bound.number}", str(bound.number)
+            enter = "  br i1 %most, label %x, label %few"
+            few = _FEW.format(number=number, values=VALUES, given=given, after=x_from)
+            unroll = "!7, !8"  # not before it is a loop of vectors
     loop = 10 + 2 * number
     row, row_loop = "", ""
     if regular:

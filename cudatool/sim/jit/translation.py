@@ -80,7 +80,7 @@ class Translation:
         try:
             return generate(
                 self._text.stepping if variant.instrument else self._text.plain,
-                self._text.layout,
+                self._text.layout if variant.instrument else self._text.plain_layout,
                 instrument=variant.instrument,
                 large_grid=variant.large_grid,
                 needless=variant.needless,

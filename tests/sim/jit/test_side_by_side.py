@@ -99,7 +99,7 @@ def test_each_thread_runs_once_at_its_place(launch, kernels, grid, block, option
 def test_accesses_are_far_if_each_neighbor_needs_a_line_of_its_own(ptx_of):
     kernels = jit.load(ptx_of(FAR)).kernels
     expected = {name for name, (is_so, _) in ACCESSES.items() if is_so}
-    assert expected == {name for name, kernel in kernels.items() if is_far(kernel._plain.instructions)}
+    assert expected == {name for name, kernel in kernels.items() if is_far(kernel.text.plain.instructions)}
     short = "%most = select i1 %has.rows, i32 8, i32 1024"
     assert expected == {name for name, kernel in kernels.items() if short in kernel.llvm_ir()}
 
