@@ -20,7 +20,13 @@ libraries = [
     # Python modules, unlike the others.
     Extension("cudatool.runtime._native", ["cudatool/runtime/_native.c"]),
     Extension("cudatool.collect._unpickle", ["cudatool/collect/_unpickle.c"]),
-    Extension("cudatool.collect._cupti", ["cudatool/collect/_cupti.c"], extra_link_args=["-ldl"]),
+    Extension(
+        "cudatool.collect._cupti",
+        ["cudatool/collect/_cupti.c"],
+        depends=["cudatool/collect/_log_rows.h"],
+        extra_link_args=["-ldl"],
+    ),
+    Extension("cudatool.collect._log_rows", ["cudatool/collect/_log_rows.c"], depends=["cudatool/collect/_log_rows.h"]),
     Extension("cudatool.collect._nvtx", ["cudatool/collect/_nvtx.c"]),
     Extension("cudatool.trace._append", ["cudatool/trace/_append.c"]),
     Extension("cudatool.trace._emit", ["cudatool/trace/_emit.c"]),

@@ -17,37 +17,6 @@ def mark(correlation: int, /) -> None: ...
 def is_waiting() -> bool: ...
 def sample_use() -> None: ...
 def flush(forced: bool = ..., /) -> None: ...
-def sort(rows: bytes, is_ours: Any, asks: Any, kept: Any, /) -> tuple[bytes, bytes, bytes, bytes]: ...
-def translate(
-    rows: Any,
-    first: int,
-    how: Any,
-    stack_ids: Any,
-    module_names: Any,
-    correlations: Any,
-    streams: dict[int, int],
-    events: dict[int, int],
-    threads: dict[int, int],
-    of_graphs: set[int],
-    records: Any,
-    /,
-) -> tuple[int, int, int]: ...
-def launches(
-    rows: Any,
-    first: int,
-    stack_ids: Any,
-    correlations: Any,
-    begins: int,
-    pointed: bytes,
-    memory: tuple[Any, ...],
-    streams: dict[int, int],
-    threads: dict[int, int],
-    plans: dict[int, bytes],
-    judged: dict[bytes, bytes],
-    records: Any,
-    /,
-) -> tuple[int, int, int, bytes | None]: ...
-def ran(rows: Any, calls: Any, time: int, records: Any, /) -> int: ...
 def watch_launches(how: int, /) -> None: ...
 def leave_out(folder: str | None, /) -> bool: ...
 def mark_inside(change: int, /) -> None: ...

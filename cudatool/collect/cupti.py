@@ -24,7 +24,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect import _cupti
+from cudatool.collect import _cupti, _log_rows
 from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, PER_THREAD, Call, layout
 from cudatool.collect.cupti_events import MEMORY, CallEvents
 from cudatool.collect.cupti_log import Tables
@@ -324,7 +324,7 @@ class CuptiCollector:
             self._calls.launches = None
             _cupti.watch_launches(_Noted.NOT)
         is_ours = self._tables.columns()[1]
-        calls, work, contexts, operations = self._native.sort(
+        calls, work, contexts, operations = _log_rows.sort(
             data, is_ours, self._calls.asks, self._calls.always_reported if elsewhere else None
         )
         for row in np.frombuffer(contexts, ROW):

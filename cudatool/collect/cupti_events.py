@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect import _cupti
+from cudatool.collect import _cupti, _log_rows
 from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, plain_name, sides
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_rows import HOW, Row, What, joined
@@ -56,8 +56,8 @@ _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 class CallEvents:
     """Turns the calls of the log into events, and passes them on when told to.
 
-    C makes most records by itself (``_cupti.translate``); what needs to know or to change the state of streams, memory
-    or code goes through a method, which :mod:`cudatool.collect.cupti_calls` names.
+    C makes most records by itself (``_log_rows.translate``); what needs to know or to change the state of streams,
+    memory or code goes through a method, which :mod:`cudatool.collect.cupti_calls` names.
 
     Parameters
     ----------
@@ -104,9 +104,9 @@ class CallEvents:
         self._readers: dict[int, Callable[[Row, str], None]] = {}
         self._how = np.zeros(_MOST_NUMBERS, HOW)
         self._how["stream"] = self._how["event"] = self._how["flags"] = -1
-        self._stream_of: dict[int, int] = {}  # what `_cupti.translate` needs to know of streams
+        self._stream_of: dict[int, int] = {}  # what `_log_rows.translate` needs to know of streams
         self._out: list[npt.NDArray[np.void]] = []  # what goes to the subscribers
-        # The records of launches by what they depend on (`_cupti.launches`): loops launch the same again and again.
+        # The records of launches by what they depend on (`_log_rows.launches`): loops launch the same again and again.
         self._judged_before: dict[bytes, bytes] = {}
         self._room = np.empty(_ROOM, RECORD)  # where they are made again, before as many are copied as there are
         self._row = Row(0, 0, 0, 0, 0, 0, 0, 0, ())
@@ -178,7 +178,7 @@ class CallEvents:
                 how = self._nothing_by_itself if self._capturing else self._how
                 first = at
                 # fmt: off
-                at, made, works = _cupti.translate(
+                at, made, works = _log_rows.translate(
                     calls, first, how, ids, module_names, correlations, self._stream_of, hooks.event_ids(),
                     hooks.native_threads(), self._of_graphs, records,
                 )
@@ -227,7 +227,7 @@ class CallEvents:
         kinds = self.launches.blocks, self.device_memory, self.host_memory
         memory = tuple(part for kind in kinds for part in (kind.starts, kind.sizes))
         # fmt: off
-        at, made, works, key = _cupti.launches(
+        at, made, works, key = _log_rows.launches(
             calls, first, ids, correlations, begins, pointed, memory, self._stream_of, hooks.native_threads(),
             self.launches.code.plans, self._judged_before, self._room,
         )

@@ -37,7 +37,7 @@ HOW = np.dtype(
         ("name", "<u4"),
     ]
 )
-"""How a kind of row becomes a record by itself: see the structure of this name in :file:`_cupti.c`."""
+"""How a kind of row becomes a record by itself: see the structure of this name in :file:`_log_rows.c`."""
 
 
 class What(IntEnum):
@@ -58,7 +58,7 @@ class What(IntEnum):
 
 
 WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
-"""What ran that has no name of its own; :file:`_cupti.c` gives it that of its place here."""
+"""What ran that has no name of its own; :file:`_log_rows.c` gives it that of its place here."""
 
 
 class Row(NamedTuple):

@@ -8,7 +8,7 @@ from time import monotonic_ns
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect import _cupti
+from cudatool.collect import _log_rows
 from cudatool.collect.cupti_rows import ROW, What
 from cudatool.trace import hooks
 from cudatool.trace.events import RECORD, Event
@@ -113,7 +113,7 @@ class WorkDone:
         launches[is_launch, 1] = hooks.new_correlations(int(np.count_nonzero(is_launch)))
         launches[is_launch, 2] = self._streams_of(rows if is_launch.all() else rows[is_launch])
         records = np.empty(2 * len(rows), RECORD)
-        made = _cupti.ran(rows, launches, monotonic_ns(), records)  # it is known now
+        made = _log_rows.ran(rows, launches, monotonic_ns(), records)  # it is known now
         hooks.forward_rows(records[:made], self._names, source=self._source)
 
     def _find_streams(

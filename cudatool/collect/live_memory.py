@@ -13,7 +13,7 @@ class LiveMemory:
 
     def __init__(self) -> None:
         self.starts, self.sizes = array("Q"), array("Q")
-        """Of each piece, by address: the layout that :file:`_cupti.c` searches."""
+        """Of each piece, by address: the layout that :file:`_log_rows.c` searches."""
 
     def __contains__(self, start: int) -> bool:
         at = bisect_left(self.starts, start)

@@ -83,7 +83,7 @@ class LoadedCode:
         self._kernels = itertools.count(1)
         self.plans: dict[int, bytes] = {}
         """Of functions and kernels whose code is known: a number that no other has had, and
-        :attr:`KernelCode.pointers`, in 8 bytes each, as :file:`_cupti.c` takes them."""
+        :attr:`KernelCode.pointers`, in 8 bytes each, as :file:`_log_rows.c` takes them."""
 
     def loaded(self, module: int, kind: int, digest: int, image: bytes | None) -> None:
         """Note the image that a module or a library was loaded from; `image` None if it is not at hand."""

@@ -12,7 +12,7 @@ import forked
 import numpy as np
 import pytest
 
-from cudatool.collect import _cupti, cupti
+from cudatool.collect import cupti
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.cupti_rows import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag
@@ -25,9 +25,6 @@ _HERE = threading.get_native_id()
 
 
 class Log:
-    sort = staticmethod(_cupti.sort)
-    translate = staticmethod(_cupti.translate)
-
     """Stands in for the extension: rows that a test puts there are what the next reading gets."""
 
     def __init__(self):

@@ -80,7 +80,7 @@ def test_a_call_that_every_launch_makes_is_noted_once_for_each_handle(libcupti):
 RELEASED = """
 import ctypes, sys, threading
 import numpy as np
-from cudatool.collect import _cupti
+from cudatool.collect import _cupti, _log_rows
 from cudatool.collect.cupti_rows import ROW, What
 
 class Log(ctypes.Structure):
@@ -106,7 +106,7 @@ def released(address, device=0):
 
 def drained():
     data = _cupti.drain()[0]
-    rows = np.frombuffer(_cupti.sort(data, b"", bytes(1 << 16), None)[0], ROW)
+    rows = np.frombuffer(_log_rows.sort(data, b"", bytes(1 << 16), None)[0], ROW)
     found = [(*map(int, row["words"][:2]), int(row["stack"]), int(row["device"])) for row in rows]
     assert all(rows["what"] == What.BLOCK) and all(rows["words"][:, 2] == 512)
     return len(data) // ROW.itemsize, found

@@ -1,0 +1,415 @@
+// Turns rows of the log that _cupti.c writes into records of a trace. What needs to know or to change the state of
+// streams, memory or code is left to Python (cupti_events.py); most rows, and most launches of loops, are not.
+//
+//   sort        by what rows are: calls, work that was done, contexts, operations; what is not reported is dropped
+//   translate   calls that are a record each
+//   ran         when work ran, and the launches that no call stands for
+//   launches    like earlier ones, whose accesses are known
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "_log_rows.h"
+
+// ---- sorting ----
+
+enum { CALLS, WORK, CONTEXTS, OPERATIONS, SORTS };
+
+// What a row is, -1 for nothing that is reported.
+static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_known, const uint8_t* asks, const uint8_t* kept) {
+  switch (row->what) {
+    case KERNEL: case COPY: case FILL: case GRAPH: return WORK;
+    case CONTEXT: return CONTEXTS;
+    case OPERATION: return OPERATIONS;
+  }
+  // A block of PyTorch is the program's, even if a function of ours called PyTorch.
+  if (!is_of_allocator(row->what) && row->stack < stacks_known && is_ours[row->stack]) return -1;
+  if (row->result && !asks[row->what]) return -1;
+  return kept && !kept[row->what] ? -1 : CALLS;
+}
+
+static int is_freed(const Row* row) { return row->what == BLOCK && row->words[0] == FREED; }
+
+static PyObject* py_sort(PyObject* self, PyObject* arguments) {
+  (void)self;
+  PyObject* data;
+  Py_buffer is_ours, asks, kept;
+  if (!PyArg_ParseTuple(arguments, "Sy*y*z*", &data, &is_ours, &asks, &kept)) return NULL;
+  const Row* all = (const Row*)PyBytes_AS_STRING(data);
+  Py_ssize_t count = PyBytes_GET_SIZE(data) / (Py_ssize_t)sizeof *all, found[SORTS] = {0}, doubled = 0;
+  PyObject *parts[SORTS] = {NULL}, *result = NULL;
+  if (asks.len <= UINT16_MAX || (kept.buf && kept.len <= UINT16_MAX)) {
+    PyErr_SetString(PyExc_ValueError, "a flag for each kind of row is needed");
+    goto done;
+  }
+  Py_BEGIN_ALLOW_THREADS
+  for (Py_ssize_t i = 0; i < count; i++) {
+    int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, kept.buf);
+    if (sort < 0) continue;
+    found[sort]++;
+    doubled += is_freed(&all[i]);
+  }
+  found[CALLS] += doubled;
+  Py_END_ALLOW_THREADS
+  int is_one_sort = 0;
+  for (int sort = 0; sort < SORTS; sort++) {
+    if (found[sort] == count && !doubled) parts[sort] = Py_NewRef(data), is_one_sort = 1;
+    else if (!(parts[sort] = PyBytes_FromStringAndSize(NULL, found[sort] * (Py_ssize_t)sizeof *all))) goto done;
+  }
+  if (!is_one_sort) {
+    Py_BEGIN_ALLOW_THREADS
+    Row* out[SORTS];
+    for (int sort = 0; sort < SORTS; sort++) out[sort] = (Row*)PyBytes_AS_STRING(parts[sort]);
+    for (Py_ssize_t i = 0; i < count; i++) {
+      int sort = sort_of(&all[i], is_ours.buf, is_ours.len, asks.buf, kept.buf);
+      if (sort < 0) continue;
+      Row* row = out[sort]++;
+      *row = all[i];
+      if (!is_freed(row)) continue;
+      row->words[0] = FREE_REQUESTED;
+      row = out[sort]++;
+      *row = all[i];
+      row->words[0] = FREE_COMPLETED;
+      row->stack = 0;
+    }
+    Py_END_ALLOW_THREADS
+  }
+  result = PyTuple_Pack(SORTS, parts[CALLS], parts[WORK], parts[CONTEXTS], parts[OPERATIONS]);
+done:
+  for (int sort = 0; sort < SORTS; sort++) Py_XDECREF(parts[sort]);
+  PyBuffer_Release(&is_ours), PyBuffer_Release(&asks), PyBuffer_Release(&kept);
+  return result;
+}
+
+// ---- from rows to records of a trace ----
+
+// How a kind of row becomes a record without Python; rows of `kind` 0 are left to Python. Fields that select a word
+// are -1 for none. The layout is that of HOW in cupti_rows.py.
+typedef struct __attribute__((packed)) {
+  uint8_t kind;
+  int8_t stream, event, flags;
+  uint8_t asks;        // aux1: whether the query's answer was yes
+  uint8_t per_thread;  // default streams are those of each thread
+  uint8_t is_copy;     // words: to, from, bytes
+  uint8_t item;        // of a fill, whose words are: to, value, number of such items
+  uint8_t is_graph;    // a launch of one, whose words are: graph, stream
+  uint8_t copy_flags;
+  uint32_t name;
+} How;
+
+typedef struct __attribute__((packed)) {
+  int64_t time;
+  uint8_t kind;
+  int8_t device;
+  uint16_t flags, thread, reserved;
+  uint32_t stream, correlation, stack, name;
+  uint64_t address, size, aux0, aux1;
+} Record;
+
+enum { OF_MODULE = 8, OF_BACKWARD = 16, BLOCK_BYTES = 512 };
+
+// Kinds of a trace's records, by what PyTorch's allocator did (torch_rows.Action).
+static const uint8_t kinds_of_actions[] = {1, 2, 3, 5, 6, 7, 8, 0, 9};
+
+// The value of a key in a dictionary of integers, -1 if it is missing; -2 with an exception set.
+static int64_t found_in(PyObject* dictionary, uint64_t key) {
+  PyObject* number = PyLong_FromUnsignedLongLong(key);
+  if (!number) return -2;
+  PyObject* value = PyDict_GetItemWithError(dictionary, number);
+  Py_DECREF(number);
+  if (!value) return PyErr_Occurred() ? -2 : -1;
+  return PyLong_AsLongLong(value);
+}
+
+enum { KERNEL_LAUNCHED = 40, EXECUTED = 62 };  // kinds of a trace's records
+
+// The first names are those of what runs that has none: WORK in cupti_rows.py.
+static uint32_t name_of_work(const Row* row) {
+  return row->what == KERNEL ? (uint32_t)row->words[3] + GRAPH - KERNEL : (uint32_t)row->what - KERNEL;
+}
+
+static PyObject* py_ran(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer given, calls, out;
+  long long time;
+  if (!PyArg_ParseTuple(arguments, "y*y*Lw*", &given, &calls, &time, &out)) return NULL;
+  const Row* rows = given.buf;
+  const uint32_t(*by)[3] = calls.buf;
+  Record* records = out.buf;
+  Py_ssize_t count = given.len / (Py_ssize_t)sizeof *rows, launched = 0, made = 0;
+  PyObject* result = NULL;
+  if (calls.len / (Py_ssize_t)sizeof *by < count || out.len / (Py_ssize_t)sizeof *records < 2 * count) {
+    PyErr_SetString(PyExc_ValueError, "a call for each row, and room for two records, are needed");
+    goto done;
+  }
+  Py_BEGIN_ALLOW_THREADS
+  for (Py_ssize_t i = 0; i < count; i++) launched += !by[i][0];
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const Row* row = &rows[i];
+    Record record = {.device = (int8_t)row->device, .correlation = by[i][1], .stream = by[i][2], .name = name_of_work(row)};
+    if (!by[i][0]) {
+      Record launch = record;
+      launch.kind = KERNEL_LAUNCHED;
+      launch.time = (int64_t)row->words[0];
+      launch.aux0 = row->words[4], launch.aux1 = row->words[5], launch.size = row->words[6];
+      records[made++] = launch;
+    }
+    record.kind = EXECUTED;
+    record.time = time;
+    record.aux0 = row->words[0], record.aux1 = row->words[1];
+    record.flags = row->what == KERNEL && by[i][0] && row->words[7];
+    records[launched + i] = record;
+  }
+  Py_END_ALLOW_THREADS
+  result = PyLong_FromSsize_t(launched + count);
+done:
+  PyBuffer_Release(&given), PyBuffer_Release(&calls), PyBuffer_Release(&out);
+  return result;
+}
+
+static PyObject* py_translate(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer in, how, stack_ids, module_names, correlations, out;
+  PyObject *streams, *events, *threads, *of_graphs;
+  Py_ssize_t at;
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*O!O!O!O!w*", &in, &at, &how, &stack_ids, &module_names, &correlations,
+                        &PyDict_Type, &streams, &PyDict_Type, &events, &PyDict_Type, &threads, &PySet_Type, &of_graphs,
+                        &out)) return NULL;
+  const Row* row = in.buf;
+  const How* all = how.buf;
+  const uint32_t *ids = stack_ids.buf, *modules_of = module_names.buf, *numbers = correlations.buf;
+  Record* record = out.buf;
+  Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, kinds = how.len / (Py_ssize_t)sizeof *all, made = 0, works = 0;
+  Py_ssize_t most = out.len / (Py_ssize_t)sizeof *record, most_works = correlations.len / 4;
+  Py_ssize_t stacks_known = (stack_ids.len < module_names.len ? stack_ids.len : module_names.len) / 4;
+  int failed = 0;
+  // What the dictionaries said last: most rows are of one thread and one stream.
+  int64_t thread = -1, stream = -1;
+  uint32_t of_thread = 0;
+  uint64_t of_handle = 0;
+  for (; at < count && made < most; at++, made++) {
+    const Row* one = &row[at];
+    const How* is = &all[one->what < kinds ? one->what : 0];
+    const uint64_t* words = one->words;
+    Record* to = &record[made];
+    if (!is->kind || one->stack >= stacks_known) break;
+    int is_block = one->what == BLOCK, is_work = is->is_copy || is->item || is->is_graph;
+    if (is_block && (words[4] || words[0] > OUT_OF_MEMORY || words[0] == SNAPSHOT)) break;
+    if (is_work && works == most_works) break;
+    if (is_block && PySet_GET_SIZE(of_graphs)) {
+      PyObject* address = PyLong_FromUnsignedLongLong(words[1]);
+      int is_graphs = address ? PySet_Contains(of_graphs, address) : -1;
+      Py_XDECREF(address);
+      failed = is_graphs < 0;
+      if (is_graphs) break;
+    }
+    memset(to, 0, sizeof *to);
+    int64_t event = 0;
+    if (thread < 0 || of_thread != one->thread) thread = found_in(threads, of_thread = one->thread);
+    if (is->stream >= 0) {
+      uint64_t handle = words[is->stream];
+      if (!handle && is->per_thread) handle = 2;
+      if (handle == 2) handle |= (uint64_t)one->thread << 8;
+      handle |= (uint64_t)one->device << 56;
+      if (stream < 0 || of_handle != handle) stream = found_in(streams, of_handle = handle);
+    }
+    int is_of_stream = is->stream >= 0;
+    if (is->event >= 0) event = found_in(events, words[is->event]);
+    if (thread == -2 || (is_of_stream && stream == -2) || event == -2) {
+      failed = 1;
+      break;
+    }
+    if (thread < 0 || (is_of_stream && stream < 0) || event < 0) break;  // Python gives it a number
+    to->time = (int64_t)one->time;
+    to->kind = is->kind;
+    to->device = (int8_t)one->device;
+    to->thread = (uint16_t)thread;
+    to->stream = is_of_stream ? (uint32_t)stream : 0;
+    to->stack = ids[one->stack];
+    to->aux0 = (uint64_t)event;
+    if (is->asks) to->aux1 = one->result == 0;
+    if (is->flags >= 0) to->flags = words[is->flags] & 1;
+    to->name = is->name;
+    if (is_work) {
+      to->flags = is->copy_flags;
+      to->correlation = numbers[works++];
+      to->address = is->is_graph ? 0 : words[0];
+      to->size = is->is_graph ? 0 : is->item ? words[2] * is->item : words[2];
+      to->aux0 = is->is_graph ? words[0] : words[1];
+      to->aux1 = is->item;
+    } else if (is_block) {
+      int is_one = words[0] <= FREE_COMPLETED, is_refused = words[0] == OUT_OF_MEMORY;
+      to->kind = kinds_of_actions[words[0]];
+      if (words[0] == ALLOC) {
+        to->name = modules_of[one->stack];
+        to->flags = (to->name ? OF_MODULE : 0) | (words[7] ? OF_BACKWARD : 0);
+      }
+      uint64_t rounded = (words[2] + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+      to->address = is_refused ? 0 : words[1];
+      to->size = is_one || is_refused ? rounded : words[2];
+      to->aux0 = is_refused ? words[1] : is_one ? words[2] : 0;
+      to->aux1 = (words[5] & 0xFFFFFFFF) | words[6] << 32;
+    } else if (is_of_allocator(one->what)) {
+      to->address = words[0];
+      to->size = words[1];
+      to->aux0 = words[2];
+    }
+  }
+  PyBuffer_Release(&in), PyBuffer_Release(&how), PyBuffer_Release(&stack_ids), PyBuffer_Release(&module_names);
+  PyBuffer_Release(&correlations), PyBuffer_Release(&out);
+  return failed ? NULL : Py_BuildValue("(nnn)", at, made, works);
+}
+
+// ---- launches that were judged before ----
+
+enum { MOST_POINTERS = 128, MOST_MEMORIES = 4, MARKS_NUMBER = 1 };
+#define LOWEST_ADDRESS ((uint64_t)1 << 32)  // CUDA places no memory below it: cudatool.ptx.is_number
+
+// What a judgement depends on, as bytes: the kernel and the launch's flags, and where its pointers point.
+typedef struct {
+  uint64_t kernel, flags_and_length, name;
+  uint64_t pieces[2 * MOST_POINTERS];  // start and size; MARKS_NUMBER and 0 for no pointer; zeros for unknown memory
+} LaunchKey;
+
+typedef struct {
+  Py_buffer starts, sizes;  // sorted; the pieces do not overlap
+} Memory;
+
+static void find_piece(const Memory* memories, Py_ssize_t count, uint64_t address, uint64_t* piece) {
+  piece[0] = piece[1] = 0;
+  if (address < LOWEST_ADDRESS) piece[0] = MARKS_NUMBER;
+  for (Py_ssize_t i = 0; i < count && !piece[0]; i++) {
+    const uint64_t *starts = memories[i].starts.buf, *sizes = memories[i].sizes.buf;
+    Py_ssize_t low = 0, high = memories[i].starts.len / (Py_ssize_t)sizeof *starts;
+    while (low < high) {
+      Py_ssize_t middle = (low + high) / 2;
+      if (starts[middle] <= address) low = middle + 1;
+      else high = middle;
+    }
+    if (low && address - starts[low - 1] < sizes[low - 1]) piece[0] = starts[low - 1], piece[1] = sizes[low - 1];
+  }
+}
+
+// The key of a launch whose arguments are at hand, as a new object; NULL without an exception if it has none. The plan of
+// a function is a number of its kernel and then, in 8 bytes each, where in the arguments pointers may lie.
+static PyObject* key_of_launch(const Row* row, PyObject* plan, const char* arguments, const Memory* memories, Py_ssize_t count) {
+  LaunchKey key;
+  uint64_t length = row->words[6];
+  const uint64_t* numbers = (const uint64_t*)PyBytes_AS_STRING(plan);
+  size_t pointers = (size_t)PyBytes_GET_SIZE(plan) / sizeof *numbers - 1;
+  if (pointers > MOST_POINTERS) return NULL;
+  key.kernel = numbers[0];
+  key.flags_and_length = (row->words[4] & ~(uint64_t)0xFFFFFFFF) | length;
+  key.name = row->words[7];
+  for (size_t i = 0; i < pointers; i++) {
+    uint64_t offset = numbers[1 + i], value;
+    if (length < sizeof value || offset > length - sizeof value) return NULL;
+    memcpy(&value, arguments + offset, sizeof value);
+    find_piece(memories, count, value, &key.pieces[2 * i]);
+  }
+  return PyBytes_FromStringAndSize((const char*)&key, (Py_ssize_t)(offsetof(LaunchKey, pieces) + pointers * 2 * sizeof(uint64_t)));
+}
+
+// Fill in the records of a launch that was judged before: the launch itself, and its accesses.
+static void repeat_launch(Record* to, PyObject* judged, const Row* row, uint16_t thread, uint32_t stream, uint32_t correlation, uint32_t stack) {
+  Py_ssize_t count = PyBytes_GET_SIZE(judged) / (Py_ssize_t)sizeof *to;
+  memcpy(to, PyBytes_AS_STRING(judged), (size_t)count * sizeof *to);
+  to->stack = stack;
+  to->aux0 = row->words[2];
+  to->aux1 = row->words[3];
+  to->size = row->words[4] & 0xFFFFFFFF;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    to[i].time = (int64_t)row->time;
+    to[i].device = (int8_t)row->device;
+    to[i].thread = thread;
+    to[i].stream = stream;
+    to[i].correlation = correlation;
+  }
+}
+
+static PyObject* py_launches(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer in, stack_ids, correlations, blob, out;
+  PyObject *streams, *threads, *plans, *judged, *memory;
+  Py_ssize_t at;
+  unsigned long long begins;
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*Ky*O!O!O!O!O!w*", &in, &at, &stack_ids, &correlations, &begins, &blob, &PyTuple_Type,
+                        &memory, &PyDict_Type, &streams, &PyDict_Type, &threads, &PyDict_Type, &plans, &PyDict_Type, &judged,
+                        &out)) return NULL;
+  const Row* row = in.buf;
+  const uint32_t *ids = stack_ids.buf, *numbers = correlations.buf;
+  Record* record = out.buf;
+  Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, most = out.len / (Py_ssize_t)sizeof *record, made = 0, works = 0;
+  Memory memories[MOST_MEMORIES];
+  Py_ssize_t known = PyTuple_GET_SIZE(memory) / 2, opened = 0;
+  PyObject* missing = NULL;  // the key of the row where this ended, if nothing but the judgement was missing
+  int failed = known > MOST_MEMORIES;
+  for (; !failed && opened < known; opened++) {
+    Memory* one = &memories[opened];
+    failed = PyObject_GetBuffer(PyTuple_GET_ITEM(memory, 2 * opened), &one->starts, PyBUF_SIMPLE);
+    if (failed) break;
+    failed = PyObject_GetBuffer(PyTuple_GET_ITEM(memory, 2 * opened + 1), &one->sizes, PyBUF_SIMPLE);
+    if (failed) PyBuffer_Release(&one->starts);
+    if (failed) break;
+  }
+  while (!failed && !missing && at < count && works < correlations.len / 4) {
+    const Row* one = &row[at];
+    const uint64_t* words = one->words;
+    if (one->what != LAUNCH || words[4] >> 32 & (ARGUMENTS_UNKNOWN | CAPTURED) || one->stack >= stack_ids.len / 4) break;
+    if (words[5] < begins || words[6] > (uint64_t)blob.len || words[5] - begins > (uint64_t)blob.len - words[6]) break;
+    uint64_t handle = !words[1] && words[4] >> 32 & PER_THREAD ? 2 : words[1];
+    if (handle == 2) handle |= (uint64_t)one->thread << 8;
+    int64_t stream = found_in(streams, handle | (uint64_t)one->device << 56), thread = found_in(threads, one->thread);
+    PyObject* function = PyLong_FromUnsignedLongLong(words[0]);
+    PyObject* plan = function ? PyDict_GetItemWithError(plans, function) : NULL;
+    Py_XDECREF(function);
+    failed = PyErr_Occurred() != NULL;
+    if (failed || stream < 0 || thread < 0 || !plan) break;
+    PyObject* key = key_of_launch(one, plan, (const char*)blob.buf + (words[5] - begins), memories, known);
+    PyObject* before = key ? PyDict_GetItemWithError(judged, key) : NULL;
+    failed = PyErr_Occurred() != NULL;
+    Py_ssize_t needed = before ? PyBytes_GET_SIZE(before) / (Py_ssize_t)sizeof *record : 0;
+    if (before && made + needed <= most) {
+      repeat_launch(&record[made], before, one, (uint16_t)thread, (uint32_t)stream, numbers[works++], ids[one->stack]);
+      made += needed;
+      at++;
+    } else if (key && !before && !failed) {
+      missing = Py_NewRef(key);
+    }
+    Py_XDECREF(key);
+    if (!before || made + needed > most) break;
+  }
+  while (opened--) PyBuffer_Release(&memories[opened].starts), PyBuffer_Release(&memories[opened].sizes);
+  PyBuffer_Release(&in), PyBuffer_Release(&stack_ids), PyBuffer_Release(&correlations), PyBuffer_Release(&blob);
+  PyBuffer_Release(&out);
+  if (failed) {
+    Py_XDECREF(missing);
+    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "at most %d memories", MOST_MEMORIES);
+  }
+  return Py_BuildValue("(nnnN)", at, made, works, missing ? missing : Py_NewRef(Py_None));
+}
+
+static PyMethodDef methods[] = {
+    {"sort", py_sort, METH_VARARGS,
+     "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
+     "rows of calls, of work that was done, of contexts, and of operations of our runtime"},
+    {"translate", py_translate, METH_VARARGS,
+     "translate(rows, first, how, stack ids, names of their modules, correlations, streams, events, threads, blocks of graphs, records): "
+     "the first row that is Python's, records made, correlations used"},
+    {"ran", py_ran, METH_VARARGS,
+     "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "
+     "those of launches that no call stands for, and then what ran"},
+    {"launches", py_launches, METH_VARARGS,
+     "launches(rows, first, stack ids, correlations, where the bytes begin that rows point to, these bytes, memory as starts "
+     "and sizes of each kind, streams, threads, plans of functions, records of launches by key, records): the first row that "
+     "is Python's, records made, correlations used, and that row's key if only its records are missing"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_log_rows", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__log_rows(void) { return PyModule_Create(&definition); }
