@@ -890,11 +890,15 @@ static const char* calling_library(void) {
 // ---- calls that another source reports ----
 //
 // While PyTorch's operators are recorded by themselves (torch_log.cpp), its own calls are left out: those inside of an
-// operator, which are marked, and those of its libraries, directly or through another one such as NCCL's. In a native
-// stack these libraries then come before the interpreter: what Python calls from there on is another library's.
+// operator, which are marked, and those of its libraries, directly or through one of NVIDIA's such as NCCL. The innermost
+// library of a native stack that is neither NVIDIA's nor the system's decides, be it the interpreter or an extension that
+// PyTorch calls.
 
-enum { OTHERS = 1, REPORTED, INTERPRETER, MOST_KNOWN = 1 << 12 };
-static const char* const reported_names[] = {"libtorch", "libc10", "_C."};
+enum { NOT_LOOKED_AT, PASSES_ON, REPORTED, OTHERS, MOST_KNOWN = 1 << 12 };
+static const char* const reported_names[] = {"libtorch", "libc10", "_C.", NULL};
+static const char* const passing_names[] = {
+    "_cupti.", "libcu", "libnv", "libnccl", "libc.", "libc-", "libm.", "libdl", "libpthread", "libstdc++", "libgcc_s", "libgomp",
+    "ld-linux", NULL};
 static char reported_folder[PATH_MAX];  // below which these lie; empty if no calls are left out
 static struct {
   const void* address;
@@ -907,20 +911,22 @@ static void mark_inside(int change) {
   if (change > 0 || inside) inside += (uint32_t)change;
 }
 
+static int begins_as_one(const char* name, const char* const* beginnings) {
+  for (; *beginnings; beginnings++) {
+    if (!strncmp(name, *beginnings, strlen(*beginnings))) return 1;
+  }
+  return 0;
+}
+
 static int whose_library(const void* address) {
-  static void* interpreter;
   Dl_info found;
   char path[PATH_MAX];
-  if (!interpreter && dladdr((const void*)(uintptr_t)PyEval_GetFrame, &found)) interpreter = found.dli_fbase;
-  if (!dladdr(address, &found) || !found.dli_fname) return OTHERS;
-  if (found.dli_fbase == interpreter) return INTERPRETER;
+  if (!dladdr(address, &found) || !found.dli_fname || !realpath(found.dli_fname, path)) return PASSES_ON;
   size_t length = strlen(reported_folder);
-  if (!realpath(found.dli_fname, path) || strncmp(path, reported_folder, length) || path[length] != '/') return OTHERS;
   const char* name = strrchr(path, '/') + 1;
-  for (size_t i = 0; i < sizeof reported_names / sizeof *reported_names; i++) {
-    if (!strncmp(name, reported_names[i], strlen(reported_names[i]))) return REPORTED;
-  }
-  return OTHERS;
+  int is_below = !strncmp(path, reported_folder, length) && path[length] == '/';
+  if (is_below && begins_as_one(name, reported_names)) return REPORTED;
+  return begins_as_one(name, passing_names) ? PASSES_ON : OTHERS;
 }
 
 // The lock must not be held, as for calling_library().
@@ -932,16 +938,16 @@ static int is_reported_elsewhere(void) {
   for (int i = 1; i < count; i++) {
     size_t place = (uintptr_t)addresses[i] * 0x9E3779B97F4A7C15u >> 52;
     pthread_mutex_lock(&lock);
-    int whose = whose_code[place].address == addresses[i] ? whose_code[place].whose : 0;
+    int whose = whose_code[place].address == addresses[i] ? whose_code[place].whose : NOT_LOOKED_AT;
     pthread_mutex_unlock(&lock);
-    if (!whose) {
+    if (whose == NOT_LOOKED_AT) {
       whose = whose_library(addresses[i]);
       pthread_mutex_lock(&lock);
       whose_code[place].address = addresses[i];
       whose_code[place].whose = whose;
       pthread_mutex_unlock(&lock);
     }
-    if (whose != OTHERS) return whose == REPORTED;
+    if (whose != PASSES_ON) return whose == REPORTED;
   }
   return 0;
 }

@@ -371,7 +371,7 @@ _cupti.open(driver_path)
 _cupti.start(CHOSEN, 1 << 20)
 _cupti.watch_launches(1)
 driver = ctypes.CDLL(driver_path)
-of_torch, bundled, nccl = map(ctypes.CDLL, libraries)
+of_torch, bundled, nccl, extension = map(ctypes.CDLL, libraries)
 launch = ctypes.cast(driver.launch, ctypes.c_void_p)
 
 def functions():
@@ -385,13 +385,15 @@ def calls():
     bundled.call(launch, ctypes.c_uint64(4))
     nccl.call(launch, ctypes.c_uint64(5))
     driver.launch(ctypes.c_uint64(6), ctypes.c_uint64(3), b"arguments", ctypes.c_size_t(9))
+    of_torch.call_through(extension.call, launch, ctypes.c_uint64(20))
+    extension.call_through(of_torch.call, launch, ctypes.c_uint64(21))
 
 calls()
-assert functions() == [1, 2, 3, 4, 5, 6]
+assert functions() == [1, 2, 3, 4, 5, 6, 20, 21]
 assert _cupti.leave_out(torch)
 for _ in range(2):  # once more with what is known of addresses
     calls()
-    assert functions() == [4, 5, 6], "all that the interpreter does not call through PyTorch's own libraries"
+    assert functions() == [4, 5, 6, 20], "all that PyTorch's own libraries do not call, or have NVIDIA's call"
 # A callback of Python's in the middle of PyTorch: what it calls is the program's.
 called = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
 of_torch.call(called(lambda *_: nccl.call(launch, ctypes.c_uint64(7))), ctypes.c_uint64(0))
@@ -420,6 +422,7 @@ def test_beside_pytorch_the_calls_of_its_libraries_and_operators_are_left_out_an
     assert compiler is not None, "which the stand-in for libcupti needs, too"
     torch = tmp_path / "site-packages" / "torch"
     libraries = [torch / "lib" / "libtorch_cuda.so", torch / "lib" / "libcublas.so.13", tmp_path / "libnccl.so.2"]
+    libraries.append(tmp_path / "flash_attn.cpython-312-x86_64-linux-gnu.so")
     (torch / "lib").mkdir(parents=True)
     for library in libraries:
         subprocess.run([compiler, "-shared", "-fPIC", "-o", library, _HERE / "caller.c"], check=True, timeout=60)
