@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from cudatool.runtime import attached as _attached
+from cudatool.runtime.public_modules import PUBLIC_MODULES as _PUBLIC_MODULES
 from cudatool.whole_imports import whole_imports as _whole_imports
 
 if TYPE_CHECKING:
@@ -328,15 +329,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     if name == "load_ipython_extension":  # IPython's name for it, which is no part of the runtime
         return _load_ipython_extension
-    with _whole_imports():
-        # When a name is first used: `import cudatool` loads next to nothing.
-        from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
-
-    if f"cudatool.{name}" in PUBLIC_MODULES:
+    if f"cudatool.{name}" in _PUBLIC_MODULES:
         with _whole_imports():
             return import_module(f"cudatool.{name}")
-    if name not in __all__:
+    if name not in __all__:  # as when one of our own rooms is being imported
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
+    with _whole_imports():
+        # When a name is first used: `import cudatool` loads next to nothing.
+        from cudatool.runtime.traced_calls import is_traced, traced
+
     if name in _CUDA_CORE:
         from cudatool.runtime import calls  # when a name is first used: `import cudatool` loads next to nothing
 

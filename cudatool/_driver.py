@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from cudatool.after_import import AfterImport
 from cudatool.code_cache import CodeCache, size_limit
@@ -179,11 +178,7 @@ def _pass_device_to_children() -> None:
 
 def last_message() -> str:
     """Return what the driver in use says about this thread's last failed call beyond its error code; often nothing."""
-    if _choice is None or _choice.machine is None:
-        return ""
-    from cudatool import sim  # a GPU needs none of it
-
-    return sim.last_message()
+    return _choice.machine.last_message() if _choice is not None and _choice.machine is not None else ""
 
 
 def device_count() -> int:
@@ -402,6 +397,8 @@ def nvidia_uuid(device: int) -> str | None:
     NVML numbers the GPUs of the machine, CUDA those that ``CUDA_VISIBLE_DEVICES`` shows to this process, in an order of
     its own. To both the UUID is of the same GPU, or slice of one.
     """
+    from uuid import UUID  # takes a while to load, and only a GPU needs it
+
     driver, uuid = loaded("libcuda.so.1"), ctypes.create_string_buffer(16)
     if driver is None or driver.cuDeviceGetUuid_v2(uuid, device):
         return None

@@ -20,10 +20,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import secrets
 import shlex
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,7 +111,7 @@ class CodeCache:
         folder = self._open()
         if folder is None:
             return
-        unfinished = f"{secrets.token_hex(8)}{_UNFINISHED}"
+        unfinished = f"{os.urandom(8).hex()}{_UNFINISHED}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(unfinished, flags, 0o600, dir_fd=folder), "wb") as file:
@@ -208,6 +206,8 @@ def _paths() -> Iterator[str]:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(home):  # else the user's home is not known
         yield os.path.join(home, "cudatool")
+    import tempfile  # takes a while to load, and few users have no home
+
     yield os.path.join(tempfile.gettempdir(), f"cudatool-{os.geteuid()}")
 
 

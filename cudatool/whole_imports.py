@@ -1,12 +1,16 @@
-"""Imports that no signal breaks off.
+"""Imports that no signal breaks off, and no search for garbage slows down.
 
 NumPy and NVIDIA's bindings cannot be imported again in a process in which their first import was broken off, by Ctrl-C
 or by any handler of a signal that raises. cudatool imports them at first use, in the middle of a program that may go on
 after the exception. So handlers wait until the import is over, a second or so, and then run in the program's code.
+
+What an import makes stays, and it makes so many objects that the interpreter looks again and again which of them are
+garbage: an eighth of the time that the software device takes to start.
 """
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,14 +24,29 @@ _open = threading.local()  # .depth: blocks that this thread is in
 
 @contextmanager
 def whole_imports() -> Iterator[None]:
-    """Put off the handlers of signals to the end of the block: imports, and nothing that may take long.
+    """Put off the handlers of signals, and the collection of garbage, to the end of the block.
 
-    Only the main thread runs handlers; on another thread this does nothing.
+    The block is imports, and nothing that may take long. Only the main thread runs handlers: another's need not wait.
     """
     depth = getattr(_open, "depth", 0)
-    if depth or threading.current_thread() is not threading.main_thread():
+    if depth:
         yield
         return
+    collects = gc.isenabled()
+    try:
+        gc.disable()
+        if threading.current_thread() is threading.main_thread():
+            with _handlers_wait():
+                yield
+        else:
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _handlers_wait() -> Iterator[None]:
     _open.depth = 1
     came: list[int] = []
     own: dict[int, Any] = {}

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from cudatool.runtime.traced_calls import PUBLIC_MODULES
+from cudatool.runtime.public_modules import PUBLIC_MODULES
 
 PAGE: Final = Path(__file__).with_name("api.md")
 

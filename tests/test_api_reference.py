@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from cudatool.runtime.traced_calls import PUBLIC_MODULES
+from cudatool.runtime.public_modules import PUBLIC_MODULES
 
 DOCS = Path(__file__).parents[1] / "docs"
 

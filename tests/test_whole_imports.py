@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -78,6 +79,21 @@ def test_an_exception_of_the_block_comes_out_of_it() -> None:
         raise ImportError
     with whole_imports():
         pass
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_afterwards_as_before(collects: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(ImportError), whole_imports():
+            with whole_imports():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise ImportError
+        assert collects == gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_other_threads_set_no_handlers() -> None:

@@ -15,34 +15,12 @@ import functools
 import threading
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
-__all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "record_call", "traced"]
-
-PUBLIC_MODULES: Final = (
-    # What a program imports; docs/api.md and the tests of the interface go through these.
-    "cudatool",
-    "cudatool.amp",
-    "cudatool.backends",
-    "cudatool.backends.cuda",
-    "cudatool.blas",
-    "cudatool.comm",
-    "cudatool.compiler",
-    "cudatool.gds",
-    "cudatool.graphs",
-    "cudatool.jiterator",
-    "cudatool.multiprocessing",
-    "cudatool.nccl",
-    "cudatool.nvtx",
-    "cudatool.ops",
-    "cudatool.optim",
-    "cudatool.profiler",
-    "cudatool.random",
-    "cudatool.tunable",
-)
+__all__ = ["is_traced", "public_name", "record_call", "traced"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -21,6 +21,7 @@ from cudatool.sim.machine import Machine, Options
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import AddressSpaceError, Result
 from cudatool.sim.toolchain import nvjitlink, nvrtc, runtime_api
+from cudatool.whole_imports import whole_imports
 
 __all__ = [
     "AddressSpaceError",
@@ -32,7 +33,6 @@ __all__ = [
     "Schedule",
     "Subscriber",
     "drain",
-    "last_message",
     "load",
     "subscribe",
     "unsubscribe",
@@ -79,8 +79,9 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    for name in _ENTRY_POINTS:
-        importlib.import_module(f"cudatool.sim.api.{name}")
+    with whole_imports():
+        for name in _ENTRY_POINTS:
+            importlib.import_module(f"cudatool.sim.api.{name}")
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
@@ -133,11 +134,6 @@ def _entry_name(symbol: str, version: int) -> str:
         symbol = _EXPORTED_AS.get(symbol, symbol)
         return symbol if symbol in ENTRIES else re.sub(r"_v\d$", "", symbol)
     return f"{symbol}_v2" if version >= _SECOND_VERSIONS.get(symbol, version + 1) else symbol
-
-
-def last_message() -> str:
-    """Return why this thread's last driver call failed, where more is known than its error code says."""
-    return abi.call.message
 
 
 def _load_library(module: str) -> ctypes.CDLL:

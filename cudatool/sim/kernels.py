@@ -25,6 +25,7 @@ from cudatool.sim.optimizing import Optimizing
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
 from cudatool.units import format_bytes
+from cudatool.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,8 +184,10 @@ class Function:
         return self.library.module(device).kernels[self.name]
 
 
+@cache
 def _translator() -> Any:
-    from cudatool.sim import jit  # llvmlite takes a while to load: only programs that use kernels pay for it
+    with whole_imports():
+        from cudatool.sim import jit  # llvmlite takes a while to load: only programs that use kernels pay for it
 
     return jit
 

@@ -15,7 +15,6 @@ from cudatool.sim.graph.allocations import GraphMemory
 from cudatool.sim.graph.capture import Captures
 from cudatool.sim.green import GreenContext
 from cudatool.sim.ipc import Imports
-from cudatool.sim.observe.host_watch import HostWatch, Report
 from cudatool.sim.pool import Pools
 from cudatool.sim.queue import EventState, Operation, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from cudatool.sim.jit import Footprint, Shadow
     from cudatool.sim.jit.native import NativeCache
     from cudatool.sim.observe.checkers import Checkers
+    from cudatool.sim.observe.host_watch import HostWatch, Report
     from cudatool.sim.observe.tape import Tape
 
 __all__ = [
@@ -193,6 +193,11 @@ class Machine:
         """Return a number unique to an object of this process (stream, context and buffer ids)."""
         return next(self._serials)
 
+    @staticmethod
+    def last_message() -> str:
+        """Return why this thread's last driver call failed, where more is known than its error code says."""
+        return abi.call.message
+
     def get(self, handle: int, kind: type[_T]) -> _T:
         """Return the live object of `handle`, else fail with CUDA_ERROR_INVALID_HANDLE."""
         found = self.objects.get(handle)
@@ -286,6 +291,8 @@ class Machine:
 
     def watch_host(self, report: Report) -> HostWatch:
         """Let `report` receive what the host does to memory that operations use."""
+        from cudatool.sim.observe.host_watch import HostWatch  # loads NumPy, which no other start of the device needs
+
         watch = HostWatch(self.allocations, report)
         self.scheduler.begin_watch(watch)
         self.allocations.watchers.append(watch)

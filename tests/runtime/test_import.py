@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,6 +19,17 @@ def test_import_loads_nothing_heavy() -> None:
     assert done.stderr == ""
 
 
+def test_the_software_device_starts_without_numpy() -> None:
+    """Programs in C++ do not need it, and it takes as long to load as the device."""
+    program = (
+        "import sys; from cudatool import _driver; _driver.initialize(); from cudatool.sim import jit;"
+        "print(*{'numpy', 'cuda', 'cudatool.trace'} & {*sys.modules}); jit.Shadow; print('numpy' in sys.modules)"
+    )
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["", "True"]
+
+
 @pytest.mark.parametrize("name", cudatool.__all__)
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(cudatool, name) is not None
@@ -26,7 +38,7 @@ def test_every_public_name_exists(name: str) -> None:
 
 def test_packages_are_loaded_when_they_are_looked_at() -> None:
     program = (
-        "import sys, cudatool; from cudatool.runtime.traced_calls import PUBLIC_MODULES as names\n"
+        "import sys, cudatool; from cudatool.runtime.public_modules import PUBLIC_MODULES as names\n"
         "assert not set(names[1:]) & set(sys.modules)\n"
         "for name in names[1:]: assert getattr(cudatool, name.partition('.')[2]).__name__ == name"
     )

@@ -10,7 +10,8 @@ import pytest
 
 import cudatool
 import cudatool.ops
-from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
+from cudatool.runtime.public_modules import PUBLIC_MODULES
+from cudatool.runtime.traced_calls import is_traced, traced
 
 DEFINITIONS = {cudatool.ops.op, cudatool.ops.registered}  # they run when modules are imported, and do no work
 

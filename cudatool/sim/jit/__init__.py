@@ -4,6 +4,9 @@
 are host addresses.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.instrument import Defect, Instrument
@@ -19,8 +22,10 @@ from cudatool.sim.jit.launch import (
 )
 from cudatool.sim.jit.module import GlobalVariable, JitModule, load
 from cudatool.sim.jit.race_engine import Reason
-from cudatool.sim.jit.shadow import Found, Shadow
 from cudatool.sim.jit.unsupported import UnsupportedInstruction
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit.shadow import Found, Shadow
 
 __all__ = [
     "load",
@@ -44,3 +49,10 @@ __all__ = [
     "KernelDeadlock",
     "UnsupportedInstruction",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Found", "Shadow"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # When it is first used: it loads NumPy, which only the checkers need.
+    return getattr(import_module("cudatool.sim.jit.shadow"), name)

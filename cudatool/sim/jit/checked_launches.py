@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cudatool.ptx import Immediate, opcode_of
 from cudatool.ptx.model import PROGRAMS
@@ -14,8 +15,10 @@ from cudatool.sim.jit.independent import Independent, needless
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.kernel_text import KernelText
 from cudatool.sim.jit.race_engine import Order
-from cudatool.sim.jit.shadow import Shadow
 from cudatool.sim.jit.translation import Translation, Variant
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit.shadow import Shadow
 
 __all__ = ["Checked", "CheckedLaunches"]
 

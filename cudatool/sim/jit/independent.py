@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.ptx import Flow, Function, Symbol
 from cudatool.ptx.affine import THREAD_INDICES, AffineAddresses, Form, Site, may_meet
@@ -32,7 +32,9 @@ from cudatool.ptx.isa import Mode
 from cudatool.ptx.operands import GENERIC, space_of
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.instrument import Instrument, Needless
-from cudatool.sim.jit.shadow import Shadow
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit.shadow import Shadow
 
 __all__ = ["Independent", "OfLaunch", "Reach", "needless"]
 

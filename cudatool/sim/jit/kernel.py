@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cudatool.ptx import Function, KernelAccesses, PtxError, accesses_of_launch, infer_accesses, pointers_at
 from cudatool.sim.jit.checked_launches import Checked, CheckedLaunches
@@ -17,10 +18,12 @@ from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.kernel_text import MAX_STACK, Image, KernelText
 from cudatool.sim.jit.launch import KernelError, NativeLaunch, run, workers_for
 from cudatool.sim.jit.layout import Layout
-from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.team import Plan, Team, run_plain, why_ended
 from cudatool.sim.jit.translation import Translated, Translation, Variant
 from cudatool.source_text import SourceLine
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit.shadow import Found, Launching, Shadow
 
 __all__ = ["JitKernel", "Param"]
 
