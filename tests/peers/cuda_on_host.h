@@ -46,6 +46,12 @@ extern "C" inline cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int 
 }
 template <class T> cudaError_t cudaUnbindTexture(const T &) { return cudaSuccess; }
 
+template <class T>
+cudaError_t cudaMemcpyToSymbol(const T &to, const void *from, size_t size, size_t offset = 0,
+                               cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
+    return cudaMemcpyToSymbol((const void *)&to, from, size, offset, kind);
+}
+
 #ifdef KERNELS_ON_HOST
 template <class T> T tex1Dfetch(const TextureReference<T> &from, int i) { return from.data[i]; }
 extern uint3 threadIdx, blockIdx;
@@ -54,7 +60,6 @@ static const int warpSize = 32;
 extern char *dynamic_shared; /* of the block */
 void yield_thread();         /* until all others of the block have come to the barrier */
 void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> &thread);
-
 inline void __syncthreads() { yield_thread(); }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -75,25 +80,33 @@ inline unsigned __umul24(unsigned a, unsigned b) { return a * b; }
 template <class T, class U> auto min(T a, U b) -> decltype(a + b) { return a < b ? a : b; }
 template <class T, class U> auto max(T a, U b) -> decltype(a + b) { return a > b ? a : b; }
 
-struct Launcher {
+/* What the next kernel is launched with. Without a device, a kernel is called for each thread; with one it is called
+ * once, and launches what has its name there. */
+struct Launch {
     dim3 grid, block;
     size_t shared;
     cudaStream_t stream;
 };
 
-template <class... P> struct KernelLauncher : Launcher {
-    void (*kernel)(P...);
-    void operator()(P... arguments) const {
-#ifdef KERNELS_ON_HOST
-        run_grid(grid, block, shared, [&] { kernel(arguments...); });
-#else
-        void *pointers[] = {(void *)&arguments..., nullptr};
-        cudaLaunchKernel((const void *)kernel, grid, block, pointers, shared, stream);
+#ifndef KERNELS_ON_HOST
+extern Launch next_launch;
+void launch_kernel(void **arguments); /* by the function of the host that stands for the kernel */
+#undef __global__
+#define __global__ __attribute__((noinline, noclone))
 #endif
+
+struct Launcher : Launch {
+    template <class Call> auto operator()(Call call) const {
+        return [launch = (Launch) * this, call](auto... arguments) {
+#ifdef KERNELS_ON_HOST
+            run_grid(launch.grid, launch.block, launch.shared, [&] { call(arguments...); });
+#else
+            next_launch = launch, call(arguments...);
+#endif
+        };
     }
 };
 
-template <class... P>
-KernelLauncher<P...> launcher(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = 0) {
-    return {{grid, block, shared, stream}, kernel};
+inline Launcher launcher(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = 0) {
+    return {{grid, block, shared, stream}};
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +29,19 @@ class Parts:
     device
         Kernels, what they call, variables of the device, types and macros.
     host
-        The rest, with kernels whose bodies are empty, launched by ``launcher(kernel, grid, block, ...)(arguments)``.
+        The rest, with kernels that pass the addresses of their arguments to ``launch_kernel``. A launch is
+        ``launcher(grid, block, ...)(function that calls the kernel)(arguments)``, so that the compiler finds out which
+        instance of a template is meant.
     whole
         All of it for a host compiler, kernels as they are.
-    instances
-        The instances of kernel templates that the host launches.
+    kernels
+        Their names.
     """
 
     device: str
     host: str
     whole: str
-    instances: tuple[str, ...]
+    kernels: tuple[str, ...]
 
 
 def split(path: Path, folders: tuple[Path, ...] = ()) -> Parts:
@@ -47,6 +49,7 @@ def split(path: Path, folders: tuple[Path, ...] = ()) -> Parts:
     everything = _with_includes(path, (path.parent, *folders), set())
     everything = _TEXTURE.sub(r"__constant__ TextureReference<\1> \2;", everything)
     host: list[str] = []
+    kernels: list[str] = []
     device: dict[int, str] = {}  # by place
     types: dict[int, str] = {}
     for place, item in enumerate(_items(everything)):
@@ -58,24 +61,82 @@ def split(path: Path, folders: tuple[Path, ...] = ()) -> Parts:
         head = item.partition("{")[0]
         is_function = _is_function(item)
         if _TYPE.match(item):
-            host.append(item)
-            types[place] = item
+            if "__device__" not in item or "__host__" in item:
+                host.append(item)  # methods for the device call what the host does not have
+            if "std::" not in item:
+                types[place] = item
         elif _DEVICE.search(head):
             device[place] = item
             if "__global__" in head and is_function:
-                host.append(re.sub(r"\bstatic\b", "", head) + "{}\n")
+                name, parameters = _signature(head)
+                kernels.append(name)
+                pointers = "".join(f"(void *)&{parameter}, " for parameter in parameters)
+                body = f"{{ void *arguments[] = {{{pointers}nullptr}}; launch_kernel(arguments); }}\n"
+                host.append(re.sub(r"\b(static|inline)\b", "", head) + body)
             elif not is_function or "__host__" in head:
                 host.append(re.sub(r"\bstatic\b", "", item))
         else:
             host.append(item)
-            if "__shared__" in head or _CONSTANT.match(item) or _NAMESPACE.match(item):
+            if _CONSTANT.match(item):  # for NVRTC a variable of the device, which nothing computed can initialize
+                device[place] = re.sub(r"\bconst\b", "constexpr", item, count=1)
+            elif "__shared__" in head or _NAMESPACE.match(item):
                 device[place] = item
     _add_types_in_use(device, types)
     text = "".join(host)
-    names = [match[1] for match in _LAUNCH.finditer(text)]
-    instances = tuple(dict.fromkeys(name for name in names if "<" in name))
     whole = _DYNAMIC.sub(r"\1 *\2 = (\1 *)dynamic_shared;", everything)
-    return Parts("".join(text for _, text in sorted(device.items())), _launched(text), _launched(whole), instances)
+    of_device = "".join(text for _, text in sorted(device.items()))
+    host_code, host_twin = (_launched(_without_bounds(code)) for code in (text, whole))
+    return Parts(of_device, host_code, host_twin, tuple(kernels))
+
+
+def _without_bounds(text: str) -> str:
+    """Return kernels without ``__launch_bounds__(...)``, which may name types of the device."""
+    first, *others = text.split("__launch_bounds__")
+    for other in others:
+        at = other.index("(") + 1
+        depth = 1
+        while depth:
+            depth += (other[at] == "(") - (other[at] == ")")
+            at += 1
+        first += other[at:]
+    return first
+
+
+def _signature(head: str) -> tuple[str, list[str]]:
+    """Return the name of a function, and those of its parameters."""
+    end = head.rindex(")")
+    begin, depth = end, 1
+    while depth:
+        begin -= 1
+        depth += (head[begin] == ")") - (head[begin] == "(")
+    parts, depth = [""], 0
+    for char in head[begin + 1 : end]:
+        depth += (char in "<([") - (char in ">)]")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    names = [_WORD.findall(part.partition("=")[0].partition("[")[0])[-1] for part in parts if part.strip()]
+    return _WORD.findall(head[:begin])[-1], [name for name in names if name != "void"]
+
+
+def instances(symbols: str, kernels: Sequence[str]) -> list[str]:
+    """Return the instances of kernel templates among what ``nm -C`` prints of an object of the host."""
+    found: dict[str, None] = {}
+    for line in symbols.splitlines():
+        text, words, depth = line[19:], [""], 0  # after the address and the type
+        for char in text:
+            depth += (char == "<") - (char == ">")
+            if not depth and char == "(":
+                break
+            if not depth and char == " ":
+                words.append("")
+            else:
+                words[-1] += char
+        name, is_template, _ = words[-1].partition("<")
+        if is_template and name.rpartition("::")[2] in kernels:
+            found[words[-1]] = None
+    return list(found)
 
 
 def _add_types_in_use(device: dict[int, str], types: dict[int, str]) -> None:
@@ -97,7 +158,7 @@ def _names(item: str) -> set[str]:
 
 
 def _launched(text: str) -> str:
-    return _LAUNCH.sub(r"launcher(\1, \2)(", text)
+    return _LAUNCH.sub(r"launcher(\2)([&](auto... all) { \1(all...); })(", text)
 
 
 def _with_includes(path: Path, folders: tuple[Path, ...], seen: set[Path]) -> str:

@@ -6,9 +6,11 @@
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
+#include "cuda_on_host.h"
+
+#include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #ifndef SLACK
@@ -28,9 +30,38 @@ static void *entry(const char *name) {
     return found;
 }
 
+/* When the program began and how long the driver's calls took, written to the file that TIMES names when it ends. */
+static const char *times = getenv("TIMES");
+static double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+static struct Times {
+    double begin = now();
+    std::map<std::string, std::pair<long, double>> calls;
+    ~Times() {
+        FILE *file = times ? fopen(times, "w") : nullptr;
+        if (!file) return;
+        fprintf(file, "begin 1 %.6f\n", begin);
+        for (auto &[name, call] : calls) fprintf(file, "%s %ld %.6f\n", name.c_str(), call.first, call.second);
+        fclose(file);
+    }
+} taken;
+struct Timed {
+    const char *name;
+    double begin;
+    Timed(const char *name) : name(name), begin(times ? now() : 0) {}
+    ~Timed() {
+        if (!times) return;
+        auto &call = taken.calls[name];
+        call.first++, call.second += now() - begin;
+    }
+};
+
 #define TEXT(name) #name
 #define NAME(name) TEXT(name) /* expanded: cuda.h calls cuMemAlloc cuMemAlloc_v2 */
-#define CALL(name, ...) note(((decltype(&name))entry(NAME(name)))(__VA_ARGS__))
+#define CALL(name, ...) note((Timed(NAME(name)), ((decltype(&name))entry(NAME(name)))(__VA_ARGS__)))
 
 static cudaError_t note(CUresult result) {
     if (result) last = result;
@@ -83,6 +114,24 @@ void bind_texture(void *reference, const void *data, size_t size, int channels) 
     CALL(cuMemcpyHtoD, address(reference), &object, sizeof object);
 }
 
+Launch next_launch;
+
+/* Find the kernel that has the name of the function that calls this one. */
+void launch_kernel(void **arguments) {
+    CUfunction function;
+    Dl_info info = {};
+    dladdr(__builtin_return_address(0), &info);
+    const auto &[grid, block, shared, stream] = next_launch;
+    for (CUmodule module : modules)
+        if (!((decltype(&cuModuleGetFunction))entry("cuModuleGetFunction"))(&function, module, info.dli_sname)) {
+            CALL(cuLaunchKernel, function, grid.x, grid.y, grid.z, block.x, block.y, block.z, (unsigned)shared, stream,
+                 arguments, nullptr);
+            return;
+        }
+    fprintf(stderr, "no kernel %s in the program's modules\n", info.dli_sname);
+    abort();
+}
+
 extern "C" {
 time_t time(time_t *) { return 7; } /* programs seed their numbers with it */
 
@@ -93,17 +142,6 @@ int add_module(const char *image) {
     cudaError_t error = CALL(cuModuleLoadData, &module, image);
     if (!error) modules.push_back(module);
     return error;
-}
-
-cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
-                             cudaStream_t stream) {
-    CUfunction function;
-    for (CUmodule module : modules)
-        if (!((decltype(&cuModuleGetFunction))entry("cuModuleGetFunction"))(&function, module, symbol(kernel)))
-            return CALL(cuLaunchKernel, function, grid.x, grid.y, grid.z, block.x, block.y, block.z, (unsigned)shared,
-                        stream, arguments, nullptr);
-    fprintf(stderr, "no kernel %s in the program's modules\n", symbol(kernel));
-    abort();
 }
 
 cudaError_t cudaMalloc(void **pointer, size_t size) {
@@ -122,6 +160,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t size, cudaMemcpyKind k
     begin();
     if (kind == cudaMemcpyHostToDevice) return CALL(cuMemcpyHtoD, number(to), from, size);
     if (kind == cudaMemcpyDeviceToHost) {
+        if (times) CALL(cuCtxSynchronize); /* what the kernels take is not the copy's */
         CALL(cuMemcpyDtoH, to, number(from), size);
         copied(to, size, kind);
         return (cudaError_t)last;

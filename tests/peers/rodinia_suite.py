@@ -9,18 +9,21 @@ What the device gives to a program is held against the same program with its ker
 (``cuda_on_host.cpp``), which shares no code with the software device. ``--times`` runs larger inputs, and the suite's
 own OpenMP program on as many threads as there are processors, in turns: whole programs, input and output included.
 
+Both are compiled with ``-O3 -march=native``. Sizes are those of the suite's ``run`` files, or larger. Beside whole
+processes stand the parts of them that are counterparts: calls of the driver, and OpenMP's parallel regions.
+
 Not here: heartwall, leukocyte, mummergpu, myocyte and dwt2d, whose inputs are no part of the repository.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import re
 import resource
 import shutil
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from cuda_sources import split
+from cuda_sources import instances, split
 
 from cudatool import _driver
 
@@ -71,6 +74,8 @@ class Program:
         Arguments of a comparison and of a measurement.
     inputs
         Writes the files that the arguments name.
+    copies
+        How many copies to the host are compared, 0 for all: what comes after them overflows.
     says
         What it prints if its own check is passed. Its kernels rely on warps that run in step, as fibers do not.
     kind
@@ -88,6 +93,7 @@ class Program:
     small: str
     large: str
     inputs: Callable[[str], None] = lambda arguments: None
+    copies: int = 0
     says: str = ""
     kind: str = "f4"
     flags: tuple[str, ...] = ()
@@ -127,9 +133,9 @@ def _temperatures(arguments: str) -> None:
 
 def _hurricanes(arguments: str) -> None:
     draw = np.random.default_rng(3)
-    with open("filelist", "w") as file:
-        file.write("cane.db\n")
-    count = 1 << 20 if "large" in arguments else 1 << 14
+    path = arguments.split()[0]
+    Path(path).write_text("cane.db\n")
+    count = int(path.partition("_")[2])
     lat, lng = draw.uniform(7, 70, count), draw.uniform(10, 180, count)
     with open("cane.db", "w") as file:
         for i in range(count):
@@ -185,7 +191,53 @@ def _domain(arguments: str) -> None:
             file.write(" ".join(words) + "\n")
 
 
+def _pixels(arguments: str) -> None:
+    """An image of three bytes a pixel, as large as its name says."""
+    path = arguments.split()[0]
+    width, height = (int(number) for number in path.partition("_")[2].partition(".")[0].split("x"))
+    Path("../../data/dwt2d").mkdir(parents=True, exist_ok=True)
+    Path("../../data/dwt2d", path).write_bytes(np.random.default_rng(9).bytes(3 * width * height))
+
+
+def _cell(arguments: str) -> None:
+    """A cell at rest: shares of what is open, concentrations, the voltage of its membrane; and how it is stimulated."""
+    Path("../../data/myocyte").mkdir(parents=True, exist_ok=True)
+    state = np.random.default_rng(10).uniform(1e-3, 1e-2, 91)
+    state[[4, 29, 30]], state[31:34], state[34], state[35:38], state[38] = 1, 9, 135, 1e-4, -85
+    np.savetxt("../../data/myocyte/y.txt", state)
+    np.savetxt("../../data/myocyte/params.txt", [1000, 418, 0, 120, 3.6, 96, *[5.6, 24, 0.1, 0.003, 0.57] * 2, 0, 0])
+
+
+def _video(arguments: str) -> None:
+    """Bright discs of the radius of a blood cell, which move from frame to frame, in bytes of gray."""
+    path = arguments.split()[0]
+    width, height, count = (int(number) for number in path.partition("_")[2].partition(".")[0].split("x"))
+    draw = np.random.default_rng(11)
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    centers = draw.uniform(0, (width, height), (40, 2))
+    frames = b""
+    for number in range(count):
+        distance = np.min([np.hypot(x - a - number, y - b) for a, b in centers], axis=0)
+        picture = 60 + 150 / (1 + np.exp(distance - 10)) + draw.normal(0, 3, (height, width))
+        frames += _chunk(b"00db", picture.astype(np.uint8).tobytes())
+    main = struct.pack("<14I", 40000, 0, 0, 16, count, 0, 1, width * height, width, height, 0, 0, 0, 0)
+    stream = struct.pack("<4s4s10I4H", b"vids", b"Y8  ", 0, 0, 0, 1, 25, 0, count, width * height, 0, 0, 0, 0, 0, 0)
+    picture = struct.pack("<3I2H6I", 40, width, height, 1, 8, 0, width * height, 0, 0, 0, 0)
+    header = b"hdrl" + _chunk(b"avih", main)
+    header += _chunk(b"LIST", b"strl" + _chunk(b"strh", stream) + _chunk(b"strf", picture))
+    size = 8 + width * height
+    places = [struct.pack("<4s3I", b"00db", 16, 4 + number * size, width * height) for number in range(count)]
+    body = _chunk(b"LIST", header) + _chunk(b"LIST", b"movi" + frames) + _chunk(b"idx1", b"".join(places))
+    Path(path).write_bytes(_chunk(b"RIFF", b"AVI " + body))
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    assert len(data) % 2 == 0
+    return name + struct.pack("<I", len(data)) + data
+
+
 _LAVA = ("main.c", "util/timer/timer.c", "util/num/num.c", "kernel/kernel_gpu_cuda_wrapper.cu", "util/device/device.cu")
+_WAVELETS = ("fdwt53", "fdwt97", "rdwt97", "rdwt53")
 _TREE = (
     "main.c",
     "kernel/kernel_gpu_cuda_wrapper.cu",
@@ -199,8 +251,8 @@ PROGRAMS = {
         "backprop",
         ("backprop.c", "facetrain.c", "imagenet.c", "backprop_cuda.cu"),
         "4096",
-        "524288",
-        openmp=("backprop", ("backprop.c", "facetrain.c", "imagenet.c", "backprop_kernel.c"), "524288"),
+        "2097152",
+        openmp=("backprop", ("backprop.c", "facetrain.c", "imagenet.c", "backprop_kernel.c"), "2097152"),
         openmp_flags=("-DOPEN",),
     ),
     "bfs": Program(
@@ -218,19 +270,40 @@ PROGRAMS = {
         "file mil_100000.txt command command.txt",
         "file mil_1000000.txt command command.txt",
         _keys,
+        openmp=(
+            "b+tree",
+            ("main.c", "kernel/kernel_cpu.c", "kernel/kernel_cpu_2.c", "util/timer/timer.c", "util/num/num.c"),
+            f"cores {THREADS} file mil_1000000.txt command command.txt",
+        ),
     ),
     "cfd": Program(
         "cfd",
         ("euler3d.cu",),
         "domain_384.txt",
-        "domain_6144.txt",
+        "domain_97152.txt",
         _domain,
         flags=("-Dblock_length=192",),
         folders=("cuda/hybridsort",),
-        openmp=("cfd", ("euler3d_cpu.cpp",), "domain_6144.txt"),
+        openmp=("cfd", ("euler3d_cpu.cpp",), "domain_97152.txt"),
         openmp_flags=("-Dblock_length=8",),
     ),
+    "dwt2d": Program(
+        "dwt2d",
+        ("main.cu", "dwt.cu", "components.cu", *(f"dwt_cuda/{name}.cu" for name in ("common", *_WAVELETS))),
+        "rgb_192x192.bmp -d 192x192 -f -5 -l 3",
+        "rgb_1024x1024.bmp -d 1024x1024 -f -5 -l 3",
+        _pixels,
+        flags=("-DOUTPUT",),
+    ),
     "gaussian": Program("gaussian", ("gaussian.cu",), "-s 64 -q", "-s 1024 -q"),
+    "heartwall": Program(
+        "heartwall",
+        ("main.cu", "AVI/avilib.c", "AVI/avimod.c"),
+        "heart_744x656x3.avi 2",
+        "heart_744x656x21.avi 20",
+        _video,
+        openmp=("heartwall", ("main.c", "AVI/avilib.c", "AVI/avimod.c"), f"heart_744x656x21.avi 20 {THREADS}"),
+    ),
     "hotspot": Program(
         "hotspot",
         ("hotspot.cu",),
@@ -263,35 +336,49 @@ PROGRAMS = {
         "kmeans",
         ("cluster.c", "getopt.c", "kmeans.c", "kmeans_clustering.c", "rmse.c", "kmeans_cuda.cu"),
         "-o -i points_2000.txt",
-        "-o -i points_100000.txt",
+        "-o -i points_494020.txt",
         _points,
         openmp=(
             "kmeans/kmeans_openmp",
             ("cluster.c", "getopt.c", "kmeans.c", "kmeans_clustering.c"),
-            f"-n {THREADS} -i points_100000.txt",
+            f"-n {THREADS} -i points_494020.txt",
         ),
     ),
     "lavaMD": Program(
         "lavaMD",
         _LAVA,
         "-boxes1d 2",
-        "-boxes1d 8",
+        "-boxes1d 10",
         kind="f8",
         openmp=(
             "lavaMD",
             ("main.c", "util/timer/timer.c", "util/num/num.c", "kernel/kernel_cpu.c"),
-            f"-cores {THREADS} -boxes1d 8",
+            f"-cores {THREADS} -boxes1d 10",
         ),
     ),
     "lud": Program(
         "lud",
         ("cuda/lud.cu", "cuda/lud_kernel.cu", "common/common.c"),
         "-s 128",
-        "-s 2048",
-        openmp=("lud", ("omp/lud.c", "omp/lud_omp.c", "common/common.c"), f"-n {THREADS} -s 2048"),
+        "-s 8000",
+        openmp=("lud", ("omp/lud.c", "omp/lud_omp.c", "common/common.c"), f"-n {THREADS} -s 8000"),
+    ),
+    "myocyte": Program(
+        "myocyte",
+        ("main.cu",),
+        "2 1 0",
+        "100 1 0",
+        _cell,
+        copies=5,
+        openmp=("myocyte", ("main.c",), f"100 1 0 {THREADS}"),
     ),
     "nn": Program(
-        "nn", ("nn_cuda.cu",), "filelist -r 5 -lat 30 -lng 90", "filelist -r 5 -lat 30 -lng 90 -large", _hurricanes
+        "nn",
+        ("nn_cuda.cu",),
+        "hurricanes_16384 -r 5 -lat 30 -lng 90",
+        "hurricanes_1048576 -r 5 -lat 30 -lng 90",
+        _hurricanes,
+        openmp=("nn", ("nn_openmp.c",), "hurricanes_1048576 5 30 90"),
     ),
     "nw": Program(
         "nw",
@@ -345,8 +432,8 @@ PROGRAMS = {
         "streamcluster",
         ("streamcluster_cuda_cpu.cpp", "streamcluster_cuda.cu"),
         "5 10 32 1024 1024 100 none out 1",
-        "10 20 64 16384 16384 1000 none out 1",
-        openmp=("streamcluster", ("streamcluster_omp.cpp",), f"10 20 64 16384 16384 1000 none out {THREADS}"),
+        "10 20 256 65536 65536 1000 none out 1",
+        openmp=("streamcluster", ("streamcluster_omp.cpp",), f"10 20 256 65536 65536 1000 none out {THREADS}"),
     ),
 }
 
@@ -392,7 +479,8 @@ def build(program: Program, folder: Path, out: Path, *, on_host: bool = False, f
     (work / "GL").mkdir()
     (work / "GL" / "glew.h").touch()  # included, not used
     flags = [f"-I{work}", *program.flags, *_GONE, *_includes(), *(f"-I{path}" for path in folders)]
-    common = ["-O2", "-fPIC", "-w", "-fno-ipa-icf", "-ffp-contract=off", *flags]
+    speed = ["-O3", "-march=native"] if fused else ["-O2", "-ffp-contract=off"]
+    common = [*speed, "-fPIC", "-w", "-fno-ipa-icf", *flags]
     objects = []
     for number, name in enumerate(program.sources):
         path = source / name
@@ -407,12 +495,8 @@ def build(program: Program, folder: Path, out: Path, *, on_host: bool = False, f
                 "-include",
                 str(HERE / "cuda_on_host.h"),
             ]
-            if not on_host and "__global__" in parts.device:
-                module = _compile_device(
-                    parts.device, name.replace("/", "_"), parts.instances, program.flags, fused=fused
-                )
-                (work / f"{number}.ptx").write_bytes(module)
         else:
+            parts = None
             made, language = (
                 path,
                 ["g++", "-fpermissive", "-include", str(HERE / "cuda_on_host.h")]
@@ -421,6 +505,10 @@ def build(program: Program, folder: Path, out: Path, *, on_host: bool = False, f
             )
         _run([*language, *common, "-c", str(made), "-o", str(work / f"{number}.o")])
         objects.append(str(work / f"{number}.o"))
+        if parts is not None and parts.kernels and not on_host:
+            named = instances(_run(["nm", "-C", objects[-1]]), parts.kernels)
+            module = _compile_device(parts.device, name.replace("/", "_"), named, program.flags, fused=fused)
+            (work / f"{number}.ptx").write_bytes(module)
     runtime = HERE / ("cuda_on_host.cpp" if on_host else "cudart.cpp")
     _run(
         [
@@ -438,6 +526,11 @@ def build(program: Program, folder: Path, out: Path, *, on_host: bool = False, f
         ]
     )
     return work / "program.so"
+
+
+def _library(source: Path, out: Path) -> Path:
+    _run(["gcc", "-O2", "-shared", "-fPIC", str(source), "-o", str(out / f"{source.stem}.so"), "-ldl"])
+    return out / f"{source.stem}.so"
 
 
 def build_openmp(program: Program, folder: Path, out: Path) -> Path | None:
@@ -466,52 +559,61 @@ def build_openmp(program: Program, folder: Path, out: Path) -> Path | None:
     return out / "openmp"
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line]
         raise RuntimeError((lines or done.stderr.splitlines() or ["failed"])[0][:300])
+    return done.stdout
 
 
-def call(library: Path, arguments: Sequence[str]) -> int:
-    """Run a program in this process."""
-    _driver.initialize()
-    program = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    for module in sorted(library.parent.glob("*.ptx")):
-        if program.add_module(module.read_bytes()):
-            raise RuntimeError(f"{module.name} cannot be loaded")
-    words = [library.stem.encode(), *(word.encode() for word in arguments)]
-    argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-    main = program.main
-    return int(main(len(words), argv))
+def _command(library: Path, arguments: str) -> list[str]:
+    return [sys.executable, str(HERE / "cuda_program.py"), str(library), *arguments.split()]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run took (seconds) and gave."""
+    """What a run took (seconds) and gave.
+
+    Attributes
+    ----------
+    start
+        Seconds until the program's own code began.
+    parts
+        Seconds of the calls of each name (``cudart.cpp``, ``omp_times.c``).
+    """
 
     wall: float
     processor: float
+    start: float
+    parts: dict[str, float]
     status: int
     output: str
 
 
 def _timed(command: Sequence[str], work: Path, **environment: str) -> Run:
+    # Modules that are installed are compiled; a checkout's are, too, unless this is set.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    times = work / "times"
+    times.unlink(missing_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
+    start = time.monotonic()
     done = subprocess.run(
         command,
         cwd=work,
-        env={**os.environ, **environment},
+        env={**inherited, **environment, "TIMES": str(times)},
         capture_output=True,
         text=True,
         errors="replace",
         timeout=900,
     )
-    wall = time.perf_counter() - start
+    wall = time.monotonic() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(wall, processor, done.returncode, done.stdout + done.stderr)
+    lines = [line.split() for line in times.read_text().splitlines()] if times.exists() else []
+    parts = {name: float(seconds) for name, _, seconds in lines}
+    begin = parts.pop("begin", start)
+    return Run(wall, processor, begin - start, parts, done.returncode, done.stdout + done.stderr)
 
 
 def _results(path: Path) -> list[bytes]:
@@ -546,7 +648,7 @@ def compare(program: Program, folder: Path, work: Path) -> str:
     program.inputs(program.small)
     runs = []
     for name, library in zip(("device", "host"), libraries, strict=True):
-        command = [sys.executable, __file__, "--call", str(library), *program.small.split()]
+        command = _command(library, program.small)
         # Some read memory that they never wrote: glibc fills what malloc gives with zeros.
         runs.append(_timed(command, place, RESULTS=str(work / f"{name}.bin"), MALLOC_PERTURB_="255"))
     for name, run in zip(("device", "host"), runs, strict=True):
@@ -557,9 +659,11 @@ def compare(program: Program, folder: Path, work: Path) -> str:
         return f"{'right' if program.says in runs[0].output else 'WRONG'}: by its own check, {len(ours)} copies"
     if not ours or len(ours) != len(theirs):
         return f"WRONG: {len(ours)} copies to the host, not {len(theirs)}: {runs[0].output.strip()[-200:]}"
-    worst = max(difference(a, b, program.kind) for a, b in zip(ours, theirs, strict=True))
-    amount = sum(map(len, ours))
-    return f"{'right' if worst <= _TOLERANCE else 'WRONG'}: {len(ours)} copies, {amount:,} B, apart by {worst:.1e}"
+    compared = list(zip(ours, theirs, strict=True))[: program.copies or None]
+    worst = max(difference(a, b, program.kind) for a, b in compared)
+    amount = sum(len(a) for a, _ in compared)
+    of = f" of {len(ours)}" if program.copies else ""
+    return f"{'right' if worst <= _TOLERANCE else 'WRONG'}: {len(compared)}{of} copies, {amount:,} B, apart by {worst:.1e}"
 
 
 def measure(program: Program, folder: Path, work: Path, rounds: int) -> str:
@@ -568,30 +672,47 @@ def measure(program: Program, folder: Path, work: Path, rounds: int) -> str:
     place = work / "a" / "b"
     os.chdir(place)
     program.inputs(program.large)
-    ours = [sys.executable, __file__, "--call", str(build(program, folder, work)), *program.large.split()]
+    ours = _command(build(program, folder, work), program.large)
+    watch = _library(HERE / "omp_times.c", work)
     times: dict[str, list[Run]] = {"ours": [], "openmp": []}
     _timed(ours, place)  # compiles
     for _ in range(rounds):
         times["ours"].append(_timed(ours, place))
         if openmp is not None and program.openmp is not None:
-            times["openmp"].append(
-                _timed([str(openmp), *program.openmp[2].split()], place, OMP_NUM_THREADS=str(THREADS))
-            )
-    for run in times["openmp"]:
-        if run.status:
-            raise RuntimeError(f"OpenMP ended with {run.status}: {run.output.strip()[-200:]}")
-    wall, processor = (statistics.median(getattr(run, what) for run in times["ours"]) for what in ("wall", "processor"))
-    text = f"{wall:7.2f} s ({processor:.2f} s of processors)"
+            command = [str(openmp), *program.openmp[2].split()]
+            times["openmp"].append(_timed(command, place, OMP_NUM_THREADS=str(THREADS), LD_PRELOAD=str(watch)))
+    for run in (*times["ours"], *times["openmp"]):
+        if not run.parts or run.status < 0 or _ERROR.search(run.output) or "Traceback" in run.output:
+            raise RuntimeError(f"a measured program ended with {run.status}: {run.output.strip()[-200:]}")
+    lines = [_split(name, runs) for name, runs in times.items() if runs]
     if times["openmp"]:
-        theirs = statistics.median(run.wall for run in times["openmp"])
-        used = statistics.median(run.processor for run in times["openmp"])
-        text += f"; OpenMP {theirs:.2f} s ({used:.2f}): {wall / theirs:.2f} times"
-    return text
+        whole, processor, part = (
+            statistics.median(of(run) for run in times["ours"]) / statistics.median(of(run) for run in times["openmp"])
+            for of in (lambda run: run.wall, lambda run: run.processor, lambda run: sum(run.parts.values()))
+        )
+        lines.append(f"{whole:.2f} times OpenMP's ({processor:.2f} of processors), {part:.2f} times its regions")
+    return "\n".join(" " * 23 + line for line in lines)
+
+
+_COPIES = re.compile("cuMemcpy|cuMemset")
+
+
+def _split(name: str, runs: Sequence[Run]) -> str:
+    """Return where the time of the median run goes."""
+    run = sorted(runs, key=lambda run: run.wall)[(len(runs) - 1) // 2]
+    called = sum(run.parts.values())
+    text = f"{name:7} {run.wall:7.2f} s ({run.processor:.2f} s of processors): "
+    if name == "openmp":
+        return text + f"{called:.2f} s in parallel regions"
+    copies = sum(seconds for call, seconds in run.parts.items() if _COPIES.match(call))
+    host = run.wall - run.start - called
+    return text + (
+        f"{run.start:.2f} s start, {copies:.2f} s copies, {called - copies:.2f} s kernels and other calls, "
+        f"{host:.2f} s of the program's own"
+    )
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--call"]:
-        sys.exit(call(Path(sys.argv[2]), sys.argv[3:]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="programs whose names contain this")
@@ -607,7 +728,7 @@ def main() -> None:
         try:
             text = compare(program, folder, work)
             if arguments.times and text.startswith("right"):
-                text += "\n" + " " * 23 + measure(program, folder, work, arguments.times)
+                text += "\n" + measure(program, folder, work, arguments.times)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             text = f"WRONG: {error}"
         finally:
