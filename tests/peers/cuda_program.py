@@ -7,6 +7,7 @@ It imports what the device needs and nothing else: its start is part of what is 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 from collections.abc import Sequence
@@ -28,4 +29,7 @@ def call(library: Path, arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(call(Path(sys.argv[1]), sys.argv[2:]))
+    status = call(Path(sys.argv[1]), sys.argv[2:])
+    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    ctypes.CDLL(None).exit(status)  # as a program in C++ ends: no interpreter is taken apart

@@ -30,11 +30,12 @@ static void *entry(const char *name) {
     return found;
 }
 
-/* When the program began and how long the driver's calls took, written to the file that TIMES names when it ends. */
+/* What the process took of processors until the program began and in the driver's calls (seconds), written to the file
+ * that TIMES names when it ends. */
 static const char *times = getenv("TIMES");
 static double now() {
     timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return time.tv_sec + time.tv_nsec * 1e-9;
 }
 static struct Times {
@@ -156,11 +157,16 @@ cudaError_t cudaFreeHost(void *pointer) { return CALL(cuMemFreeHost, pointer); }
 cudaError_t cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height) {
     return begin(), CALL(cuMemAllocPitch, (CUdeviceptr *)pointer, pitch, width, height, 16);
 }
+/* What kernels take is not the time of the copy that waits for them. */
+static void finish_kernels() {
+    if (times) CALL(cuCtxSynchronize);
+}
+
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, cudaMemcpyKind kind) {
     begin();
+    finish_kernels();
     if (kind == cudaMemcpyHostToDevice) return CALL(cuMemcpyHtoD, number(to), from, size);
     if (kind == cudaMemcpyDeviceToHost) {
-        if (times) CALL(cuCtxSynchronize); /* what the kernels take is not the copy's */
         CALL(cuMemcpyDtoH, to, number(from), size);
         copied(to, size, kind);
         return (cudaError_t)last;
@@ -171,7 +177,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyK
     return begin(), CALL(cuMemcpyAsync, number(to), number(from), size, stream);
 }
 cudaError_t cudaMemcpyToSymbol(const void *to, const void *from, size_t size, size_t offset, cudaMemcpyKind) {
-    return begin(), CALL(cuMemcpy, address(to) + offset, number(from), size);
+    return begin(), finish_kernels(), CALL(cuMemcpy, address(to) + offset, number(from), size);
 }
 cudaError_t cudaMemset(void *to, int value, size_t size) {
     return begin(), CALL(cuMemsetD8, number(to), (unsigned char)value, size);

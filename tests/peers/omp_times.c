@@ -1,4 +1,5 @@
-/* How long a program is in parallel regions of OpenMP (gcc), written to the file that TIMES names when it ends. */
+/* What a program takes of processors in parallel regions of OpenMP (gcc; seconds), written to the file that TIMES names
+ * when it ends. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@ static __thread int depth; /* of regions */
 
 static double now(void) {
     struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return time.tv_sec + time.tv_nsec * 1e-9;
 }
 

@@ -1,6 +1,6 @@
 """Rodinia's CUDA programs on the software device: are the results right, and how long do they take?
 
-    python tests/peers/rodinia_suite.py DIR [--only TEXT] [--times N]
+    python tests/peers/rodinia_suite.py DIR [--only TEXT] [--times N] [--threads N]
 
 DIR is a checkout of yuhc/gpu-rodinia. Its programs are C++: hosts are compiled with g++, kernels with NVRTC, and
 ``cudart.cpp`` stands in for the part of CUDA's runtime that they call, on the driver API of the software device.
@@ -10,7 +10,8 @@ What the device gives to a program is held against the same program with its ker
 own OpenMP program on as many threads as there are processors, in turns: whole programs, input and output included.
 
 Both are compiled with ``-O3 -march=native``. Sizes are those of the suite's ``run`` files, or larger. Beside whole
-processes stand the parts of them that are counterparts: calls of the driver, and OpenMP's parallel regions.
+processes stand the parts of them that are counterparts: calls of the driver, and OpenMP's parallel regions. On a machine
+that does other work as well, processor time with ``--threads 1`` is what can be compared.
 
 Not here: heartwall, leukocyte, mummergpu, myocyte and dwt2d, whose inputs are no part of the repository.
 """
@@ -38,7 +39,7 @@ from cuda_sources import instances, split
 from cudatool import _driver
 
 HERE = Path(__file__).resolve().parent
-THREADS = len(os.sched_getaffinity(0))
+THREADS = "THREADS"  # in arguments: how many the measurement is of
 _DEVICE_HEAD = """
 #define NULL 0
 #define INT_MAX 2147483647
@@ -156,10 +157,10 @@ def _image(arguments: str) -> None:
 def _points(arguments: str) -> None:
     path = arguments.split("-i ")[1].split()[0]
     count = int(path.partition("_")[2].partition(".")[0])
-    values = np.random.default_rng(4).uniform(0, 255, (count, 34))
+    values = np.random.default_rng(4).integers(0, 256, (count, 34))
     with open(path, "w") as file:
-        for i, row in enumerate(values):
-            file.write(f"{i} " + " ".join(f"{x:.3f}" for x in row) + "\n")
+        for i, row in enumerate(values.tolist()):
+            file.write(f"{i} {' '.join(map(str, row))}\n")
 
 
 def _keys(arguments: str) -> None:
@@ -597,9 +598,9 @@ class Run:
     Attributes
     ----------
     start
-        Seconds until the program's own code began.
+        Processors' until the program's own code began.
     parts
-        Seconds of the calls of each name (``cudart.cpp``, ``omp_times.c``).
+        Processors' in the calls of each name (``cudart.cpp``, ``omp_times.c``).
     """
 
     wall: float
@@ -631,8 +632,8 @@ def _timed(command: Sequence[str], work: Path, **environment: str) -> Run:
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     lines = [line.split() for line in times.read_text().splitlines()] if times.exists() else []
     parts = {name: float(seconds) for name, _, seconds in lines}
-    begin = parts.pop("begin", start)
-    return Run(wall, processor, begin - start, parts, done.returncode, done.stdout + done.stderr)
+    begin = parts.pop("begin", 0)
+    return Run(wall, processor, begin, parts, done.returncode, done.stdout + done.stderr)
 
 
 def _results(path: Path) -> list[bytes]:
@@ -687,7 +688,7 @@ def compare(program: Program, folder: Path, work: Path) -> str:
     )
 
 
-def measure(program: Program, folder: Path, work: Path, rounds: int) -> str:
+def measure(program: Program, folder: Path, work: Path, rounds: int, threads: int) -> str:
     """Return the times of a program on large inputs: ours, those of OpenMP, and their ratio."""
     openmp = build_openmp(program, folder, work)
     place = work / "a" / "b"
@@ -696,22 +697,24 @@ def measure(program: Program, folder: Path, work: Path, rounds: int) -> str:
     ours = _command(build(program, folder, work), program.large)
     watch = _library(HERE / "omp_times.c", work)
     times: dict[str, list[Run]] = {"ours": [], "openmp": []}
-    _timed(ours, place)  # compiles
+    device = f"sim:threads={threads}"
+    _timed(ours, place, CUDATOOL_DEVICE=device)  # compiles
     for _ in range(rounds):
-        times["ours"].append(_timed(ours, place))
+        times["ours"].append(_timed(ours, place, CUDATOOL_DEVICE=device))
         if openmp is not None and program.openmp is not None:
-            command = [str(openmp), *program.openmp[2].split()]
-            times["openmp"].append(_timed(command, place, OMP_NUM_THREADS=str(THREADS), LD_PRELOAD=str(watch)))
+            command = [str(openmp), *program.openmp[2].replace(THREADS, str(threads)).split()]
+            times["openmp"].append(_timed(command, place, OMP_NUM_THREADS=str(threads), LD_PRELOAD=str(watch)))
     for run in (*times["ours"], *times["openmp"]):
-        if not run.parts or run.status < 0 or _ERROR.search(run.output) or "Traceback" in run.output:
+        works = {"cuLaunchKernel", "regions"} & run.parts.keys()
+        if not works or run.status < 0 or _ERROR.search(run.output) or "Traceback" in run.output:
             raise RuntimeError(f"a measured program ended with {run.status}: {run.output.strip()[-200:]}")
     lines = [_split(name, runs) for name, runs in times.items() if runs]
     if times["openmp"]:
-        whole, processor, part = (
+        wall, whole, part = (
             statistics.median(of(run) for run in times["ours"]) / statistics.median(of(run) for run in times["openmp"])
             for of in (lambda run: run.wall, lambda run: run.processor, lambda run: sum(run.parts.values()))
         )
-        lines.append(f"{whole:.2f} times OpenMP's ({processor:.2f} of processors), {part:.2f} times its regions")
+        lines.append(f"{wall:.2f} times OpenMP's; of processors {whole:.2f}, in its regions {part:.2f}")
     return "\n".join(" " * 23 + line for line in lines)
 
 
@@ -720,13 +723,13 @@ _COPIES = re.compile("cuMemcpy|cuMemset")
 
 def _split(name: str, runs: Sequence[Run]) -> str:
     """Return where the time of the median run goes."""
-    run = sorted(runs, key=lambda run: run.wall)[(len(runs) - 1) // 2]
+    run = sorted(runs, key=lambda run: run.processor)[(len(runs) - 1) // 2]
     called = sum(run.parts.values())
-    text = f"{name:7} {run.wall:7.2f} s ({run.processor:.2f} s of processors): "
+    text = f"{name:7} {run.wall:7.2f} s, {run.processor:.2f} s of processors: "
     if name == "openmp":
         return text + f"{called:.2f} s in parallel regions"
     copies = sum(seconds for call, seconds in run.parts.items() if _COPIES.match(call))
-    host = run.wall - run.start - called
+    host = run.processor - run.start - called
     return text + (
         f"{run.start:.2f} s start, {copies:.2f} s copies, {called - copies:.2f} s kernels and other calls, "
         f"{host:.2f} s of the program's own"
@@ -738,6 +741,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="programs whose names contain this")
     parser.add_argument("--times", type=int, default=0, metavar="N", help="measure each N times")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="that kernels and OpenMP use"
+    )
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     os.environ.setdefault("CUDATOOL_DEVICE", "sim")
@@ -749,7 +755,7 @@ def main() -> None:
         try:
             text = compare(program, folder, work)
             if arguments.times and text.startswith("right"):
-                text += "\n" + measure(program, folder, work, arguments.times)
+                text += "\n" + measure(program, folder, work, arguments.times, arguments.threads)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             text = f"WRONG: {error}"
         finally:
