@@ -228,7 +228,9 @@ class Scheduler(_queue.Queue):
         """
         unfinished = [o for o in operations if not o.done]
         needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
-        for target in sorted(unfinished, key=lambda o: o.sequence):
+        if len(unfinished) > 1:
+            unfinished.sort(key=lambda o: o.sequence)
+        for target in unfinished:
             stalled = 0.0  # since when
             while not self._run_in_order(target):
                 signals.check()

@@ -48,8 +48,13 @@ class Box:
     pitch: int = 0
     slice: int = 0
 
-    def rows(self, extent: Extent) -> Iterator[int]:
-        """Yield the address of each row."""
+    def rows(self, extent: Extent) -> Iterable[int]:
+        """Return the address of each row."""
+        if extent.height == extent.depth == 1:  # most copies
+            return (self.address,)
+        return self._rows(extent)
+
+    def _rows(self, extent: Extent) -> Iterator[int]:
         for z in range(extent.depth):
             start = self.address + z * self.slice
             for y in range(extent.height):
@@ -70,10 +75,10 @@ def _check_access(allocations: list[Allocation | None], stream: StreamState) -> 
     That is the stream's device, or another one that has all of the memory within its reach without it.
     """
     known = [found for found in allocations if found is not None and found.device >= 0]
-    own = stream.context.device.ordinal
     pools = [state.machine.pools.live[found.pool] for found in known if found.pool]
     if not pools:
         return
+    own = stream.context.device.ordinal
     others = {found.device for found in known} - {own}
     # Managed memory was made for one device, and is in the reach of the stream's.
     others -= {device for device in others for found in known if found.kind == "managed" and found.device != device}
