@@ -42,7 +42,7 @@ def _beside(address: int, size: int, owner: Allocation) -> str:
     stop, whole = owner.address + owner.size, format_bytes(owner.size)
     if address < owner.address:
         return f"{owner.address - address:,} bytes before the start of an allocation of {whole}"
-    if owner.variables and address < stop:
+    if owner.variables:
         return _beside_variable(address, size, owner)
     if address + size <= stop:
         return f"inside of memory of {whole}, of which this part is not given out"
@@ -56,4 +56,5 @@ def _beside_variable(address: int, size: int, owner: Allocation) -> str:
     variable = max(before or owner.variables, key=lambda one: one.offset)  # arrays are overrun more often than underrun
     past = offset - variable.offset - variable.size
     place = f"{past:,} bytes after" if past >= 0 else "across"
-    return f"{place} the end of the variable {variable.name} of {format_bytes(variable.size)}"
+    constant = "__constant__ " if variable.is_constant else ""
+    return f"{place} the end of the {constant}variable {variable.name} of {format_bytes(variable.size)}"

@@ -515,8 +515,8 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
     except PtxError as error:
         raise _untranslated(error) from error
     if checkers is not None:
-        params = launch.arguments
-        operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block, params) for one in found]
+        where = launch.kernel, launch.block, launch.shared, launch.arguments
+        operation.findings = [checkers.explain(one, *where) for one in found]
     if host.had_no_room:
         operation.findings = [*operation.findings, _without_room(launch)]
     if failure is not None:

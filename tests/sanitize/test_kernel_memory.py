@@ -21,14 +21,21 @@ extern "C" __global__ void write(int i) { table[i] = 1; if (i < 0) other = table
 extern "C" __global__ void read(int i) { table[0] = weights[i]; if (i < 0) other = table; }
 __device__ __noinline__ void fill(int *p, int n) { for (int i = 0; i < n; i++) p[i] = i; }
 __device__ __noinline__ int sum(int *p) { int t = 0; for (int i = 0; i < 8; i++) t += p[i]; return t; }
+extern "C" __global__ void fixed(int i) { __shared__ int s[64]; s[i] = i; __syncthreads(); table[1] = s[i]; }
+extern "C" __global__ void chosen(int i) { extern __shared__ int d[]; d[i] = i; __syncthreads(); table[1] = d[i]; }
 extern "C" __global__ void local(int n) { int p[8]; fill(p, n); table[1] = sum(p); }
 """
 
+LAST = """
+__device__ int alone[64];
+extern "C" __global__ void last(int i) { alone[i + 64] = 1; }
+"""
 
-def _found(folder: Path, name: str, value: int) -> list[tuple[str, str]]:
-    kernel = ct.compile(SOURCE, name)
+
+def _found(folder: Path, name: str, value: int, shared: int = 0) -> list[tuple[str, str]]:
+    kernel = ct.compile(LAST if name == "last" else SOURCE, name)
     with record(folder / "run.ctrace", checks=["memcheck"], force=True):
-        ct.launch(ct.current_stream(), ct.LaunchConfig(grid=1, block=1), kernel, np.int32(value))
+        ct.launch(ct.current_stream(), ct.LaunchConfig(grid=1, block=1, shmem_size=shared), kernel, np.int32(value))
         ct.synchronize()
     return [(one.kind.value, one.text) for one in check(reader.read(folder / "run.ctrace")).on_device]
 
@@ -36,8 +43,21 @@ def _found(folder: Path, name: str, value: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "variable"), [("write", "table"), ("read", "weights")])
 def test_an_access_beyond_a_variable_of_the_module_is_out_of_its_bounds(tmp_path, name, variable):
     assert [] == _found(tmp_path, name, 63)
-    expected = ("out-of-bounds", f"0 bytes after the end of the variable {variable} of 256 B")
+    kind = "__constant__ variable" if variable == "weights" else "variable"
+    expected = ("out-of-bounds", f"0 bytes after the end of the {kind} {variable} of 256 B")
     assert [expected] == _found(tmp_path, name, 64)
+
+
+def test_an_access_beyond_the_last_variable_of_a_module_names_it(tmp_path):
+    text = _found(tmp_path, "last", 64)
+    assert [("out-of-bounds", "256 bytes after the end of the variable alone of 256 B")] == text
+
+
+@pytest.mark.parametrize(("name", "dynamic"), [("fixed", 0), ("chosen", 256)])
+def test_an_access_beyond_shared_memory_says_how_much_the_block_has(tmp_path, name, dynamic):
+    assert [] == _found(tmp_path, name, 63, dynamic)
+    write, read = _found(tmp_path, name, 64, dynamic)
+    assert write == read == ("out-of-bounds", "the block's shared memory has 256 bytes")
 
 
 def test_a_write_beyond_an_array_of_a_thread_is_found(tmp_path):

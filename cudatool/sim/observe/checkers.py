@@ -213,9 +213,12 @@ class Checkers:
     # ---- findings ----
 
     def explain(
-        self, found: Found, kernel: JitKernel, grid: tuple[int, int, int], block: tuple[int, int, int], params: bytes
+        self, found: Found, kernel: JitKernel, block: tuple[int, int, int], shared: int, params: bytes
     ) -> CheckFinding:
-        """Return what a kernel did wrong that was launched with these packed arguments, in words."""
+        """Return what a kernel did wrong, in words.
+
+        It was launched with blocks of this shape and this much dynamic shared memory, and these packed arguments.
+        """
         from cudatool.sim.jit import Defect, Reason  # llvmlite takes a while to load
 
         check, kind, text = _DEFECTS[found.defect.name]
@@ -225,7 +228,7 @@ class Checkers:
             if found.space == "global":
                 usable = self.shadow.usable_bytes(found.address, found.size)
                 pointer = pointer_behind(kernel.pointers_at(found.line, params), self._machine.allocations)
-            kind, text = self._invalid(found, kernel, pointer)
+            kind, text = self._invalid(found, kernel, shared, pointer)
         other_block: tuple[int, ...] = ()
         other_thread: tuple[int, ...] = ()
         other_source: SourceLine | None = None
@@ -254,9 +257,9 @@ class Checkers:
             usable=usable,
         )
 
-    def _invalid(self, found: Found, kernel: JitKernel, pointer: int) -> tuple[str, str]:
+    def _invalid(self, found: Found, kernel: JitKernel, shared: int, pointer: int) -> tuple[str, str]:
         if found.space == "shared":
-            return "out-of-bounds", f"it ends at byte {found.address + found.size} of the block's shared memory"
+            return "out-of-bounds", f"the block's shared memory has {kernel.text.shared_bytes(shared)} bytes"
         if found.space == "local":
             return "out-of-bounds", f"the thread's local memory has {kernel.local_bytes} bytes"
         if found.mode != "read" and self.shadow.is_read_only(found.address, found.size):
