@@ -662,6 +662,15 @@ def test_a_clean_check_says_so_on_the_page(tmp_path: Path) -> None:
         assert [] == page.errors
 
 
+def test_code_in_what_was_not_checked_stands_in_its_line(tmp_path: Path) -> None:
+    gap = sanitize.Gap(sanitize.GapKind.HOST_READS, 1)
+    viz.write_page(program(), tmp_path / "gaps.html", sanitize.Report((), gaps=(gap,)))
+    with Page(tmp_path / "gaps.html") as page:
+        code = "document.querySelector('#defects-gaps code')"
+        assert "/proc/self/pagemap" == page.evaluate(f"{code}.textContent")
+        assert "inline" == page.evaluate(f"getComputedStyle({code}).display")
+
+
 def test_pinned_memory_stands_on_the_page_where_it_was_recorded(tmp_path: Path) -> None:
     pinned = PinnedMemory(segments=2, reserved=8 << 20, active=1 << 20, peak_active=3 << 20, events=4)
     viz.write_page(replace(torch_snapshot.read(RECORDING), pinned=pinned), tmp_path / "x.html")
