@@ -60,6 +60,8 @@ def explored(
     if program.start is Start.SCRIPT and os.path.isfile(program.target) and reader.is_trace(program.target):
         proof.refuse_trace()
     program.check()
+    if program.start is Start.STDIN:
+        raise UsageError("--explore runs the program several times, and standard input can be read once; name a file")
     report = _explored(device, proof.schedules, _Job(checks, proof.budget_s, workload, children))
     return report, next((run.status for run in report.schedules if run.status), 0)
 

@@ -153,7 +153,7 @@ def run(
     the program's, with its process id in the name.
     """
 
-    if html and workload[:1] not in (("-m",), ("-c",)) and not is_page(html):
+    if html and workload[:1] not in (("-m",), ("-c",), ("-",)) and not is_page(html):
         html, workload = BESIDE, (html, *workload)  # `cudatool run --html WORKLOAD`: the option took the program
     program = Workload.parse(workload)
     program.check()

@@ -39,6 +39,8 @@ _LAUNCHERS: Final = {
 
 _TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
+_NO_SESSION: Final = "cudatool has no interactive session; name a Python program"
+
 _replaced: list[object] = []  # what programs left as sys.stdout: without a reference it would close what it wraps
 
 
@@ -48,14 +50,15 @@ class Start(StrEnum):
     SCRIPT = "script"
     MODULE = "module"
     CODE = "code"
+    STDIN = "stdin"
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A program and its arguments.
 
-    That is a script, or a directory or zip file with a ``__main__.py``; a module as after ``python -m``; or code as
-    after ``python -c``.
+    That is a script, or a directory or zip file with a ``__main__.py``; a module as after ``python -m``; code as after
+    ``python -c``; or ``-``, the code that standard input has.
     """
 
     target: str
@@ -66,9 +69,9 @@ class Workload:
     def parse(words: Sequence[str], command: str = "run") -> Workload:
         """Return the program that the words of a command line start.
 
-        They are what stands after ``python``: a script, ``-m MODULE`` or ``-c CODE``, and arguments. ``python`` itself
-        may stand before. The name of a command, such as ``pytest``, stands for the Python script that the shell would
-        run. `command` is cudatool's, for messages.
+        They are what stands after ``python``: a script, ``-m MODULE``, ``-c CODE`` or ``-``, and arguments. ``python``
+        itself may stand before. The name of a command, such as ``pytest``, stands for the Python script that the shell
+        would run. `command` is cudatool's, for messages.
 
         Raises
         ------
@@ -82,6 +85,8 @@ class Workload:
             if not rest:
                 raise UsageError("name a module to run after -m" if first == "-m" else "-c needs code to run")
             return Workload(rest[0], tuple(rest[1:]), Start.MODULE if first == "-m" else Start.CODE)
+        if first == "-":
+            return Workload(first, tuple(rest), Start.STDIN)
         is_python = _PYTHON.fullmatch(os.path.basename(first)) is not None
         if os.path.dirname(first) or os.path.lexists(first):
             if is_python and os.path.isfile(first) and os.access(first, os.X_OK):
@@ -96,8 +101,8 @@ class Workload:
     @property
     def name(self) -> str:
         """A short name for files made from this run."""
-        if self.start is Start.CODE:
-            return "code"
+        if self.start in (Start.CODE, Start.STDIN):
+            return str(self.start)
         if self.start is Start.MODULE:
             return self.target.rpartition(".")[2]
         return os.path.splitext(os.path.basename(os.path.abspath(self.target)))[0]
@@ -119,6 +124,9 @@ class Workload:
         if self.start is Start.MODULE:
             if self._origin() is None:
                 raise UsageError(f"there is no module {quoted(self.target)}")
+        elif self.start is Start.STDIN:
+            if sys.stdin is None or sys.stdin.isatty():
+                raise UsageError(_NO_SESSION)
         elif self.start is Start.SCRIPT and not os.path.isfile(self.target):
             if os.path.isdir(self.target):
                 if self._is_on_path():
@@ -174,7 +182,15 @@ class Workload:
     def _run_to_its_end(self) -> int:
         status = 0
         try:
-            {Start.SCRIPT: self._run_script, Start.MODULE: self._run_module, Start.CODE: self._run_code}[self.start]()
+            match self.start:
+                case Start.SCRIPT:
+                    self._run_script()
+                case Start.MODULE:
+                    self._run_module()
+                case Start.CODE:
+                    self._run_code("-c", self.target, "<string>")
+                case Start.STDIN:
+                    self._run_code("-", sys.stdin.buffer.read(), "<stdin>")
         except SystemExit as leaving:
             status = _exit_status(leaving.code)
         except BaseException as error:
@@ -238,18 +254,22 @@ class Workload:
         # What the interpreter itself calls for `python -m`; run_module() would report errors differently.
         runpy._run_module_as_main(self.target)  # type: ignore[attr-defined]
 
-    def _run_code(self) -> None:
+    def _run_code(self, name: str, source: str | bytes, file: str) -> None:
         main = ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
-        sys.argv = ["-c", *self.arguments]
+        sys.argv = [name, *self.arguments]
         sys.path[0] = ""
-        source = textwrap.dedent(self.target) if sys.version_info >= (3, 14) else self.target
-        if sys.version_info >= (3, 13):  # since then tracebacks show its lines
-            import linecache
+        if isinstance(source, bytes):
+            main.__dict__.update(__file__=file, __cached__=None)  # as for a file of that name
+        else:
+            if sys.version_info >= (3, 14):
+                source = textwrap.dedent(source)
+            if sys.version_info >= (3, 13):  # since then tracebacks show its lines
+                import linecache
 
-            linecache.cache["<string>"] = (len(source), None, source.splitlines(keepends=True), "<string>")
-        exec(compile(source, "<string>", "exec", dont_inherit=True), main.__dict__)
+                linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        exec(compile(source, file, "exec", dont_inherit=True), main.__dict__)
 
 
 @contextmanager
@@ -305,8 +325,8 @@ def _after_python(python: str, words: Sequence[str], command: str) -> Workload:
             f"cudatool runs programs in its own Python {version} ({sys.executable}), not in {python}; install it there"
         )
     if not words:
-        raise UsageError("cudatool has no interactive session; name a Python program")
-    if words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        raise UsageError(_NO_SESSION)
+    if words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
         line = f"python {words[0]} -m cudatool {command} {shlex.join(words[1:])}".rstrip()
         raise UsageError(f"put options of python before cudatool: {line}")
     return Workload.parse(words, command)

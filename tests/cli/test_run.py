@@ -74,6 +74,26 @@ def test_status_and_messages_are_those_of_plain_python(run_command, plain_python
     assert _own_lines(ours.stderr) == plain.stderr.rstrip("\n")
 
 
+@pytest.mark.parametrize("ending", ["", "x = (1 +\n", "1 / 0\n"])
+def test_code_from_standard_input_runs_as_under_plain_python(run_command, tmp_path, ending):
+    source = (
+        "import sys\nprint(sys.argv, __name__, '__file__' in globals(), sys.path[0], [sys.stdin.read(), 'ä'])\n"
+        + ending
+    )
+    ours = run_command("run", "-o", "a.ctrace", "-", "x", "-o", input=source)
+    plain = subprocess.run(
+        [sys.executable, "-", "x", "-o"], cwd=tmp_path, input=source, capture_output=True, text=True, timeout=240
+    )
+    assert (plain.returncode, plain.stdout) == (ours.returncode, ours.stdout)
+    assert plain.stderr.rstrip("\n") == _own_lines(ours.stderr)
+
+
+def test_standard_input_cannot_be_run_several_times(run_command):
+    done = run_command("sanitize", "--explore", "2", "-", input="print(1)")
+    assert 2 == done.returncode
+    assert "standard input can be read once" in done.stderr
+
+
 @pytest.mark.parametrize("program", ["app", "app/", "./app", "app.pyz"])
 @pytest.mark.parametrize("words", [[], ["fail"]])
 def test_directory_or_zip_file_with_a_main_runs_as_under_plain_python(

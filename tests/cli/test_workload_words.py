@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["train.py", "-x"], Workload("train.py", ("-x",))),
         (["-m", "json.tool", "-x"], Workload("json.tool", ("-x",), Start.MODULE)),
         (["-c", "print(1)", "-x"], Workload("print(1)", ("-x",), Start.CODE)),
+        (["-", "-x"], Workload("-", ("-x",), Start.STDIN)),
     ],
 )
 def test_python_may_stand_before_the_program(python, words, expected):
