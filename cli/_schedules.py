@@ -85,8 +85,8 @@ def _explored(device: str | None, number: int, job: _Job) -> Report:
 
 
 def _run(schedule: SeededSchedule, device: str, job: _Job) -> Run:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, device, json.dumps(asdict(job))],
+    done = subprocess.run(  # -P: modules that lie in this directory are not ours
+        [sys.executable, "-P", "-c", _PROGRAM, device, json.dumps(asdict(job))],
         env=os.environ | {QUIET: "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,

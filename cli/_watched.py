@@ -17,7 +17,7 @@ from cudatool.errors import CudatoolError, UsageError
 from cudatool.trace.follow import Follower
 from cudatool.trace.model import Ending
 from cudatool.trace.reader import is_trace
-from cudatool.workload import Workload
+from cudatool.workload import Start, Workload
 
 __all__ = ["Started", "Watched", "start", "trace_of_process"]
 
@@ -192,9 +192,12 @@ def start(words: Sequence[str], *, device: str | None, output: str | None, force
     """
     program = Workload.parse(words, "live")
     program.check()
+    if program.start is Start.STDIN:
+        raise UsageError("live gives a program no input; name a file")
     trace = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")
     log = trace.removesuffix(".ctrace") + ".log"
-    command = [sys.executable, "-m", "cudatool", "run", "-o", trace]
+    # -P: modules that lie in this directory are not ours.
+    command = [sys.executable, "-P", "-m", "cudatool", "run", "-o", trace]
     command += ["--device", device] if device else []
     command += ["-f"] if force else []
     with _new_file(log, force) as out:

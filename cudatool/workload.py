@@ -167,14 +167,15 @@ class Workload:
 
         ``sys.argv``, ``sys.path[0]`` and ``__main__`` are what plain Python would give it, uncaught exceptions are
         reported through ``sys.excepthook`` without our frames, and its other threads and exit handlers have ended
-        when this returns. Children that it forks do not return. ``sys.stdout`` and ``sys.stderr`` are
-        again what they were, None if the program closed them.
+        when this returns. Children that it forks do not return. ``sys.path``, ``sys.stdout`` and ``sys.stderr`` are
+        again what they were, the latter None if the program closed them.
         """
-        process, ours = os.getpid(), (sys.stdout, sys.stderr)
+        process, ours, path = os.getpid(), (sys.stdout, sys.stderr), [*sys.path]
         with signals_undone():
             status = self._run_to_its_end()
         if os.getpid() != process:
             os._exit(status)  # a child that the program forked: what follows is its parent's
+        sys.path = path  # what is imported from here on is ours, not what lies beside the program under the same name
         _replaced.extend((sys.stdout, sys.stderr))
         sys.stdout, sys.stderr = (stream if stream and not stream.closed else None for stream in ours)
         return status

@@ -306,7 +306,8 @@ def _memory() -> list[dict[str, Any]]:
 
 
 def _analyzed(source: str, wanted: str, page: str) -> bytes:
-    command = [sys.executable, "-m", "cudatool", "snapshot", source]
+    # -P: modules that lie in the program's directory are not ours.
+    command = [sys.executable, "-P", "-m", "cudatool", "snapshot", source]
     command += {"json": ["--json"], "text": [], "html": ["--html", page]}[wanted]
     environment = os.environ | {QUIET: "1"}
     try:

@@ -110,6 +110,7 @@ def test_the_newest_trace_is_watched_where_none_is_named(trace, run_here):
 
 def test_a_program_is_started_recorded_and_watched(run_command, tmp_path):
     (tmp_path / "job.py").write_text(_PROGRAM + "sys.exit(7)")
+    (tmp_path / "rich.py").write_text("1 / 0  # a program of the user's own")
     done = run_command(
         "live", "--plain", "--every", "0.2", "--device", "sim", "-o", "out.ctrace", "job.py", "an argument"
     )
@@ -172,6 +173,11 @@ def test_what_is_no_recording_is_refused(run_here, tmp_path):
         done = run_here("live", "--plain", *words)
         assert done.returncode == 2
         assert said in done.stderr, words
+
+
+def test_a_program_from_standard_input_is_refused(run_command):
+    done = run_command("live", "--plain", "-", input="print(1)")
+    assert (2, True) == (done.returncode, "gives a program no input" in done.stderr)
 
 
 def test_output_options_need_a_program(trace, run_here):

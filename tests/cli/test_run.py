@@ -74,6 +74,14 @@ def test_status_and_messages_are_those_of_plain_python(run_command, plain_python
     assert _own_lines(ours.stderr) == plain.stderr.rstrip("\n")
 
 
+def test_what_is_imported_after_the_program_is_not_from_beside_it(plain_python, tmp_path):
+    (tmp_path / "rich.py").write_text("raise SystemExit('a program of the user')")
+    (tmp_path / "program.py").write_text("print('done')")
+    done = plain_python("-P", "-m", "cudatool", "run", "--device", "sim", "program.py")  # -P: as the installed command
+    assert (0, "done\n") == (done.returncode, done.stdout)
+    assert "Device  " in done.stderr
+
+
 @pytest.mark.parametrize("ending", ["", "x = (1 +\n", "1 / 0\n"])
 def test_code_from_standard_input_runs_as_under_plain_python(run_command, tmp_path, ending):
     source = (

@@ -72,7 +72,9 @@ def test_no_witness_is_looked_for_unless_asked(run_warm, racy):
     assert (finding["witness"], finding["no_witness"]) == (None, "")
 
 
-def test_explore_joins_the_findings_of_all_schedules(run_warm, racy):
+def test_explore_joins_the_findings_of_all_schedules(run_warm, racy, tmp_path):
+    (tmp_path / "cudatool").mkdir()  # as in a checkout, whose package is not the one that is installed
+    (tmp_path / "cudatool" / "__init__.py").write_text("1 / 0")
     done = run_warm("sanitize", "--explore", 4, racy)
     assert done.returncode == 1, done.stderr
     assert "cudatool sanitize: 1 finding" in done.stdout

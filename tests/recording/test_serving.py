@@ -57,6 +57,14 @@ def test_request_starts_a_recording_and_another_ends_it(server: Server, tmp_path
     assert trace.ending.is_complete
 
 
+def test_snapshot_imports_nothing_from_the_directory_of_the_program(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rich.py").write_text("1 / 0  # a program of the user's own")
+    monkeypatch.chdir(tmp_path)
+    assert 200 == ask(server, "GET", "/snapshot?format=text")[0]
+
+
 def test_snapshot_shows_what_lives_now_and_during_a_recording(server: Server, tmp_path: Path) -> None:
     kept = ct.ones(3 << 20)
     status, now = ask(server, "GET", "/snapshot")
