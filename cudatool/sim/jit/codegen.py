@@ -265,15 +265,16 @@ class _Kernel(Regions):
             self.parts.append(scheduler.ONE_BARRIER)
         if Kind.WAIT in kinds.values():
             self.parts.append(scheduler.PASSED)
-        if self._runs_side_by_side(by_row=bool(rows[0])):
+        is_beside = self._runs_side_by_side(by_row=bool(rows[0])) and (bool(rows[0]) or even[0] is None)
+        if is_beside:
             self.parts.append(side_by_side(is_flat=self._is_flat(), rows=rows[0]))
         self.parts.append(
             grid(
                 self.layout.param_bytes,
                 parks=parks,
                 constants={} if order else self.constants,
-                beside=(beside := self._beside(rows[0])),
-                far=bool(beside) and is_far(self.code),
+                beside=self._beside() if is_beside else 0,
+                far=is_beside and is_far(self.code),
                 steps=bool(order),
             )
         )
@@ -281,10 +282,8 @@ class _Kernel(Regions):
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order))
 
-    def _beside(self, rows: str) -> int:
-        """Return of how many threads rows of blocks beside each other are, 0 if blocks run alone."""
-        if not self._runs_side_by_side(by_row=bool(rows)):
-            return 0
+    def _beside(self) -> int:
+        """Return of how many threads rows of blocks beside each other are."""
         return MOST if self.needs_no_arrays and self._is_flat() else SIDE_BY_SIDE
 
     def _all_threads(

@@ -12,7 +12,8 @@ and products with constants keep a distance exactly. What compares, widens or di
 the row does not wrap around or go past the end of a loop in between; those are *checked*, when the code runs.
 
 Loops that end differently for each thread belong to the part before them. If they do nothing but compute, threads go
-around them together all the same, and those that are through wait for the others.
+around them together all the same, and those that are through wait for the others. A *detour* is such a loop of one
+round: long code that only computes, and that is skipped if no thread comes to it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ MOST = 8192
 
 MOST_BLOCKS = 96
 """Blocks of code that a region has at most, for its threads to run it together."""
+_DETOUR = 24  # instructions from which on to skip them pays
 _MOST_WRITTEN = 800  # instructions of all parts
 _MOST_KEPT = 40  # registers that differ between threads, from one part to the next
 _MOST_KEPT_OF_ROWS = 12
@@ -112,6 +114,8 @@ class Part:
     loops
         Loops that come in between, which each thread leaves when it is through, in an order in which none leads back
         to one before it: parts for a round of each.
+    is_detour
+        Of a loop: whether it has one round at most, which is skipped if no thread comes there.
     """
 
     head: int
@@ -119,6 +123,7 @@ class Part:
     blocks: frozenset[int]
     after: tuple[int, ...]
     loops: tuple[Part, ...] = ()
+    is_detour: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +170,14 @@ def find_even(
         next round (:mod:`.steps`); and those of which they are far, by the size of the grid.
     """
     region = Region(flow, first, ends, whole_check)
-    if len(region.blocks) > MOST_BLOCKS or not region.has_loop:
+    if len(region.blocks) > MOST_BLOCKS or not (region.has_loop or region.has_detour()):
         return None
     loops = region.loops.keys() & set(region.blocks)
     by_row = bool(loops) and loops <= set(strides) and (loops <= set(far) or not region.is_slow(loops))
     distances, uneven = find_distances(region, before, own)
     if first in uneven:
         return None
-    parts = find_parts(region, uneven, distances)
+    parts = find_parts(region, uneven, distances, detours=not by_row)
     if parts is None or not _is_worth_it(region, parts, distances, by_row=by_row):
         return None
     return Even(parts, {name: d for name, d in distances.items() if d is not None}, by_row)
@@ -219,6 +224,15 @@ class Region:
                 seen.add(one)
                 path.append((one, iter(self.after(one))))
         return done[::-1]
+
+    def has_detour(self) -> bool:
+        """Whether some branch may lead past code that is long."""
+        for number in self.blocks:
+            if self.branches(number) and (meeting := self.meeting_point(number)) in self.after(number):
+                between = self.reached(self.after(number), without=meeting)
+                if sum(len(self.instructions(one)) for one in between) >= _DETOUR:
+                    return True
+        return False
 
     def is_slow(self, loops: Iterable[int]) -> bool:
         """Whether one of the loops that begin at these blocks computes more than it waits for memory."""
@@ -488,15 +502,17 @@ def check_of(i: Instruction, distances: Mapping[str, int], to_check: ToCheck = w
 # ---- parts ----
 
 
-def find_parts(region: Region, uneven: set[int], found: Mapping[str, int | None]) -> dict[int, Part] | None:
-    """Return the parts by their heads, None if some part does not lead to one place."""
+def find_parts(
+    region: Region, uneven: set[int], found: Mapping[str, int | None], *, detours: bool = False
+) -> dict[int, Part] | None:
+    """Return the parts by their heads, with `detours` or without, None if some part does not lead to one place."""
     parts: dict[int, Part] = {}
     pending = [region.first]
     while pending:
         head = pending.pop()
         if head in parts:
             continue
-        part = _part(region, head, uneven, found)
+        part = _part(region, head, uneven, found, detours=detours)
         if part is None:
             return None
         parts[head] = part
@@ -504,7 +520,9 @@ def find_parts(region: Region, uneven: set[int], found: Mapping[str, int | None]
     return parts
 
 
-def _part(region: Region, head: int, uneven: set[int], found: Mapping[str, int | None]) -> Part | None:
+def _part(
+    region: Region, head: int, uneven: set[int], found: Mapping[str, int | None], *, detours: bool
+) -> Part | None:
     chain: list[int] = []
     blocks: set[int] = set()
     at = head
@@ -533,12 +551,35 @@ def _part(region: Region, head: int, uneven: set[int], found: Mapping[str, int |
             return Part(head, tuple(chain), frozenset(blocks), ())
         (following,) = after
         loops = _own_loops(region, some - {at} if at not in uneven else some, following)
+        if detours and not loops:
+            loops = _detour(region, at, some - {at}, following)
         if loops and head not in uneven:
             before = _up_to(region, at, {loop.head for loop in loops} | after)
             return Part(head, tuple(chain), frozenset((blocks - some) | before), (following,), loops)
         if following == head or not region.before[following] <= blocks:
             return Part(head, tuple(chain), frozenset(blocks), (following,))
         at = following
+
+
+def _detour(region: Region, at: int, some: set[int], end: int) -> tuple[Part, ...]:
+    """Return the blocks `some`, which threads that branch at the block `at` may pass by, as a loop of one round.
+
+    It is skipped if no thread of those that run together comes there: what is done for large numbers in ``sinf``, say.
+    There is none if it is short, or does anything but compute.
+    """
+    heads = set(region.after(at)) & some
+    if len(heads) != 1 or end not in region.after(at) or not region.loops.keys().isdisjoint(some):
+        return ()
+    (head,) = heads
+    code = [one for number in some for one in region.instructions(number)]
+    enters = any(not region.before[number] <= some for number in some - heads) or region.before[head] != {at}
+    if (
+        enters
+        or len(code) < _DETOUR
+        or not all(one.opcode in PURE | {"bra"} and "cc" not in one.modifiers for one in code)
+    ):
+        return ()
+    return (Part(head, (), frozenset(some), (), is_detour=True),)
 
 
 def _up_to(region: Region, start: int, ends: set[int]) -> set[int]:

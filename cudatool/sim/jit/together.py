@@ -368,7 +368,12 @@ class Together:
         """Emit what the threads do in a part; `before` and `values` are what is computed once."""
         body = Body(self, f"part_{self.number}_{part.head}")
         body.whole(part, live, before, values)
-        self._over_threads(e, f"{part.head}", body, ends=not part.after, at=self.at if part.loops else "")
+        detour = next((loop.head for loop in part.loops if loop.is_detour), None)
+        at = self.at if part.loops else ""
+        some = self._over_threads(e, f"{part.head}", body, ends=not part.after, at=at, stays=detour)
+        if detour is not None:
+            e.emit(f"br i1 {some}, label %detour{detour}, label %through{detour}")
+            e.label(f"detour{detour}")
 
     def _fetch(self, e: Emitter, part: Part) -> None:
         """Emit what lets the host fetch what the next round of a part reads."""
@@ -383,7 +388,9 @@ class Together:
         e.emit(f"br label %rounds{head}")
         e.label(f"rounds{head}")
         some = self._over_threads(e, f"round{head}", body, ends=False, at=self.at, stays=head)
-        e.emit(f"br i1 {some}, label %rounds{head}, label %through{head}")
+        e.emit(
+            f"br label %through{head}" if loop.is_detour else f"br i1 {some}, label %rounds{head}, label %through{head}"
+        )
         e.label(f"through{head}")
 
     def _code(self, number: int) -> list[Instruction]:

@@ -16,9 +16,9 @@ _SMALL = (1, 2, 3, 4, 16, 0xFFFFFFFF, 0xFFFFFFFC)
 
 
 class _EvenWriter(Writer):
-    def __init__(self, seed: int, threads: int, *, by: str, has_loops: bool) -> None:
+    def __init__(self, seed: int, threads: int, *, by: str, has_loops: bool, has_detours: bool) -> None:
         super().__init__(seed, threads)
-        self.by, self.has_loops = by, has_loops
+        self.by, self.has_loops, self.has_detours = by, has_loops, has_detours
         self.scalars: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
         self.labels = 0
@@ -164,6 +164,8 @@ class _EvenWriter(Writer):
     def block(self, length: int, depth: int) -> None:
         known = list(self.pool[0])
         for _ in range(length):
+            if self.has_detours and self.rng.random() < 0.4:
+                self.detour()
             what = self.rng.random()
             if what < 0.75 or depth > 1:
                 step = self.rng.choices(
@@ -183,6 +185,21 @@ class _EvenWriter(Writer):
         self.emit(f"bra {end};\n{other}:")
         if self.rng.random() < 0.5:
             self.block(self.rng.randrange(1, 4), depth + 1)
+        self.emit(f"{end}:")
+
+    def detour(self) -> None:
+        """Write code that only computes and that some threads pass by, or all do."""
+        end, inside = self.label(), self.label()
+        self.emit(f"@{self.predicate()} bra {end};")
+        for _ in range(self.rng.randrange(2, 5)):
+            self.rng.choice((self.varying, self.varying, self.alike, self.wide))()
+        if self.rng.random() < 0.5:
+            self.emit(f"@{self.predicate()} bra {inside};")
+            self.varying()
+            if self.rng.random() < 0.5:
+                self.emit(f"@{self.predicate()} bra {end};")
+            self.emit(f"{inside}:")
+            self.varying()
         self.emit(f"{end}:")
 
     def loop(self, depth: int) -> None:
@@ -236,13 +253,13 @@ class _EvenWriter(Writer):
         self.emit(f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};\n{out}:")
 
 
-def even_kernel(seed: int, threads: int, *, by: str = "", has_loops: bool = True) -> str:
+def even_kernel(seed: int, threads: int, *, by: str = "", has_loops: bool = True, has_detours: bool = False) -> str:
     """Return a kernel ``k(in, out, counters)`` for one block of so many threads.
 
     `by` names what its loops go on by the size of, ``"grid"`` or ``"block"``. Where it has no loops, it has branches
-    instead.
+    instead. With detours it has code that threads may pass by.
     """
-    writer = _EvenWriter(seed, threads, by=by, has_loops=has_loops)
+    writer = _EvenWriter(seed, threads, by=by, has_loops=has_loops, has_detours=has_detours)
     writer.begin()
     for _ in range(writer.rng.randrange(1, 3)):
         writer.loop(0)

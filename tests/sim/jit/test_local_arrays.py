@@ -54,6 +54,12 @@ def test_arrays_of_which_only_words_are_asked_for_are_registers(kernels):
     assert all(kernels[name].local_bytes for name in BODIES), "checkers see all of them"
 
 
+@pytest.mark.parametrize("name", WAVES)
+def test_threads_skip_together_what_is_done_for_large_numbers(kernels, name):
+    assert "label %detour" in kernels[f"{name}s"].llvm_ir()
+    assert "label %detour" not in kernels["chosen"].llvm_ir()
+
+
 def both(kernel: jit.JitKernel, x: np.ndarray, *, optimized: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return what a kernel writes, without checkers and under one, for which arrays lie in memory."""
     whole = np.zeros(4 * 4096, np.uint8)

@@ -21,9 +21,9 @@ def runs_together(kernel: jit.JitKernel) -> bool:
     return "call void @together_" in kernel.llvm_ir()
 
 
-def check(launch, seed: int, *, by: str = "") -> bool:
+def check(launch, seed: int, **has: object) -> bool:
     threads = (16, 40, 64, 97)[seed % 4]
-    text = even_kernel(seed, threads, by=by)
+    text = even_kernel(seed, threads, **has)
     given = inputs(seed, threads)
     out, counters = np.zeros((threads, WORDS), "u4"), np.zeros(WORDS, "u4")
     memory = bytearray(given.tobytes() + out.tobytes() + counters.tobytes())
@@ -44,6 +44,21 @@ def test_random_loops_write_what_the_reference_does(launch, seed):
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 16))
 def test_random_loops_by_the_size_of_the_grid_or_of_a_block_write_what_the_reference_does(launch, seed, by):
     check(launch, seed, by=by)
+
+
+@pytest.mark.parametrize("has_loops", [True, False])
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 20))
+def test_random_detours_write_what_the_reference_does(launch, monkeypatch, seed, has_loops):
+    monkeypatch.setattr(even, "_DETOUR", 3)
+    check(launch, seed, has_loops=has_loops, has_detours=True)
+
+
+@pytest.mark.parametrize("has_loops", [True, False])
+def test_the_random_kernels_have_detours(monkeypatch, has_loops):
+    monkeypatch.setattr(even, "_DETOUR", 3)
+    texts = (even_kernel(seed, 64, has_loops=has_loops, has_detours=True) for seed in range(FIRST, FIRST + 20))
+    kernels = (jit.load(module_of([text]).encode()).kernels["k"] for text in texts)
+    assert sum("label %detour" in kernel.llvm_ir() for kernel in kernels) >= 5
 
 
 SOURCE = """
@@ -257,7 +272,7 @@ def test_the_bits_of_an_index_are_no_number_to_count_with(launch, kernels):
 
 
 def goes_by_rows(kernel: jit.JitKernel) -> bool:
-    return "%first, i32 %nx)" in kernel.llvm_ir()
+    return re.search(r"%first, i32 %(nx|most)[,)]", kernel.llvm_ir()) is not None
 
 
 STRIDES = """
