@@ -121,12 +121,10 @@ class SimDriverCollector:
     ----------
     machine
         The software device.
-    why_failed
-        Returns why this thread's last call failed, where more is known than its error code says.
     """
 
-    def __init__(self, machine: Machine, why_failed: Callable[[], str]) -> None:
-        self._machine, self._why_failed = machine, why_failed
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
         self._graphs = GraphWatcher(machine)
         self._thread = _Thread()
@@ -239,7 +237,7 @@ class SimDriverCollector:
                 text = f"{name}: what it enqueues is not recorded"
                 hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
-            why = self._why_failed()
+            why = self._machine.last_message()
             text = f"{name} returned {result.c_name}{': ' if why else ''}{why}"
             hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.CALL_FAILED)
             if result.name == "OUT_OF_MEMORY" and name in _ALLOCATES:

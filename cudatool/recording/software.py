@@ -58,7 +58,7 @@ def driver(
     hooks.measures_accesses = machine.measure_accesses = measure_accesses
     with _driver.refused_address_space():
         machine.check(checks)
-    collector = SimDriverCollector(machine, sim.last_message)
+    collector = SimDriverCollector(machine)
     sim.subscribe(collector)
     hooks.reports_graphs = True
     if tape is not None:
