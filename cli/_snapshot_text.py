@@ -210,7 +210,7 @@ def print_split(console: Console, moment: Fragmentation) -> None:
     table.add_row("in all", "", format_bytes(lost), f"{lost / moment.reserved:.1%}")
     print_table(console, title, table)
     if moment.wanted is not None:
-        text = f"A {format_bytes(moment.wanted.size)} request found no reusable free block"
+        text = f"A request of {format_bytes(moment.wanted.size)} found no reusable free block"
         text += f"; the largest had {format_bytes(moment.largest_usable)}." if moment.largest_usable else "."
         console.print(text, markup=False)
     for hole in moment.holes[:_MOST_HOLES]:

@@ -556,7 +556,7 @@ class _Reader:
     def _frame(self, frame: Mapping[str, Any]) -> int:
         found = self._frame_by_id.get(id(frame))
         if found is None:
-            line = require(frame["line"], int, "a line")
+            line = require(require(frame, dict, "a frame")["line"], int, "a line")
             line = -1 if line == 2**64 - 1 else line  # what PyTorch writes if it has none
             if abs(line) >= 1 << 31:
                 raise ValueError(f"a frame at line {line}")
@@ -644,7 +644,7 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
         raise ValueError(f"a segment of device {device}")
     blocks = []
     for block in _list(segment, "blocks"):
-        size = require(block["size"], int, "a size")
+        size = require(require(block, dict, "a block")["size"], int, "a size")
         if not 0 <= size <= total:
             raise ValueError(f"a block of {size} bytes in a segment of {total}")
         filled = {"address": address, **block}

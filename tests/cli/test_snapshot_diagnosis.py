@@ -65,7 +65,7 @@ def test_what_to_do_stands_before_what_is_held_and_why_after_it() -> None:
         "Held at the peak, by purpose (inferred)",
         "Reserved but unused, at the peak of reserved",
         "whole free segments 26 766 MiB 48.4%",
-        "A 62 MiB request found no reusable free block; the largest had 32 MiB.",
+        "A request of 62 MiB found no reusable free block; the largest had 32 MiB.",
         "By stream",
         "Never freed",
     ]
@@ -192,7 +192,7 @@ def test_a_failure_shows_the_split_when_it_happened(tmp_path: Path) -> None:
     text = words(run(failing(tmp_path)))
     assert "1 failed: out of memory" in text
     assert "when memory ran out" in text
-    assert "A 40 MiB request found no reusable free block; the largest had 15 MiB." in text
+    assert "A request of 40 MiB found no reusable free block; the largest had 15 MiB." in text
     assert "a hole of 15 MiB in a segment of 20 MiB: pinned by 5 MiB of (no stack in this file), 5 MiB each" in text
 
 

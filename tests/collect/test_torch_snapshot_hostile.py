@@ -95,6 +95,25 @@ def test_lists_that_would_be_endless_if_copied_are_harmless(tmp_path: Path) -> N
         torch_snapshot.read(dump({"segments": laughs}, tmp_path / "x"))
 
 
+_EVENT = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 1}
+_SEGMENT = {"device": 0, "address": 1, "total_size": 512, "stream": 0, "segment_type": "small"}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "said"),
+    [
+        ({"segments": ["x"]}, "a segment is a str"),
+        ({"segments": [_SEGMENT | {"blocks": ["x"]}]}, "a block is a str"),
+        ({"segments": [], "device_traces": [["x"]]}, "an event is a str"),
+        ({"segments": [], "device_traces": [[_EVENT | {"frames": ["x"]}]]}, "a frame is a str"),
+        ({"segments": [], "device_traces": [[_EVENT | {"frames": [None]}]]}, "a frame is a NoneType"),
+    ],
+)
+def test_what_is_of_another_type_is_named(tmp_path: Path, snapshot: dict[str, Any], said: str) -> None:
+    with pytest.raises(SnapshotFormatError, match=said):
+        torch_snapshot.read(dump(snapshot, tmp_path / "x"))
+
+
 def test_a_bomb_of_compressed_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_pickle, "PICKLE_BYTES", 1 << 20)
     (tmp_path / "x").write_bytes(lzma.compress(b"\x80\x04" + b"N0" * (1 << 20)))
