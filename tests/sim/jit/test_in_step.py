@@ -46,7 +46,7 @@ extern "C" __global__ void rounds(const int *x, int *y, int n) {
 }
 extern "C" __global__ void array(const int *x, int *y, int n) {
     __shared__ int s[128];
-    int own[4]; for (int k = 0; k < 4; k++) own[(k * n) % 4] = x[ME] + k;
+    short own[4]; for (int k = 0; k < 4; k++) own[(k * n) % 4] = (short)(x[ME] + k);
     s[ME] = x[BLOCK * ALL + ME];
     __syncthreads();
     TREE
