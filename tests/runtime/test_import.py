@@ -30,6 +30,17 @@ def test_the_software_device_starts_without_numpy() -> None:
     assert done.stdout.splitlines() == ["", "True"]
 
 
+def test_kernels_from_the_cache_need_no_translator() -> None:
+    program = (
+        "import sys; from cudatool.sim import jit; from cudatool.sim.jit.collective import SUSPENSIONS; "
+        "translator = 'cudatool.sim.jit.codegen'; print(translator in sys.modules, len(SUSPENSIONS)); "
+        "__import__(translator); print(len(SUSPENSIONS))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded, known, all_rows = done.stdout.split()
+    assert ("False", all_rows) == (loaded, known)
+
+
 @pytest.mark.parametrize("name", cudatool.__all__)
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(cudatool, name) is not None

@@ -62,6 +62,7 @@ from cudatool.sim.jit.far import is_far
 from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
+from cudatool.sim.jit.native import MARK
 from cudatool.sim.jit.regions import MANY, Regions, touched
 from cudatool.sim.jit.rows import ByRow
 from cudatool.sim.jit.scheduler import Cell
@@ -71,7 +72,7 @@ from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the
 from cudatool.sim.jit.uniform import Marching, emit_ahead, emit_most
 from cudatool.sim.jit.unsupported import UntranslatedInstruction
 
-__all__ = ["MARK", "Native", "generate"]
+__all__ = ["Native", "generate"]
 
 del (
     arithmetic,
@@ -85,9 +86,6 @@ del (
     texture,
     video,
 )  # imported for the rows they enter
-
-MARK = "; PTX "
-"""Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""
 
 
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
@@ -142,7 +140,7 @@ def generate(
     counts_rounds
         Count the rounds of loops (:attr:`.Context.rounds`).
     marked
-        Say in a comment (:data:`MARK`) which instruction each part of the text is for.
+        Say in a comment (:data:`.MARK`) which instruction each part of the text is for.
 
     Raises
     ------

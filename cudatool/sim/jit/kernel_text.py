@@ -7,6 +7,7 @@ import os
 from functools import cached_property
 
 from cudatool.ptx import FRAME_SCALE, Function, Instruction, Module, ModuleCalls, PtxError, Symbol, merge_calls
+from cudatool.sim.jit import asynchronous, matrix
 from cudatool.sim.jit.copies import separate_copies
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.local_arrays import in_registers
@@ -20,6 +21,8 @@ from cudatool.sim.jit.unsupported import UnsupportedInstruction
 from cudatool.source_text import SourceLine
 
 __all__ = ["MAX_STACK", "Image", "KernelText"]
+
+del asynchronous, matrix  # they add to SUSPENSIONS, which must be whole where no kernel is translated, too
 
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""

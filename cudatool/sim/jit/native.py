@@ -20,6 +20,7 @@ from cudatool.sim.host_library import library
 from cudatool.sim.jit.races import CALLABLE
 
 __all__ = [
+    "MARK",
     "STOP_SIGNAL",
     "Code",
     "CompileError",
@@ -30,6 +31,9 @@ __all__ = [
     "guarded_call",
     "load_object",
 ]
+
+MARK = "; PTX "
+"""Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""
 
 compiled = 0  # kernels that went through LLVM in this process, rather than come from the cache
 _lock = threading.Lock()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.sim.jit import native
-from cudatool.sim.jit.codegen import MARK, Native, generate
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.kernel_text import KernelText
+from cudatool.sim.jit.native import MARK
 from cudatool.sim.jit.unsupported import UnsupportedInstruction, UntranslatedInstruction
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit.codegen import Native
 
 __all__ = ["Translated", "Translation", "Variant"]
 
@@ -77,6 +80,8 @@ class Translation:
 
     def generate(self, variant: Variant, *, marked: bool = False) -> Native:
         """Return what LLVM optimizes and compiles for :meth:`code`, without doing either. Raises as that does."""
+        from cudatool.sim.jit.codegen import generate  # takes a while to load: kernels in the cache need none of it
+
         try:
             return generate(
                 self._text.stepping if variant.instrument else self._text.plain,
