@@ -13,7 +13,7 @@ Both are compiled with ``-O3 -march=native``. Sizes are those of the suite's ``r
 processes stand the parts of them that are counterparts: calls of the driver, and OpenMP's parallel regions. On a machine
 that does other work as well, processor time with ``--threads 1`` is what can be compared.
 
-Not here: heartwall, leukocyte, mummergpu, myocyte and dwt2d, whose inputs are no part of the repository.
+Not here: mummergpu, which binds CUDA arrays to references of textures.
 """
 
 from __future__ import annotations
