@@ -141,7 +141,9 @@ class Program:
 
 
 @pytest.fixture
-def program(driver: Any, ok: Callable[[Any], Any], machine: Any) -> Iterator[Program]:
+def program(driver: Any, ok: Callable[[Any], Any], machine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    # Once a test has shared memory with other processes, a thread executes what is enqueued, when it gets to it.
+    monkeypatch.setattr(machine.scheduler, "_is_shared", False)
     gc.collect()  # arrays of earlier tests call the driver when they are destroyed
     gc.disable()
     made = Program(driver, ok, machine)
