@@ -149,7 +149,7 @@ def print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> None
         return
     table = new_table("Call site", numbers=("Blocks", "Bytes"))
     for site in sites[:_MOST]:
-        table.add_row(plain(site.compiled.described(site.label)), f"{site.count:,}", format_bytes(site.size))
+        table.add_row(plain(site.described), f"{site.count:,}", format_bytes(site.size))
     print_table(console, title, table)
     print_rest(console, len(sites), _MOST, "call sites")
 

@@ -162,6 +162,8 @@ class _Facts:
     """Lives into the next step, or is never freed."""
     prior: Mask
     """There before the recording began."""
+    unseen: Mask
+    """Not in PyTorch's history, which was on for a part of the time."""
     before: Mask
     """Allocated before the turn of the first step."""
     forward: Mask
@@ -232,6 +234,12 @@ _TABLE: Final[list[tuple[Category, Confidence, str, Callable[[_Facts], Mask]]]] 
         Confidence.MEDIUM,
         "of the size of cuBLAS's workspace, and stays",
         lambda f: f.kept & np.isin(f.requested, _CUBLAS_WORKSPACES),
+    ),
+    (
+        Category.UNKNOWN,
+        Confidence.LOW,
+        "not in PyTorch's history, which was on for a part of the time",
+        lambda f: f.unseen,
     ),
     (
         Category.UNKNOWN,
@@ -320,6 +328,7 @@ def _facts(
     # Whether blocks of the last two steps stay is not known yet.
     next_bound, third_bound = np.append(bounds, never)[step], np.append(bounds, [never + 1] * 3)[step + 2]
     in_step = np.full(len(blocks), bool(len(bounds)))
+    prior = blocks.start < recorded_from(trace, device)
     born = trace.records[blocks.start]
     is_block = born["kind"] == Kind.BLOCK_ALLOC
     return _Facts(
@@ -331,7 +340,8 @@ def _facts(
         zeroed=zeroed,
         kept=blocks.freed >= third_bound if len(bounds) else ~freed,
         outlives=~freed | (blocks.freed > next_bound),
-        prior=blocks.start < recorded_from(trace, device),
+        prior=prior,
+        unseen=prior & ("history_kept" in trace.header),
         before=(step == 0) & (blocks.start <= turn),
         forward=in_step & (blocks.start <= turn),
         backward=in_step & (blocks.start > turn),

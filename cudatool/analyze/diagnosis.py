@@ -159,7 +159,7 @@ def diagnose(
     advance()
     grows = leaks(trace, blocks, device, steps)
     beside = outside(trace, segments, curve, device, peak, total)
-    held = by_call_site(trace, blocks.at(split[-1].index)) if split else ()
+    held = by_call_site(trace, blocks.at(split[-1].index), blocks) if split else ()
     tried = _try_settings(trace, device, split, beside.total)
     advance()
     tree = site_tree(trace, blocks, device, peak)
@@ -335,7 +335,7 @@ def _after_failure(
             most = held[0]
             blocks = "1 block" if most.count == 1 else f"{most.count:,} blocks"
             text = f"memory ran out with {format_bytes(most.size)} of {format_bytes(moment.reserved)} held by "
-            text += f"{most.compiled.described(most.label)}, in {blocks}: "
+            text += f"{most.described}, in {blocks}: "
             text += "free what is not needed, or work on less at a time"
             found.append(Remedy(Topic.NEED, most.size, text))
     return found

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from time import time_ns
+from types import FrameType, ModuleType
 from typing import Any
 
 from cudatool.after_import import AfterImport
+from cudatool.collect.torch_history import TorchHistory
+from cudatool.files import replacing
 
 __all__ = ["TorchFailures"]
 
-_HISTORY = 100_000  # allocator events that PyTorch keeps where it did not keep any
+_log = logging.getLogger("cudatool.collect")
 
 
 class TorchFailures:
@@ -23,15 +29,19 @@ class TorchFailures:
     ----------
     failed
         Called with device, bytes requested, bytes allowed, bytes free.
-    with_history
-        Let PyTorch keep the history of its allocator until :meth:`stop`, unless it does already: for snapshots.
+    history_share
+        Let PyTorch keep the history of its allocator until :meth:`stop`, for snapshots, unless it does already: for as
+        much of the time as costs this share of it (:class:`TorchHistory`). 0 for no history.
     """
 
-    def __init__(self, failed: Callable[[int, int, int, int], None], *, with_history: bool = False) -> None:
+    def __init__(self, failed: Callable[[int, int, int, int], None], *, history_share: float = 0.0) -> None:
         self._failed: Callable[[int, int, int, int], None] | None = failed
-        self._with_history = with_history
+        self._history_share = history_share
         self._torch: Any = None
-        self._began_history = False
+        self._history: TorchHistory | None = None
+        self._event: tuple[int, dict[str, Any]] | None = (
+            None  # a device, and its failure as PyTorch's snapshots have it
+        )
         self._finder = AfterImport({"torch": self._watch})
 
     def start(self) -> None:
@@ -42,9 +52,8 @@ class TorchFailures:
         """Call the function no longer. Stopping again changes nothing."""
         self._finder.stop()
         self._failed = None
-        if self._began_history:
-            self._began_history = False
-            self._torch.cuda.memory._record_memory_history(enabled=None)
+        if self._history is not None:
+            self._history.stop()
 
     @property
     def is_watching(self) -> bool:
@@ -52,8 +61,24 @@ class TorchFailures:
         return self._torch is not None and self._failed is not None
 
     def dump(self, path: str) -> None:
-        """Write PyTorch's snapshot of its allocator to a file."""
-        self._torch.cuda.memory._dump_snapshot(path)
+        """Write PyTorch's snapshot of its allocator to a file; with the failure, which it lacks without a history.
+
+        Raises
+        ------
+        OutputError
+            It cannot be written.
+        """
+        snapshot = self._torch.cuda.memory._snapshot()
+        if self._event is not None:
+            device, event = self._event
+            events = snapshot["device_traces"][device]
+            if not any(one["action"] == "oom" and one["size"] == event["size"] for one in events):
+                # Another thread's events may be later by now, or told by another clock.
+                events.append(event | {"time_us": max([event["time_us"], *(one["time_us"] for one in events[-1:])])})
+        if self._history is not None:
+            snapshot["history_kept"] = self._history.kept
+        with replacing(path) as name, open(name, "wb") as file:
+            pickle.dump(snapshot, file)
 
     def _watch(self, torch: ModuleType) -> None:
         if torch.version.cuda:
@@ -62,13 +87,36 @@ class TorchFailures:
     def _attach(self, torch: Any) -> None:
         if self._failed is None:
             return
-        if self._with_history and not torch._C._cuda_isHistoryEnabled():
-            # Stacks of frees, which PyTorch would take as well, say nothing of who holds what, and cost as much again.
-            torch.cuda.memory._record_memory_history(max_entries=_HISTORY, stacks="python", context="alloc")
-            self._began_history = True
-        torch._C._cuda_attach_out_of_memory_observer(self._observe)
-        self._torch = torch
+        try:
+            torch._C._cuda_attach_out_of_memory_observer(self._observe)
+            self._torch = torch
+            if self._history_share and not torch._C._cuda_isHistoryEnabled():
+                self._history = TorchHistory(torch, self._history_share)
+        except RuntimeError as error:  # an allocator that is not the caching one; an exception would be the program's
+            _log.warning("out-of-memory reports do not know PyTorch: %s", str(error).partition("\n")[0])
 
     def _observe(self, device: int, requested: int, allowed: int, free: int) -> None:
-        if self._failed is not None:
-            self._failed(device, requested, allowed, free)
+        if self._failed is None:
+            return
+        self._event = (
+            device,
+            {
+                "action": "oom",
+                "size": requested,
+                "device_free": free,
+                "stream": 0,
+                "time_us": time_ns() // 1000,
+                "frames": _frames(sys._getframe(1)),
+            },
+        )
+        self._failed(device, requested, allowed, free)
+
+
+def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
+    """Return this frame and those outside of it as PyTorch's snapshots have them, innermost first."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frame = frame.f_back
+    return found

@@ -160,7 +160,7 @@ class _Reader:
             records["time"] = np.arange(len(records))
         streams = self._stream_records(records)
         pinned = self._pinned(more)
-        self._note_history(prior, recorded)
+        history = self._history(prior, recorded)
         records = np.concatenate([streams, records])
         return MemorySnapshot(
             records,
@@ -172,6 +172,7 @@ class _Reader:
                 "time_axis": "clock" if timed else "index",
                 "pools": [list(pool) for pool in self.pools],
                 "prior_records": prior_records,  # how many of a device's first records are inferred
+                **history,
                 **{key: to for key in ("requests_to",) if (to := self.data.get(key)) in OTHER_REQUESTS},
             },
             notes=self.notes,
@@ -185,12 +186,19 @@ class _Reader:
             pinned=pinned,
         )
 
-    def _note_history(self, prior: int, recorded: bool) -> None:
+    def _history(self, prior: int, recorded: bool) -> dict[str, Any]:
+        """Note what the history lacks, and return what the header says of it."""
+        kept = self.data.get("history_kept")
+        if isinstance(kept, float) and 0 <= kept < 1:
+            text = f"PyTorch's history was on for {kept:.0%} of the time: what was allocated in the rest has no stack"
+            self.notes.append(text)
+            return {"history_kept": kept}
         if not recorded:
             self.notes.append("no history was recorded: only the final state is known")
         elif prior:
             text = f"recording began with {prior} blocks already allocated: they are shown from its start on"
             self.notes.append(text)
+        return {}
 
     def _of_devices(
         self, traces: list[EventColumns], segments: list[dict[str, Any]], rows: Rows

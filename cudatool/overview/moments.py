@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 
 from cudatool.overview.compiled import Compiled, compiled_sites
 from cudatool.trace.distinct import distinct
-from cudatool.trace.frames import MissingStack, call_sites, missing_stack
+from cudatool.trace.events import Kind
+from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import exact_bytes
 
 __all__ = [
+    "Alike",
     "Block",
     "CallSite",
     "Layout",
@@ -37,6 +40,15 @@ def index_at(trace: Trace, time: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Alike:
+    """Where most requests of one size come from whose stacks are known: `count` of `of` such requests from `label`."""
+
+    label: str
+    count: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallSite:
     """The memory of one call site.
 
@@ -54,6 +66,8 @@ class CallSite:
         Why it has no stack, None if it has one.
     compiled
         The compiled code of the site.
+    alike
+        Of blocks without a stack: where others of their size come from, None if that is not known.
     """
 
     stack: int
@@ -63,6 +77,15 @@ class CallSite:
     count: int
     missing_stack: MissingStack | None = None
     compiled: Compiled = field(default_factory=Compiled)
+    alike: Alike | None = None
+
+    @property
+    def described(self) -> str:
+        """The label, with what is known of compiled code, and of where others of its size come from."""
+        text = self.compiled.described(self.label)
+        if self.alike is None:
+            return text
+        return f"{text} [{self.alike.count:,} of {self.alike.of:,} with a stack: {self.alike.label}]"
 
 
 def site_keys(blocks: Lifetimes) -> tuple[Ints, Ints]:
@@ -99,8 +122,14 @@ def before_recording(trace: Trace, blocks: Lifetimes) -> Mask:
     return result
 
 
-def by_call_site(trace: Trace, blocks: Lifetimes) -> tuple[CallSite, ...]:
-    """Return the bytes in `blocks` by call site, the largest first."""
+def by_call_site(trace: Trace, blocks: Lifetimes, others: Lifetimes | None = None) -> tuple[CallSite, ...]:
+    """Return the bytes in `blocks` by call site, the largest first.
+
+    Parameters
+    ----------
+    others
+        Blocks that may tell where those without a stack come from, as programs ask for one size at few places.
+    """
     keys, site = site_keys(blocks)
     size = np.zeros(len(keys), np.int64)
     np.add.at(size, site, blocks.size)
@@ -116,8 +145,29 @@ def by_call_site(trace: Trace, blocks: Lifetimes) -> tuple[CallSite, ...]:
     ]
     columns = (stacks, asked.tolist(), site_labels(trace, keys, before), size.tolist(), count.tolist())
     compiled = compiled_sites(trace, blocks, site, stacks)
-    sites = (CallSite(*row) for row in zip(*columns, missing, compiled, strict=True))
+    alike = [
+        None if why is None or others is None else _alike(trace, others, requested)
+        for why, requested in zip(missing, keys[:, 1].tolist(), strict=True)
+    ]
+    sites = (CallSite(*row) for row in zip(*columns, missing, compiled, alike, strict=True))
     return tuple(sorted(sites, key=lambda site: -site.size))
+
+
+def _alike(trace: Trace, blocks: Lifetimes, requested: int) -> Alike | None:
+    """Return where most of `blocks`, and of the requests that failed, come from that have a stack and this size."""
+    stacks, counts = np.unique(blocks.stack[blocks.requested == requested], return_counts=True)
+    known = Counter[str]()
+    for stack, count in zip(stacks.tolist(), counts.tolist(), strict=True):
+        if trace.stacks[stack]:
+            known[call_site(trace.stack(stack))] += count
+    failed = trace.of_kind(Kind.OOM)
+    for stack in failed["stack"][failed["size"] == requested].tolist():  # a request that found no memory
+        if trace.stacks[stack]:
+            known[call_site(trace.stack(stack))] += 1
+    if not known:
+        return None
+    ((label, count),) = known.most_common(1)
+    return Alike(label, count, known.total())
 
 
 @dataclass(frozen=True, slots=True)

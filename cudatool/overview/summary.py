@@ -237,10 +237,10 @@ def _device(
         # Every block is in a segment: if none is known, segments were not recorded.
         reserved_known=curve.knows_reserved,
         ooms=ooms,
-        at_peak=moments.by_call_site(trace, blocks.at(peak.index)),
-        still_live=moments.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),
+        at_peak=moments.by_call_site(trace, blocks.at(peak.index), blocks),
+        still_live=moments.by_call_site(trace, blocks[blocks.freed == len(trace.records)], blocks),
         chosen=chosen,
-        at_chosen=() if chosen is None else moments.by_call_site(trace, blocks.at(chosen.index)),
+        at_chosen=() if chosen is None else moments.by_call_site(trace, blocks.at(chosen.index), blocks),
         generated=generated(trace, blocks.at(peak.index)),
     )
 

@@ -68,6 +68,9 @@ class ArmOptions:
     history
         Whether PyTorch keeps the history of its allocator, with the stack of each allocation, in a process that is not
         recorded. Without it being armed costs a PyTorch program nothing, and its report names no call sites.
+    history_share
+        The share of the program's time that the history may cost, about: it is on for a part of the time where it would
+        cost more all the time (:mod:`cudatool.collect.torch_history`). 1 keeps it on.
     most_files
         How many traces to leave on disk; the oldest go. Those of memory that ran out stay.
     """
@@ -81,6 +84,7 @@ class ArmOptions:
     on_signal: bool = True
     on_oom: bool = True
     history: bool = True
+    history_share: float = 0.01
     most_files: int = _MOST_FILES
 
 
@@ -104,6 +108,8 @@ class Armed:
         size, age = _kept(options.keep)
         if options.most_files < 1:
             raise UsageError(f"most_files is at least 1, not {options.most_files}")
+        if not 0 < options.history_share <= 1:
+            raise UsageError(f"history_share is above 0 and at most 1, not {options.history_share}")
         self._header = header
         self._folder = os.path.abspath(options.directory or os.curdir)
         self._stem = f"{options.name or program_name()}.{os.getpid()}"
@@ -132,7 +138,9 @@ class Armed:
         if options.on_oom and not recording.is_reporting():
             has_torch = recording.is_observing()
             snapshot = None if has_torch else self._snapshot_name
-            self._report = OomReport(self._out_of_memory, snapshot=snapshot, history=options.history)
+            self._report = OomReport(
+                self._out_of_memory, snapshot=snapshot, history_share=options.history_share if options.history else 0.0
+            )
         self._handler_before: Any = None
         self._thread = threading.Thread(target=self._serve, name="cudatool triggers", daemon=True)
         self._start()

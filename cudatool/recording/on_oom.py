@@ -50,8 +50,8 @@ class OomReport:
         on a thread of its own.
     snapshot
         Returns the name of a file for PyTorch's own snapshot, where `recording` does not have PyTorch's memory.
-    history
-        Let PyTorch keep the history of its allocator for that.
+    history_share
+        Let PyTorch keep the history of its allocator for that, at this share of the program's time; 0 for none.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class OomReport:
         recording: Callable[[], str | None],
         *,
         snapshot: Callable[[], str] | None = None,
-        history: bool = True,
+        history_share: float = 0.0,
     ) -> None:
         self._recording, self._snapshot = recording, snapshot
-        self._torch = TorchFailures(self._of_torch, with_history=history and snapshot is not None)
+        self._torch = TorchFailures(self._of_torch, history_share=0.0 if snapshot is None else history_share)
         self._others = LibraryFailures(self)
         self._process = os.getpid()
         self._once = threading.Lock()  # taken for good by the first failure

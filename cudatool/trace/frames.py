@@ -212,6 +212,8 @@ class MissingStack(StrEnum):
     """The program was recorded with ``--no-stacks``."""
     BEFORE = "before-recording"
     """It was there before the recording began."""
+    HISTORY_OFF = "history-off"
+    """It was allocated while PyTorch's history was off, which was on for a part of the time."""
     NOT_KEPT = "not-in-file"
     """The file keeps no stacks at all."""
     NO_FRAMES = "no-python-frames"
@@ -226,6 +228,7 @@ class MissingStack(StrEnum):
 _MISSING = {
     MissingStack.TURNED_OFF: "(no stack: recorded with --no-stacks)",
     MissingStack.BEFORE: "(no stack: allocated before the recording)",
+    MissingStack.HISTORY_OFF: "(no stack: PyTorch's history was off)",
     MissingStack.NOT_KEPT: "(no stack in this file)",
     MissingStack.NO_FRAMES: "(no stack: a thread without Python frames)",
 }
@@ -242,5 +245,5 @@ def missing_stack(trace: Trace, *, before: bool = False) -> MissingStack:
     if trace.header.get("stacks") is False:
         return MissingStack.TURNED_OFF
     if before:
-        return MissingStack.BEFORE
+        return MissingStack.BEFORE if "history_kept" not in trace.header else MissingStack.HISTORY_OFF
     return MissingStack.NO_FRAMES if any(trace.stacks) else MissingStack.NOT_KEPT

@@ -113,6 +113,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "prior_allocations": ("a number", _count),
     "prior_bytes": ("a number", _count),
     "prior_records": ("a number for each device", _by_device),
+    "history_kept": ("a number from 0 to 1", _fraction),
     "host": ("text", _text),
     "installed": ("a list of texts", _list_of(_text)),
     "job": ("text", _text),

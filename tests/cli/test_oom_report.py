@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -453,6 +454,45 @@ def test_snapshot_of_pytorch_is_explained_as_the_trace_is(run_warm, run_here, tm
         facts.append([failure[name] for name in ("why", "size", "needed", "free", "site")])
         facts[-1] += [failure["split"]["reserved"], failure["held"][0]["size"], failure["settings"]["best"]["conf"]]
     assert facts[0] == facts[1]
+
+
+def test_blocks_from_when_the_history_was_off_have_the_lines_of_others_of_their_size(run_here, tmp_path):
+    """A snapshot as an armed program writes it whose history was on for a part of the time."""
+
+    def block(address: int, size: int, line: int) -> dict[str, object]:
+        frames = [{"filename": "/home/me/train.py", "line": line, "name": f"f{line}"}] if line else []
+        state = "active_allocated"
+        return {"address": address, "size": size, "requested_size": size, "state": state, "frames": frames}
+
+    base, size = 0x7F0000000000, 4 << 20
+    lines = [(size, 12), (size, 12), (size, 30), *[(size, 0)] * 5, (2 * size, 0)]
+    at, blocks = base, []
+    for taken, line in lines:
+        blocks.append(block(at, taken, line))
+        at += taken
+    segment = {
+        "device": 0,
+        "address": base,
+        "total_size": at - base,
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": blocks,
+    }
+    event = {"action": "oom", "size": 9 * size, "device_free": 1 << 20, "stream": 0, "time_us": 1, "frames": []}
+    snapshot = {"segments": [segment], "device_traces": [[event]], "history_kept": 0.08}
+    (tmp_path / "x.pickle").write_bytes(pickle.dumps(snapshot))
+    done = run_here("oom", tmp_path / "x.pickle", "--json")
+    held = json.loads(done.stdout)["failures"][0]["held"]
+    (like,) = (site for site in held if site["count"] == 5)
+    assert {"label": "train.py:12 (f12)", "count": 2, "of": 3} == like["alike"]
+    assert "history-off" == like["missing_stack"]
+    assert [None, None] == [site["alike"] for site in held if site["stack"]]
+    (alone,) = (site for site in held if site["size"] == 2 * size and not site["stack"])
+    assert alone["alike"] is None  # no other block has its size
+    text = " ".join(run_here("oom", tmp_path / "x.pickle").stdout.split())
+    assert "(no stack: PyTorch's history was off), 4 MiB each [2 of 3 with" in text
+    assert "parameters or optimizer state" not in text
+    assert "on for 8% of the time" in run_here("snapshot", tmp_path / "x.pickle").stdout
 
 
 def test_recording_without_a_failure_has_nothing_to_explain(run_here):

@@ -99,6 +99,41 @@ def test_armed_program_leaves_a_snapshot_of_pytorch_and_a_report(name, tmp_path)
 
 
 @needs_torch
+@pytest.mark.parametrize("options", ["history=False", "history_share=1", "history_share=1e-6"])
+def test_armed_program_leaves_a_report_whatever_the_history_may_cost(options, tmp_path):
+    """Where the history is off, the report has the failed request, and what is held by its size."""
+    program = f"""
+import cudatool, time
+cudatool.arm({options})
+begin = time.monotonic()
+while time.monotonic() - begin < 4:  # it spends what a history may cost at first
+    for _ in range(1000): x = torch.empty(1000, device="cuda")
+print(torch._C._cuda_isHistoryEnabled())
+while True: hog()
+"""
+    done = _run(tmp_path, program)
+    assert done.returncode == 1, done.stderr
+    (report,) = tmp_path.glob("big.*.oom.txt")
+    assert ("True" if options == "history_share=1" else "False") in done.stdout
+    text = " ".join(report.read_text().split())
+    assert re.match(r"Out of memory: big\.py:\d+ \(hog\) requested 512 MiB", text), text
+    assert "(hog)" in text.partition("Held when memory ran out")[2]
+    assert "callback" not in done.stderr  # PyTorch says so when another thread turns its history off
+
+
+@needs_torch
+@pytest.mark.parametrize("words", [["-m", "cudatool", "run", "-o", "run.ctrace"], []])
+def test_program_without_the_caching_allocator_runs_as_without_a_report(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    (tmp_path / "program.py").write_text(
+        "import cudatool, torch\ncudatool.arm()\nprint(torch.ones(1000, device='cuda').sum().item())\n"
+    )
+    command = [sys.executable, *words, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (0, "1000.0\n") == (done.returncode, done.stdout), done.stderr
+
+
+@needs_torch
 def test_report_takes_two_seconds_at_most_at_a_hundred_thousand_events(tmp_path):
     program = """
 import time

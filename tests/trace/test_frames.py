@@ -95,6 +95,7 @@ def test_equal_stacks_read_alike_and_an_empty_one_is_empty() -> None:
     [
         ({"stacks": False}, [()], True, MissingStack.TURNED_OFF),
         ({"stacks": True}, [(), (0,)], True, MissingStack.BEFORE),
+        ({"history_kept": 0.1}, [(), (0,)], True, MissingStack.HISTORY_OFF),
         ({}, [()], False, MissingStack.NOT_KEPT),
         ({}, [(), (0,)], False, MissingStack.NO_FRAMES),
     ],
