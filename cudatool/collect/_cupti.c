@@ -794,6 +794,25 @@ static PyObject* py_called_modules(PyObject* self, PyObject* unused) {
   return found;
 }
 
+// The living objects of a type, of those that the garbage collector knows. No other one is kept alive, not for a moment:
+// another thread's tensor would keep its memory, and the next one get more. So nothing is made while all are held, which
+// might run the collector, and with it code of the program.
+static PyObject* py_instances(PyObject* self, PyObject* type) {
+  (void)self;
+  if (!PyType_Check(type)) return PyErr_Format(PyExc_TypeError, "a type is needed, not %R", type);
+  PyObject *found = PyList_New(0), *collector = PyImport_ImportModule("gc");
+  PyObject* objects = found && collector ? PyObject_CallMethod(collector, "get_objects", NULL) : NULL;
+  int failed = !objects;
+  for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(objects); i++) {
+    PyObject* one = PyList_GET_ITEM(objects, i);
+    if (one != found && PyType_IsSubtype(Py_TYPE(one), (PyTypeObject*)type)) failed = PyList_Append(found, one);
+  }
+  Py_XDECREF(objects);
+  Py_XDECREF(collector);
+  if (failed) Py_CLEAR(found);
+  return found;
+}
+
 static PyObject* py_name_module(PyObject* self, PyObject* arguments) {
   (void)self;
   unsigned long long address;
@@ -1884,6 +1903,7 @@ static PyMethodDef methods[] = {
      "code, and have modules without a name named soon after; or no more: None, None"},
     {"name_soon", py_name_soon, METH_NOARGS, "name_soon(): have that function called soon in the main thread"},
     {"name_module", py_name_module, METH_VARARGS, "name_module(address, path): give a module its path, None for none"},
+    {"instances", py_instances, METH_O, "instances(type): the living objects of a type"},
     {"called_modules", py_called_modules, METH_NOARGS,
      "called_modules(): for each thread the modules of PyTorch that it is calling, outermost first"},
     {"unnamed_modules", py_unnamed_modules, METH_NOARGS,

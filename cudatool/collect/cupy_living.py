@@ -8,11 +8,11 @@ Pinned memory is known in full: each allocation is an object of Python's, which 
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from cudatool.collect import _cupti
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import LIVED, Event, Kind
 from cudatool.trace.libraries import Library
@@ -64,7 +64,7 @@ def _event(kind: Kind, device: int, begin: int, size: int, name: str, *, stack: 
 def _places(cupy: Any) -> set[tuple[int, int, int]]:
     """Return device and address of each live array's memory, and its size if it is a block of a pool, else 0."""
     pooled = cupy.cuda.memory.PooledMemory
-    found = (array.data for array in gc.get_objects() if issubclass(type(array), cupy.ndarray))
+    found = [array.data for array in _cupti.instances(cupy.ndarray)]
     return {
         (data.device_id, data.mem.ptr, data.mem.size if isinstance(data.mem, pooled) else 0)
         for data in found
@@ -75,8 +75,7 @@ def _places(cupy: Any) -> set[tuple[int, int, int]]:
 def _pinned(cupy: Any) -> set[tuple[int, int]]:
     """Return address and size of the pinned memory that CuPy took, for its pool or not."""
     allocation = cupy.cuda.PinnedMemory  # a block of the pool is of a class below it, and has the same address and size
-    found = (one for one in gc.get_objects() if issubclass(type(one), allocation))
-    return {(one.ptr, one.size) for one in found if one.ptr}
+    return {(one.ptr, one.size) for one in _cupti.instances(allocation) if one.ptr}
 
 
 def missing(cupy: Any, devices: Iterable[int], found: Sequence[Event]) -> list[str]:

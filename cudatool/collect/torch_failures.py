@@ -106,7 +106,7 @@ class TorchFailures:
                 "device_free": free,
                 "stream": 0,
                 "time_us": time_ns() // 1000,
-                "frames": _frames(sys._getframe(1)),
+                "frames": _frames(sys._getframe().f_back),  # None in a thread of autograd's
             },
         )
         self._failed(device, requested, allowed, free)

@@ -14,7 +14,6 @@ look at each. Nothing here keeps a module, an optimizer or a tensor alive.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
@@ -99,7 +98,7 @@ class TorchModules:
     def _watch_optimizers(self, was_imported: bool) -> None:
         optimizer = self._torch.optim.Optimizer
         if was_imported:
-            self._optimizers.update(own for own in gc.get_objects() if issubclass(type(own), optimizer))
+            self._optimizers.update(_cupti.instances(optimizer))
         init, known = optimizer.__init__, self._optimizers
 
         @wraps(init)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from pathlib import Path
 from shutil import which
 
@@ -430,3 +433,63 @@ def test_beside_pytorch_the_calls_of_its_libraries_and_operators_are_left_out_an
     command = [sys.executable, "-c", OTHERS, libcupti, tmp_path / "link", *libraries]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+class _Optimizer:
+    pass
+
+
+class _Adam(_Optimizer):
+    pass
+
+
+class _Claims:
+    """Says that it is of another type, as proxies do: its code must not run."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise AssertionError("the program's code ran")
+
+
+def test_objects_of_a_type_and_those_derived_from_it_are_found() -> None:
+    adam, optimizer, claims = _Adam(), _Optimizer(), _Claims()
+    for one in (adam, optimizer, claims):
+        vars(one)["kept"] = []  # so that the collector knows it
+    assert {id(adam), id(optimizer)} == set(map(id, _cupti.instances(_Optimizer)))
+    assert [adam] == _cupti.instances(_Adam)
+    with pytest.raises(TypeError, match="a type is needed, not 1"):
+        _cupti.instances(1)  # type: ignore[arg-type]
+
+
+def test_no_other_threads_object_lives_longer_when_objects_are_looked_for() -> None:
+    """A tensor that did would keep its memory, and the program's next one take more from the driver."""
+
+    class Tensor:
+        def __init__(self) -> None:
+            self.own = {"known": "to the collector"}
+
+    kept, rounds, over = 0, 0, threading.Event()
+
+    def work() -> None:
+        nonlocal kept, rounds
+        while not over.is_set():
+            tensor = Tensor()
+            known = weakref.ref(tensor)
+            del tensor
+            kept += known() is not None
+            rounds += 1
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 60
+        while rounds < 20_000 and time.monotonic() < deadline:
+            _cupti.instances(_Optimizer)
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert rounds >= 20_000
+    assert kept == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -121,6 +123,21 @@ def test_a_snapshot_that_cannot_be_written_leaves_what_was_there(seen, monkeypat
     assert [("x.pickle", "before")] == [(path.name, path.read_text()) for path in tmp_path.iterdir()]
 
 
+def test_a_failure_in_a_thread_without_python_frames_is_told(seen, monkeypatch, tmp_path: Path):
+    """A thread of autograd's calls the observer from C."""
+    torch = _Torch()
+    failures = _watching(torch, seen, monkeypatch)
+    torch.initialize()
+    library, number = ctypes.CDLL(None), ctypes.c_ulong()
+    start = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(partial(torch.observers[0], 0, 100, 80))
+    assert library.pthread_create(ctypes.byref(number), None, start, ctypes.c_void_p(20)) == 0
+    assert library.pthread_join(number, None) == 0
+    assert seen == [(0, 100, 80, 20)]
+    failures.dump(str(tmp_path / "x.pickle"))
+    (event,) = pickle.loads((tmp_path / "x.pickle").read_bytes())["device_traces"][0]
+    assert event["frames"] == []
+
+
 def test_nothing_is_told_after_the_end(seen, monkeypatch):
     torch = _Torch()
     failures = _watching(torch, seen, monkeypatch)
@@ -206,14 +223,14 @@ def test_a_history_costs_what_it_may_whatever_the_rate(monkeypatch):
     for rate in (50_000, 30_000, 10_000):
         clock = _Clock(_Torch(), monkeypatch)
         clock.run(60, rate=rate)  # what it may cost at first is spent
-        share = clock.run(1000, rate=rate) * rate * 4_000 / S
+        share = clock.run(1000, rate=rate) * rate * 5_000 / S
         assert 0.009 < share < 0.011
         clock.history.stop()
 
 
 def test_a_program_that_allocates_seldom_has_its_history_all_the_time(monkeypatch):
     clock = _Clock(_Torch(), monkeypatch)
-    assert 1 == clock.run(500, rate=2_000) == clock.history.kept
+    assert 1 == clock.run(500, rate=1_900) == clock.history.kept
     assert 1 == len(clock.torch.turned)
 
 
@@ -230,7 +247,7 @@ def test_the_history_comes_back_when_memory_grows_and_later_seconds_pay_for_it(m
     for _ in range(400):  # it grows for ever
         clock.torch.reserved += 1 << 20
         clock.run(0.5, rate=50_000)
-    assert clock.history.kept * 0.2 < 0.0125  # 1 %, and twice 0.2 s of 206 s
+    assert clock.history.kept * 0.25 < 0.0125  # 1 %, and twice 0.2 s of 206 s
 
 
 def test_a_program_that_turns_its_history_on_or_off_has_it_so(monkeypatch):
