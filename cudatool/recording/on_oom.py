@@ -114,9 +114,9 @@ class OomReport:
                 return
             path = os.path.splitext(trace)[0] + REPORT
             write_whole(path, _explained(trace))
-        except (CudatoolError, OSError, subprocess.SubprocessError) as error:
+        except Exception as error:  # PyTorch's too, which is asked for a snapshot in the middle of a failure
             then = f"; cudatool oom {trace} explains it" if trace else ""
-            why = error.strerror if isinstance(error, OSError) else str(error)
+            why = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
             announce(printable(f"cudatool: memory ran out; its report could not be written ({why}){then}"))
         else:
             announce(printable(f"cudatool: memory ran out: {path} says what held it"))

@@ -193,6 +193,21 @@ def test_an_armed_program_may_do_without_the_history(monkeypatch, history):
         assert (1, history) == (len(torch.observers), len(torch.turned) == 1)
 
 
+def test_a_snapshot_that_pytorch_refuses_is_said_in_one_line(monkeypatch, tmp_path: Path, capfd):
+    def refuse() -> None:
+        raise RuntimeError("the device is lost")
+
+    torch = _Torch()
+    torch.cuda.memory._snapshot = refuse
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with arm(history=False, on_signal=False, directory=str(tmp_path)):
+        torch.initialize()
+        torch.observers[0](0, 100, 80, 20)
+    said = capfd.readouterr().err.splitlines()
+    assert ["cudatool: memory ran out; its report could not be written (the device is lost)"] == said
+    assert [] == list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("share", [0, -1, 1.5, float("nan")])
 def test_a_share_of_the_time_is_above_0_and_at_most_1(share):
     with pytest.raises(UsageError, match="history_share is above 0 and at most 1"):
