@@ -92,7 +92,7 @@ class TorchFailures:
             self._torch = torch
             if self._history_share and not torch._C._cuda_isHistoryEnabled():
                 self._history = TorchHistory(torch, self._history_share)
-        except RuntimeError as error:  # an allocator that is not the caching one; an exception would be the program's
+        except Exception as error:  # an allocator that is not the caching one, or another PyTorch: not the program's
             _log.warning("out-of-memory reports do not know PyTorch: %s", str(error).partition("\n")[0])
 
     def _observe(self, device: int, requested: int, allowed: int, free: int) -> None:

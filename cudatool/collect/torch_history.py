@@ -50,7 +50,7 @@ class TorchHistory:
         self._torch, self._share = torch, share
         self._set = torch.cuda.memory._record_memory_history
         # Ranges are noted by an observer that, of one thread, another could not take away again.
-        known = signature(torch.cuda.memory._record_memory_history_impl).parameters
+        known = signature(getattr(torch.cuda.memory, "_record_memory_history_impl", self._set)).parameters
         self._any_thread = {name: True for name in ("global_record_annotations",) if name in known}
         self._lock = threading.Lock()  # of what follows
         self._is_ours = self._is_on = True
