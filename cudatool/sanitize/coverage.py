@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.sanitize.device import unread_findings
 from cudatool.sanitize.findings import Gap, GapKind, location
 from cudatool.text import first_names, printable
 from cudatool.trace.distinct import distinct
@@ -134,10 +135,10 @@ def _gap(kind: GapKind, causes: Sequence[_Cause]) -> Gap:
     return Gap(kind, len(names), names, codes=tuple(dict.fromkeys(code for code, _ in causes)))
 
 
-def _warned(trace: Trace, flag: WarningFlag) -> list[_Cause]:
-    """Return the warnings that have a flag."""
+def _warned(trace: Trace, flags: int) -> list[_Cause]:
+    """Return the warnings that have one of some flags."""
     warnings = trace.of_kind(Kind.WARNING)
-    found = warnings[warnings["flags"] & flag != 0]
+    found = warnings[warnings["flags"] & flags != 0]
     return [
         ((WarningCode(code) if code in _CODES else WarningCode.NOT_SAID).label, trace.names[name])
         for code, name in zip(found["aux0"].tolist(), found["name"].tolist(), strict=True)
@@ -145,12 +146,17 @@ def _warned(trace: Trace, flag: WarningFlag) -> list[_Cause]:
 
 
 _CODES: Final = frozenset(WarningCode)  # a newer recorder may write others
+_NEWER_FLAGS: Final = 0xFFFF & ~sum(WarningFlag)  # what they mean for the trace is not known
+_UNREAD: Final = "findings-not-read"  # beside the labels of WarningCode and the values of Ending
 
 
 def _lost(trace: Trace) -> list[_Cause]:
-    """Return why events are missing."""
-    ending = [] if trace.ending.is_complete else [(str(trace.ending), f"it was {trace.ending}")]
-    return [*ending, *_warned(trace, WarningFlag.LOST)]
+    """Return why events are missing, or findings."""
+    causes = [] if trace.ending.is_complete else [(str(trace.ending), f"it was {trace.ending}")]
+    causes += _warned(trace, WarningFlag.LOST)
+    if count := unread_findings(trace):
+        causes.append((_UNREAD, f"{_count(count, 'finding')} in it cannot be read"))
+    return causes
 
 
 def _processes(trace: Trace, beside: Collection[int]) -> list[Gap]:
@@ -199,7 +205,7 @@ def _shared_memory(trace: Trace) -> list[Gap]:
 
 def _unseen(trace: Trace) -> list[_Cause]:
     """Return what the program did on the device without events that describe it, or all of it."""
-    causes = _warned(trace, WarningFlag.UNSEEN)
+    causes = _warned(trace, WarningFlag.UNSEEN | _NEWER_FLAGS)
     causes += [(WarningCode.HELD_BEFORE.label, what) for what in trace.header.get("unknown_before", ())]
     if trace.header.get("device_kind") == "cuda" and not trace.header.get("watches_launches"):
         others = [library for library in libraries_of(trace) if library != Library.PYTORCH]

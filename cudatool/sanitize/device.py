@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.errors import TraceFormatError
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
 from cudatool.source_text import SourceLine
 from cudatool.trace.events import LIVED, Kind
@@ -18,7 +17,7 @@ from cudatool.trace.model import Trace, recorded_from
 from cudatool.trace.streams import stream_names
 from cudatool.units import format_bytes
 
-__all__ = ["device_findings", "leaks"]
+__all__ = ["device_findings", "leaks", "unread_findings"]
 
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC)
 # By what memory is known until it is freed: its address, or, of cuMemCreate, which gives none, its handle.
@@ -113,10 +112,7 @@ def _coordinates(value: Any) -> tuple[int, ...]:
 def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     """Return what the checkers saw, one finding for each place in a kernel and call site that launched it.
 
-    Raises
-    ------
-    TraceFormatError
-        One of them cannot be read: without it, the report could look clean.
+    Those that :func:`unread_findings` names are left out.
     """
     records = trace.records
     rows = np.flatnonzero(records["kind"] == Kind.FINDING)
@@ -127,7 +123,9 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     memory, names = _Memory(trace), stream_names(trace, in_sentences=True)
     found: dict[tuple[Any, ...], DeviceFinding] = {}
     for row in rows.tolist():
-        record, said = records[row], _said(trace, row)
+        record, said = records[row], _said(trace.names[int(records["name"][row])])
+        if said is None:
+            continue
         launch = launch_of.get(int(record["correlation"])) if record["correlation"] else None
         at = row if launch is None else launch
         stack = trace.stack(int(records["stack"][at]))
@@ -173,12 +171,18 @@ def _place(kind: FindingKind, said: _Said) -> tuple[Any, ...]:
     return said.kernel, frozenset((said.source, said.other_source)), mode, said.space
 
 
-def _said(trace: Trace, row: int) -> _Said:
-    """Return what a ``FINDING`` record says, or raise ``TraceFormatError``."""
+def unread_findings(trace: Trace) -> int:
+    """Return the number of ``FINDING`` records that are damaged, or of a kind that this cudatool does not know."""
+    names = trace.of_kind(Kind.FINDING)["name"].tolist()
+    return sum(count for name, count in Counter(names).items() if _said(trace.names[name]) is None)
+
+
+def _said(text: str) -> _Said | None:
+    """Return what the name of a ``FINDING`` record says, None if it cannot be read."""
     try:
-        return _Said.parse(trace.names[int(trace.records["name"][row])])
+        return _Said.parse(text)
     except (TypeError, ValueError):
-        raise TraceFormatError(trace.source, f"what a checker found cannot be read (event {row:,})") from None
+        return None
 
 
 def _operation(trace: Trace, launch: int | None, kernel: str, *, in_kernel: bool) -> str:

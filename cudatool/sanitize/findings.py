@@ -160,7 +160,8 @@ class Gap:
         Whether nothing at all was checked because of it.
     codes
         What the names are about, each once, where a kind has several causes: labels of
-        :class:`~cudatool.trace.events.WarningCode`, values of :class:`~cudatool.trace.model.Ending`.
+        :class:`~cudatool.trace.events.WarningCode`, values of :class:`~cudatool.trace.model.Ending`, and
+        ``findings-not-read``.
     """
 
     kind: GapKind

@@ -349,7 +349,7 @@ class WarningCode(IntEnum):
     """What a ``WARNING`` is about. Its text is for people; programs read the code, and reports name it as `label`."""
 
     NOT_SAID = 0
-    """An older recorder, which wrote the text alone."""
+    """An older recorder, which wrote the text alone, or a newer one, whose code is not known."""
     CALL_FAILED = 1
     CALL_NOT_RECORDED = 2
     """A driver call whose work no event describes."""

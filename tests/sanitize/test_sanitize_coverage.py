@@ -123,6 +123,14 @@ def test_dropped_subscriber_makes_the_recording_incomplete_and_a_remark_does_not
     assert report.outcome is Outcome.INCOMPLETE
 
 
+def test_warning_with_a_flag_of_a_newer_version_leaves_no_report_clean() -> None:
+    program = working()
+    program.emit(Kind.WARNING, name="what only that version knows", flags=0x4000)
+    assert {GapKind.UNSEEN: Gap(GapKind.UNSEEN, 1, ("what only that version knows",), codes=("not-said",))} == gaps(
+        program
+    )
+
+
 def test_causes_of_a_gap_are_codes_and_those_of_other_versions_are_not_said() -> None:
     program = working()
     for code, name in enumerate(["of an older version", *"ab"]):

@@ -15,6 +15,8 @@ from cudatool.errors import TraceFormatError
 from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.memory import Settings
 from cudatool.sanitize import check as sanitize
+from cudatool.sanitize.coverage import gap_why
+from cudatool.sanitize.findings import GapKind, Outcome
 from cudatool.trace import Trace, reader
 from cudatool.trace.events import Kind
 from cudatool.trace.validate import FACTS, MAX_ADDRESS, MAX_MEMORY, MAX_TIME
@@ -119,10 +121,20 @@ def test_sizes_whose_sum_no_number_can_hold_are_refused(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_finding_that_cannot_be_read_is_an_error_and_no_clean_report(tmp_path: Path, text: str) -> None:
-    trace = read(tmp_path / "x.ctrace", *SOUND, {"kind": Kind.FINDING, "name": 1}, names=("", text))
-    with pytest.raises(TraceFormatError, match="what a checker found cannot be read"):
-        sanitize(trace)
+def test_finding_that_cannot_be_read_is_said_beside_the_others_and_no_report_is_clean(
+    tmp_path: Path, text: str
+) -> None:
+    unread, sound = {"kind": Kind.FINDING, "name": 1}, {"kind": Kind.FINDING, "name": 2, "aux0": 1}
+    names = ("", text, '{"kind": "out-of-bounds", "check": "memcheck", "text": "far away"}')
+    for checks in (["race"], ["memcheck"]):
+        report = sanitize(read(tmp_path / "x.ctrace", *SOUND, unread, unread, names=names), checks)
+        (gap,) = (gap for gap in report.gaps if gap.kind is GapKind.RECORDING)
+        assert ("2 findings in it cannot be read",) == gap.names
+        assert ("findings-not-read",) == gap.codes
+        assert report.outcome is Outcome.INCOMPLETE
+        report = sanitize(read(tmp_path / "x.ctrace", *SOUND, unread, sound, names=names), checks)
+        assert ["far away"] == [found.text for found in report.on_device]
+        assert "The recording is incomplete: 1 finding in it cannot be read." in map(gap_why, report.gaps)
 
 
 def test_finding_with_more_facts_than_this_version_knows_is_reported(tmp_path: Path) -> None:
