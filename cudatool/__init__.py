@@ -12,7 +12,7 @@ from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from cudatool.runtime import attached as _attached
+from cudatool import attached as _attached
 from cudatool.runtime.public_modules import PUBLIC_MODULES as _PUBLIC_MODULES
 from cudatool.whole_imports import whole_imports as _whole_imports
 
@@ -321,7 +321,14 @@ _HOMES = (
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 
-_attached.HOMES.update(ArrayMethods="cudatool.array_methods", copy="cudatool.ops._copy")
+_attached.HOMES.update(
+    ArrayMethods="cudatool.array_methods.ArrayMethods",  # what arrays can compute
+    copy="cudatool.ops._copy.copy",  # a copy that is a kernel
+    load_notebook="cudatool.notebook.load",
+    record_child="cudatool.recording.children.begin",
+    serve_triton="cudatool.triton_driver.install",
+    tune_products="cudatool.tunable._context.install",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -354,7 +361,7 @@ def __getattr__(name: str) -> Any:
 
 def _load_ipython_extension(shell: Any) -> None:
     """Give an IPython shell ``%%cudatool run|snapshot|sanitize``; ``%load_ext cudatool`` calls it."""
-    import_module("cudatool.notebook").load(shell)
+    _attached.attached("load_notebook")(shell)
 
 
 def __dir__() -> list[str]:

@@ -19,10 +19,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cudatool.after_import import AfterImport
+from cudatool.attached import attached
 from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
 from cudatool.progress import announce
@@ -164,7 +164,7 @@ def initialize() -> Choice:
 
 
 def _serve_triton(_: object) -> None:
-    import_module("cudatool.triton_driver").install()  # by name: it stands above this module
+    attached("serve_triton")()
 
 
 def _pass_device_to_children() -> None:

@@ -71,6 +71,19 @@ class House:
             for module, found in self.imports.items()
         }
 
+    @cached_property
+    def own_imports_by_name(self) -> dict[str, list[str]]:
+        """By module: each of the package's modules that it gives to import_module(), as text."""
+        return {
+            module: [
+                self.module_of(node.args[0].value)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+                if isinstance(node.args[0], ast.Constant) and node.args[0].value.startswith("cudatool")
+            ]
+            for module, tree in self.trees.items()
+        }
+
     def module_of(self, name: str) -> str:
         """Return the module that an imported name is, or is a member of."""
         while name not in self.modules and name not in self.compiled:

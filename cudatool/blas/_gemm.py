@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from cudatool import _driver
+from cudatool.attached import attached
 from cudatool.backends._settings import settings
 from cudatool.blas._layout import Product
 from cudatool.runtime.array import DeviceArray
@@ -211,7 +212,7 @@ def _start() -> None:
     module = import_module(_IMPLEMENTATIONS[_driver.initialize().kind])
     _default, _like = module.gemm, getattr(module, "like", None)
     if any(name.endswith("_TUNABLEOP_ENABLED") for name in os.environ):
-        import_module("cudatool.tunable._context").install()
+        attached("tune_products")()
 
 
 class _Watched(threading.local):

@@ -11,10 +11,10 @@ import os
 import sys
 from _frozen_importlib import ModuleSpec
 from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
 
+from cudatool.attached import attached
 from cudatool.processes.journal import BEGAN, REPLACED, STARTED, UNRECORDED, Journal
 from cudatool.processes.starts import Starts
 
@@ -136,7 +136,7 @@ class _BeforeImport:
         sys.meta_path.remove(self)
         from importlib.util import find_spec  # no earlier: it takes time at the start of every process
 
-        import_module("cudatool.recording.children").begin(_settings)
+        attached("record_child")(_settings)
         module = sys.modules.pop(name, None)  # importlib puts it there again; else it would make another one
         if module is not None:
             return ModuleSpec(name, _Imported(module))  # type: ignore[arg-type]

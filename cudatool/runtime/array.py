@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.attached import attached
 from cudatool.errors import ShapeError, UsageError
 from cudatool.runtime import interop, peer, transfer
 from cudatool.runtime._native import address_of
 from cudatool.runtime.allocator import Layout, Memory, MemoryOwner, Shape, allocate
-from cudatool.runtime.attached import attached
 from cudatool.runtime.device import CUDA_KINDS, DeviceLike, device_index
 from cudatool.runtime.dtypes import as_dtype
 from cudatool.runtime.pinned import empty_pinned, is_pinned

@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.attached import attached
 from cudatool.errors import ShapeError, UsageError
 from cudatool.runtime import calls
 from cudatool.runtime._native import address_of
 from cudatool.runtime.allocator import Layout, allocate
-from cudatool.runtime.attached import attached
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.capture import beside_captures, is_capturing
 from cudatool.runtime.device import device as on_device

@@ -466,9 +466,8 @@ def test_without_options_nothing_is_loaded(pytester: pytest.Pytester) -> None:
             ours = {name for name in sys.modules if name.startswith("cudatool")}
             modules = {"cudatool.testing." + name for name in ("options", "plugin", "terminal_summary")}
             # What the package itself needs to look its names up later.
-            modules |= {"cudatool.runtime", "cudatool.whole_imports"}
-            modules |= {"cudatool.runtime." + leaf for leaf in ("attached", "public_modules")}
-            modules |= {"cudatool." + leaf for leaf in ("errors", "text", "units")}
+            modules |= {"cudatool.runtime", "cudatool.runtime.public_modules"}
+            modules |= {"cudatool." + leaf for leaf in ("attached", "errors", "text", "units", "whole_imports")}
             assert {"cudatool", "cudatool.testing"} | modules == ours
             assert not {"numpy", "cuda", "llvmlite"} & {name.partition(".")[0] for name in sys.modules}
         """
