@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from cudatool.collect.byte_sets import compress
@@ -50,8 +50,12 @@ _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 # Results of cuStreamEndCapture that end the capture too, without a graph.
 _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
-# Calls that are recorded although they failed: their error is a finding.
-_TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
+# Calls that are recorded although they did not succeed: their error is a finding, or the answer to a query.
+_TOLD = (
+    ("cuStreamWaitEvent", "CAPTURED_EVENT"),
+    ("cuStreamQuery", "NOT_READY"),
+    ("cuEventQuery", "NOT_READY"),
+)
 
 
 # Calls that ask for memory of a device.
@@ -83,6 +87,7 @@ class _Call:
     __slots__ = (
         "copies",
         "device",
+        "is_ready",
         "later",
         "memory",
         "memory_of_array",
@@ -100,6 +105,7 @@ class _Call:
         self.copies: tuple[Any, ...] = ()  # those of them that copy or fill
         self.memory: tuple[Any, ...] = ()  # those of them that allocate or free
         self.values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
+        self.is_ready = False  # whether what it asks for has completed
         self.later: list[Any] | None = None  # operations executed during the call, reported after the call itself
         self.size = 0  # of the allocation that it is about to free
         self.on_host = False  # whether that is host memory
@@ -218,32 +224,20 @@ class SimDriverCollector:
             self._capture_end(arguments)
         if result == 0 and (often := _REPORT_OFTEN.get(name)) is not None:
             often(self, *arguments)
-        elif result == 0 or (name, result.name) in _TOLD or (name.endswith("Query") and result.name == "NOT_READY"):
-            values = dict(zip(entry.parameters, arguments, strict=True))
-            report = _REPORT.get(name)
-            if report is not None:
-                report(self, values, name)
-            elif name.startswith("cuMemcpy"):
-                self._copy(values, name)
-            elif name.startswith("cuMemset"):
-                self._memset(values, name)
-            elif name in ("cuStreamQuery", "cuEventQuery"):
-                self._query(values, done=result == 0)
-            elif name.startswith("cuGraphAdd") and "phGraphNode" in values:
-                self._graphs.added(_pointed(values["phGraphNode"]))
-            elif name.startswith("cuGraphExec") and "NodeSet" in name:
-                self._graph_update(values, name)
-            elif self._touches_memory(name):
-                text = f"{name}: what it enqueues is not recorded"
-                hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
+        elif result == 0 or (name, result.name) in _TOLD:
+            call.is_ready = result == 0
+            _report_of(name)(self, dict(zip(entry.parameters, arguments, strict=True)), name)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
-            why = self._machine.last_message()
-            text = f"{name} returned {result.c_name}{': ' if why else ''}{why}"
-            hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.CALL_FAILED)
-            if result.name == "OUT_OF_MEMORY" and name in _ALLOCATES:
-                self._out_of_memory(dict(zip(entry.parameters, arguments, strict=True)))
+            self._failure(entry, arguments, result)
         for operation in later:
             self._execution(operation)
+
+    def _failure(self, entry: Entry, arguments: tuple[Any, ...], result: Result) -> None:
+        why = self._machine.last_message()
+        text = f"{entry.name} returned {result.c_name}{': ' if why else ''}{why}"
+        hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.CALL_FAILED)
+        if result.name == "OUT_OF_MEMORY" and entry.name in _ALLOCATES:
+            self._out_of_memory(dict(zip(entry.parameters, arguments, strict=True)))
 
     # ---- helpers ----
 
@@ -410,10 +404,15 @@ class SimDriverCollector:
         handle = _pointed(values["phEvent"])
         hooks.emit(Kind.EVENT_CREATE, device=self._device, aux0=hooks.event_id(handle), address=handle, flags=2)
 
-    def _touches_memory(self, name: str) -> bool:
-        """Whether a call that no event describes has enqueued accesses; what is discarded has no value after it."""
+    def _other(self, values: dict[str, Any], name: str) -> None:
+        """Say of a call that no event describes that it enqueued accesses, if it did."""
         operation = self._thread.call.operation
-        return (operation is not None and operation.kind in _TOUCHES_MEMORY) or name.startswith("cuMemDiscard")
+        if operation is not None and operation.kind in _TOUCHES_MEMORY:
+            self._not_recorded(values, name)
+
+    def _not_recorded(self, values: dict[str, Any], name: str) -> None:
+        text = f"{name}: what it enqueues is not recorded"
+        hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
 
     def _share(self, values: dict[str, Any], name: str) -> None:
         opened = values.get("pdptr") or values.get("ptr_out")
@@ -465,13 +464,13 @@ class SimDriverCollector:
         for event in (values["hStart"], values["hEnd"]):
             hooks.emit(Kind.EVENT_QUERY, device=self._device, aux0=hooks.event_id(event), aux1=1)
 
-    def _query(self, values: dict[str, Any], *, done: bool) -> None:
-        if "hEvent" in values:
-            event = hooks.event_id(values["hEvent"])
-            hooks.emit(Kind.EVENT_QUERY, device=self._device, aux0=event, aux1=int(done))
-        else:
-            device, stream = self._stream(values["hStream"])
-            hooks.emit(Kind.STREAM_QUERY, device=device, stream=stream, aux1=int(done))
+    def _event_query(self, values: dict[str, Any], name: str) -> None:
+        event, is_ready = hooks.event_id(values["hEvent"]), self._thread.call.is_ready
+        hooks.emit(Kind.EVENT_QUERY, device=self._device, aux0=event, aux1=int(is_ready))
+
+    def _stream_query(self, values: dict[str, Any], name: str) -> None:
+        device, stream = self._stream(values["hStream"])
+        hooks.emit(Kind.STREAM_QUERY, device=device, stream=stream, aux1=int(self._thread.call.is_ready))
 
     def _mem_alloc(self, values: dict[str, Any], name: str) -> None:
         address = _pointed(values["dptr"])
@@ -583,6 +582,10 @@ class SimDriverCollector:
 
     def _graph_instantiate(self, values: dict[str, Any], name: str) -> None:
         self._graphs.instantiated(_pointed(values["phGraphExec"]))
+
+    def _graph_added(self, values: dict[str, Any], name: str) -> None:
+        if "phGraphNode" in values:  # unlike cuGraphAddDependencies
+            self._graphs.added(_pointed(values["phGraphNode"]))
 
     def _graph_update(self, values: dict[str, Any], name: str) -> None:
         self._graphs.updated(values["hGraphExec"])
@@ -736,6 +739,7 @@ _REPORT: Final[dict[str, Callable[[SimDriverCollector, dict[str, Any], str], Non
     "cuStreamCreate": SimDriverCollector._stream_create,
     "cuGreenCtxStreamCreate": SimDriverCollector._stream_create,
     "cuStreamDestroy": SimDriverCollector._stream_destroy,
+    "cuStreamQuery": SimDriverCollector._stream_query,
     "cuStreamWaitEvent": SimDriverCollector._stream_wait_event,
     "cuStreamWriteValue32": SimDriverCollector._values,
     "cuStreamWriteValue64": SimDriverCollector._values,
@@ -758,6 +762,7 @@ _REPORT: Final[dict[str, Callable[[SimDriverCollector, dict[str, Any], str], Non
     "cuCtxRecordEvent": SimDriverCollector._context_record_event,
     "cuGreenCtxWaitEvent": SimDriverCollector._context_wait_event,
     "cuCtxWaitEvent": SimDriverCollector._context_wait_event,
+    "cuEventQuery": SimDriverCollector._event_query,
     "cuEventSynchronize": SimDriverCollector._event_synchronize,
     "cuEventElapsedTime": SimDriverCollector._event_elapsed_time,
     "cuMemAlloc": SimDriverCollector._mem_alloc,
@@ -788,11 +793,33 @@ _REPORT: Final[dict[str, Callable[[SimDriverCollector, dict[str, Any], str], Non
     "cuGraphInstantiateWithFlags": SimDriverCollector._graph_instantiate,
     "cuGraphInstantiateWithParams": SimDriverCollector._graph_instantiate,
     "cuGraphExecUpdate": SimDriverCollector._graph_update,
+    "cuGraphExecNodeSetParams": SimDriverCollector._graph_update,
+    "cuGraphExecKernelNodeSetParams": SimDriverCollector._graph_update,
+    "cuGraphExecMemcpyNodeSetParams": SimDriverCollector._graph_update,
+    "cuGraphExecMemsetNodeSetParams": SimDriverCollector._graph_update,
+    "cuGraphExecHostNodeSetParams": SimDriverCollector._graph_update,
+    "cuGraphExecBatchMemOpNodeSetParams": SimDriverCollector._graph_update,
+    "cuGraphExecChildGraphNodeSetParams": SimDriverCollector._graph_update,
+    "cuGraphExecEventRecordNodeSetEvent": SimDriverCollector._graph_update,
+    "cuGraphExecEventWaitNodeSetEvent": SimDriverCollector._graph_update,
     "cuGraphLaunch": SimDriverCollector._graph_launch,
     "cuLibraryLoadData": SimDriverCollector._module_load,
     "cuModuleLoadData": SimDriverCollector._module_load,
     "cuModuleLoadDataEx": SimDriverCollector._module_load,
 }
+_REPORT_ALIKE: Final[dict[str, Callable[[SimDriverCollector, dict[str, Any], str], None]]] = {
+    # All other calls whose names begin so.
+    "cuMemcpy": SimDriverCollector._copy,
+    "cuMemset": SimDriverCollector._memset,
+    "cuMemDiscard": SimDriverCollector._not_recorded,  # what is discarded has no value after it
+    "cuGraphAdd": SimDriverCollector._graph_added,
+}
+
+
+@cache
+def _report_of(name: str) -> Callable[[SimDriverCollector, dict[str, Any], str], None]:
+    alike = (report for begin, report in _REPORT_ALIKE.items() if name.startswith(begin))
+    return _REPORT.get(name) or next(alike, SimDriverCollector._other)
 
 
 def _as_host_function(run: Callable[[Operation], None], correlation: int) -> Callable[[Operation], None]:

@@ -247,7 +247,7 @@ _RESULTS: Final = {int(result): result for result in Result}
 def _refused(entry: Entry, error: DriverError) -> int:
     """Note why a call fails, and return the result that it returns."""
     result = error.result
-    if error.args[0] != result.text:
+    if error.message:
         call.message, call.address = str(error), error.address
         if not error.logged:
             log_message(f"{entry.name}: {result.c_name}: {error}")

@@ -166,7 +166,7 @@ _TEXTS = {
 
 
 class DriverError(Exception):
-    """A driver call fails with `result`; the message is what the driver log would say.
+    """A driver call fails with `result`; `message` is what the driver log would say, empty if no more than the result.
 
     `address` is that of the memory which it is about, 0 if it is about no memory.
     """
@@ -174,6 +174,7 @@ class DriverError(Exception):
     def __init__(self, result: Result, message: str = "", *, address: int = 0) -> None:
         super().__init__(message or result.text)
         self.result = result
+        self.message = message
         self.address = address
         self.logged = False
 

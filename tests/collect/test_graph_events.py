@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from warm_process import run_python
 
+from cudatool.collect import sim_driver
 from cudatool.overview.execution import kernels, operations
+from cudatool.sim.abi import ENTRIES
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.reader import read
 
@@ -222,3 +225,10 @@ def test_threads_that_hand_something_over_are_seen_to_do_so(tmp_path):
             taken.setdefault(int(record["aux0"]), set()).add(int(record["thread"]))
     crossings = [item for item in given if taken.get(item, set()) - given[item] or given[item] - taken.get(item, set())]
     assert 5 <= len(crossings)  # start or join, event, queue, task, future
+
+
+def test_each_call_that_sets_a_node_of_an_executable_graph_is_reported():
+    importlib.import_module("cudatool.sim.api.graph_exec")
+    setters = {name for name in ENTRIES if name.startswith("cuGraphExec") and "NodeSet" in name}
+    assert setters
+    assert setters - sim_driver._REPORT.keys() == set()
