@@ -19,7 +19,7 @@ from cudatool.analyze.steps import PARTS_OF_STEPS, find_steps
 from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import Advice, Caveat, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
-from cudatool.memory.settings import UNLIMITED, Settings, setting_texts
+from cudatool.memory.settings import LARGE_SEGMENT, UNLIMITED, Settings, setting_texts
 from cudatool.overview.moments import CallSite, by_call_site
 from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
@@ -322,7 +322,7 @@ def _after_failure(
     """Return what to do about a failed allocation that better use of the reserved memory would not have avoided."""
     found = []
     for moment in split:
-        if moment.wanted is not None and reading.free > moment.wanted.size + _SEGMENT:
+        if moment.wanted is not None and reading.free > moment.wanted.size + LARGE_SEGMENT:
             text = f"memory ran out with {format_bytes(reading.free)} free on the GPU: a limit on this program's share "
             text += f"holds it to about {format_bytes(reading.reserved)}; raise set_per_process_memory_fraction"
             found.append(Remedy(Topic.LIMIT, reading.free, text))
@@ -341,7 +341,6 @@ def _after_failure(
     return found
 
 
-_SEGMENT: Final = 20 << 20  # segment size for the smallest large request
 _NEED: Final = {
     Category.ACTIVATIONS: "a smaller batch or activation checkpointing takes less",
     Category.PARAMETERS: "sharding or a lower precision takes less",

@@ -32,8 +32,9 @@ from cudatool.collect.torch_model import (
 from cudatool.collect.torch_sizes import add_unsplit_tails
 from cudatool.errors import SnapshotFormatError
 from cudatool.limits import PAGES
+from cudatool.memory.blocks import SMALL_PAGE
 from cudatool.memory.rounding import round_sizes
-from cudatool.memory.settings import Settings
+from cudatool.memory.settings import LARGE_SEGMENT, Settings
 from cudatool.memory.snapshot import divisions_of
 from cudatool.text import printable
 from cudatool.trace.distinct import distinct
@@ -60,9 +61,6 @@ _STAGES: Final = {"START": Kind.RANGE_PUSH, "END": Kind.RANGE_POP}
 _SCALARS: Final = (str, int, float, type(None))
 _MOST_NAME, _MOST_ENTRIES, _MOST_DEPTH = 200, 16, 32
 
-_PAGE: Final = 2 << 20  # expandable segments are mapped in multiples of this
-_SMALL_SEGMENT: Final = 2 << 20
-_LARGE_SEGMENT: Final = 20 << 20
 _PAGES_OF_RANGE: Final = 64  # for each range, as events of small ones may be many
 _DEEP: Final = 256  # frames of a stack that no program has often
 _LEAST_BYTES: Final = 16  # of an event, a block or a segment in a pickle; what is shared has fewer
@@ -356,9 +354,9 @@ class _Reader:
             records["flags"][ooms] = 0 if failed.has("device_free") else FREE_UNKNOWN
         segments = np.isin(records["kind"], SEGMENT_KINDS)
         # Large segments have at least 20 MiB, or are larger than 10 MiB; mapped pages have 2 or 20 MiB.
-        records["flags"][segments] = records["size"][segments] == _SMALL_SEGMENT
+        records["flags"][segments] = records["size"][segments] == SMALL_PAGE
         mapped = np.isin(records["kind"], MAP_KINDS)
-        records["flags"][mapped] = records["size"][mapped] < _LARGE_SEGMENT
+        records["flags"][mapped] = records["size"][mapped] < LARGE_SEGMENT
         pools = entries.mapped("pool_id", lambda pool: self._pool(pool or (0, 0)), absent=0)
         records["aux1"] = np.where(ooms, np.uint64(0), pools)
         return records, {key: self._fact(entries, key) for key in entries.said() if key not in _OWN}
@@ -446,14 +444,14 @@ class _Reader:
             joined &= pages[column][1:] == pages[column][:-1]
         begin = np.flatnonzero(~np.concatenate([np.zeros(min(len(pages), 1), np.bool_), joined]))
         runs = pages[begin]
-        runs["size"] = np.diff(np.append(begin, len(pages))) * _PAGE
-        runs["address"] *= _PAGE
+        runs["size"] = np.diff(np.append(begin, len(pages))) * SMALL_PAGE
+        runs["address"] *= SMALL_PAGE
         return runs
 
     def _pages(self, address: npt.ArrayLike, size: npt.ArrayLike) -> tuple[_Ints, _Ints]:
         """Return the number of every 2 MiB page in the ranges, and which range each belongs to."""
-        begin = np.asarray(address, np.int64) // _PAGE
-        count = -(-np.asarray(size, np.int64) // _PAGE)
+        begin = np.asarray(address, np.int64) // SMALL_PAGE
+        count = -(-np.asarray(size, np.int64) // SMALL_PAGE)
         self.pages_left -= int(count.sum()) - _PAGES_OF_RANGE * len(count)
         if self.pages_left < 0:
             raise ValueError("more memory mapped than any GPU has")

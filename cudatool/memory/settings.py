@@ -22,6 +22,7 @@ from cudatool.text import printable, quoted, shortened
 
 __all__ = [
     "ENVIRONMENT_VARIABLES",
+    "LARGE_SEGMENT",
     "OWN_VARIABLE",
     "PYTORCHS_VARIABLE",
     "SIZE_CLASSES",
@@ -42,10 +43,12 @@ UNLIMITED: Final = 2**64 - 1
 """``max_split_size`` when none is set: every block may be split."""
 
 _MIB = 1024 * 1024
+LARGE_SEGMENT: Final = 20 * _MIB
+"""PyTorch's ``large_segment_size``, and the least that ``max_split_size`` may be."""
 _DIGITS = 20  # of 2**64
 SIZE_CLASSES: Final = 16
 """Of requests, for how they are rounded: below 2 MiB, 2 to 4 MiB, ..., 32 GiB and above."""
-_SMALLEST_SPLIT_LIMIT_MIB = 20  # the size of a large segment
+_SMALLEST_SPLIT_LIMIT_MIB = LARGE_SEGMENT // _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,8 @@ class Settings:
     """
 
     max_split_size: int = UNLIMITED
-    large_segment_size: int = 20 * _MIB
-    max_non_split_rounding_size: int = _SMALLEST_SPLIT_LIMIT_MIB * _MIB
+    large_segment_size: int = LARGE_SEGMENT
+    max_non_split_rounding_size: int = LARGE_SEGMENT
     garbage_collection_threshold: float = 0.0
     roundup_power2_divisions: tuple[int, ...] = (0,) * SIZE_CLASSES
     per_process_memory_fraction: float | None = None
