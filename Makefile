@@ -23,7 +23,7 @@ test: $(VENV)/installed-dev
 # What failed in the last run, one test after the other. Not if that run was cut short (a status other than 1).
 test-again: $(VENV)/installed-dev
 	@test "$$(cat build/tested)" = 1
-	@echo "Failed beside others, now alone. What passes here waits for others or for time, and is to be mended:"
+	@echo "Failed beside others, now alone. What passes here waits for others or for time, and must be fixed:"
 	$(PYTHON) -m pytest -v -p no:randomly --last-failed --last-failed-no-failures none
 
 test-asan: $(VENV)/installed-dev

@@ -105,7 +105,7 @@ def _resident_mib(group: int) -> float:
             if os.getpgid(int(path.name)) == group:
                 pages += int((path / "statm").read_text().split()[1])
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has ended since
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 

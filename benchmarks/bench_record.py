@@ -15,7 +15,7 @@ The program's first steps are recorded, so that its modules are loaded as under 
 second: what a recording does once, for each stack that it has not seen, is then a small part, as it is in a program of
 minutes. The level ``armed`` is `cudatool.arm()`, ``armed-bare`` the same without PyTorch's history, and ``ring-LEVEL``
 what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, programs also run while CUPTI reports kernels,
-copies and fills, and nobody keeps them (``cupti``: no tool that knows when kernels ran costs less), and PyTorch's under
+copies and fills, and drops them (``cupti``: no tool that knows when kernels ran costs less), and PyTorch's under
 its memory history, and under torch.profiler in a process of its own, as that does not give CUPTI back.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its

@@ -27,7 +27,7 @@ __all__ = ["LiveView", "curve_lines", "is_due"]
 _LOOK_S: Final = 1.0  # between two looks; keys are obeyed at once
 _SHARE: Final = 0.08  # of a core: where looking and drawing take more, the picture is drawn less often,
 _RARELY_S: Final = 5.0  # but at least so often
-_BUSY_S: Final = 0.25  # of one look: a long recording is caught up with step by step, and keys are obeyed meanwhile
+_BUSY_S: Final = 0.25  # of one look: a long recording is caught up with step by step, and keys work in between
 _ROWS: Final = 60
 _CURVE_ROWS: Final = 5
 _LABEL: Final = 12  # columns of the curve's label
@@ -166,7 +166,7 @@ class LiveView(App[None]):
         self._draw()
 
     def action_pause(self) -> None:
-        """Stop following, or go on: the file keeps what was recorded meanwhile."""
+        """Stop following, or go on: the file keeps what was recorded in between."""
         self._paused = not self._paused
         self._draw()
 

@@ -196,7 +196,7 @@ _CAVEATS = {
     "other-course": "a request that failed when recorded is served; what the program does then is not known.",
     "begins-late": "the recording begins in mid-program, so what was cached by then is not known.",
     "calls-unseen": "calls of empty_cache that found nothing to give back are not in the file, and matter here.",
-    "limit-unclear": "the memory of the recorded GPU is not known exactly; pass it with --card.",
+    "limit-unclear": "the memory of the recorded GPU is not known exactly; pass it with --recorded-memory.",
     "addresses-unseen": "which addresses the driver would have given is not known.",
     "sizes-rounded": "of failed requests the file has only the rounded size.",
     "calls-unclear": "whether the program emptied the cache or the allocator made room does not show.",

@@ -22,7 +22,7 @@ from cudatool.workload import Start, Workload
 __all__ = ["Started", "Watched", "start", "trace_of_process"]
 
 _APPEARS_S: Final = 0.05  # between two looks for a file that is not there yet
-_SAME_CLOCK_NS: Final = 60 * 10**9  # the clock of the world may be set meanwhile
+_SAME_CLOCK_NS: Final = 60 * 10**9  # the clock of the world may be set during the recording
 _LAST_LINES: Final = 20  # of the output of a program that ended before it was recorded
 
 

@@ -57,7 +57,7 @@ _ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
     group="Output",
     help="Default: next to SOURCE, with the ending .pickle, .perfetto.json, .sqlite or .dataset (a directory).",
 )
-@option("--run", metavar="NAME", group="Data set", help="The run that all SOURCEs belong to. Default: found out.")
+@option("--run", metavar="NAME", group="Data set", help="The run that all SOURCEs belong to. Default: from the traces.")
 @option(
     "--jobs",
     type=click.IntRange(min=1),

@@ -180,7 +180,7 @@ def _print_run(console: Console, run: RunReport) -> None:
 def _print_pair(console: Console, pair: Pair) -> None:
     one, two = (f"Rank {rank}" for rank in pair.ranks)
     if pair.differences:
-        console.print(f"\n{one} and rank {pair.ranks[1]} differ; which one is wrong cannot be told", style="bold")
+        console.print(f"\n{one} and rank {pair.ranks[1]} differ; which one is wrong is not known", style="bold")
         for found in pair.differences:
             console.print(f"{found.difference}: {described_pair(pair, found)}", markup=False)
     else:

@@ -57,7 +57,7 @@ _SETTINGS: Final = (  # offered by completion
 )
 @option("--advise", "advises", is_flag=True, help="Search the settings that matter, and name the best.")
 @option("--memory", metavar="SIZE", help="Memory of the GPU to model, such as 40GiB.")
-@option("--card", metavar="SIZE", help="Memory of the recorded GPU. Default: from the file.")
+@option("--recorded-memory", metavar="SIZE", help="Memory of the recorded GPU. Default: from the file.")
 @option("--recorded-conf", metavar="SETTINGS", help="Settings of the recorded program. Default: from the file.")
 @option("--device", "only", type=int, metavar="ORDINAL", help="Only this device. Default: every device with events.")
 @option("--json", "as_json", is_flag=True, help="Print JSON: a list, bytes.")
@@ -68,7 +68,7 @@ def replay(
     confs: tuple[str, ...],
     advises: bool,
     memory: str | None,
-    card: str | None,
+    recorded_memory: str | None,
     recorded_conf: str | None,
     only: int | None,
     as_json: bool,
@@ -86,7 +86,7 @@ def replay(
     if checks and (confs or advises):
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
     source = source or newest()
-    recording = _recording(source, only, card, recorded_conf, (events, time))
+    recording = _recording(source, only, recorded_memory, recorded_conf, (events, time))
     if recording.origin and not as_json:
         messages().print(f"{source}: {recording.origin}", markup=False)
     if checks:
@@ -113,7 +113,7 @@ class _Recording(NamedTuple):
 def _recording(
     source: Path,
     only: int | None,
-    card: str | None,
+    recorded_memory: str | None,
     recorded_conf: str | None,
     part: tuple[str | None, str | None],
 ) -> _Recording:
@@ -128,7 +128,7 @@ def _recording(
         settings, origin = analyze.recorded_settings(trace)
     else:
         settings, origin = Settings.parse(recorded_conf), ""
-    total = size_of(card, "--card") or _card(trace, devices[0])
+    total = size_of(recorded_memory, "--recorded-memory") or _memory_of_gpu(trace, devices[0])
     stats = trace.header.get("memory_stats") if len(devices) == 1 and "window" not in trace.header else None
     return _Recording(trace, devices, settings, origin, total, stats)
 
@@ -203,7 +203,7 @@ def _devices(trace: Trace, only: int | None) -> list[int]:
     return [device for device in found if only in (None, device)]
 
 
-def _card(trace: Trace, device: int) -> int | None:
+def _memory_of_gpu(trace: Trace, device: int) -> int | None:
     """Return the device's memory, if the recording or a file next to it has it."""
     cards = trace.header.get("total_memory") or []
     return int(cards[device]) if 0 <= device < len(cards) else None

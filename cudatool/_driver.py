@@ -372,7 +372,7 @@ def refused_address_space() -> Iterator[None]:
 
 
 def nvidia_has_started() -> bool:
-    """Return whether cuInit was called in this process, whoever called it, for NVIDIA's driver."""
+    """Return whether cuInit was called in this process, by any caller, for NVIDIA's driver."""
     driver = loaded("libcuda.so.1")
     return driver is not None and int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 

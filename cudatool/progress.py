@@ -47,7 +47,7 @@ _line = _Line()
 
 
 class Step:
-    """A piece of work that :func:`step` began; `total` may be told later."""
+    """A piece of work that :func:`step` began; `total` may be given later."""
 
     def __init__(self, text: str, total: int) -> None:
         self._text, self.total, self._done = text, total, 0

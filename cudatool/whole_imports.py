@@ -54,7 +54,7 @@ def _handlers_wait() -> Iterator[None]:
         _replace_handlers(own, came)
         yield
     finally:
-        # The mask keeps a handler from raising between two of these; what comes meanwhile comes after them.
+        # The mask keeps a handler from raising between two of these; what comes in between runs after them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, own.keys())
         try:
             for number, handler in own.items():

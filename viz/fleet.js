@@ -186,10 +186,10 @@ class FleetView {
     fillTable("findings", findings.slice(0, MOST_FINDINGS).map((finding) => [this.link(finding.rank), finding.in, finding.text]));
   }
 
-  /** Show in what two ranks differ; which one is wrong cannot be told. */
+  /** Show in what two ranks differ; which one is wrong is not known. */
   showPair({ ranks, differences, memory, libraries }) {
     const both = () => element("span", {}, this.link(ranks[0]), " and ", this.link(ranks[1]));
-    byId("verdict").textContent = differences.length ? "The two ranks differ; which one is wrong cannot be told." : "The two ranks do not differ in what was compared.";
+    byId("verdict").textContent = differences.length ? "The two ranks differ; which one is wrong is not known." : "The two ranks do not differ in what was compared.";
     byId("findings-box").hidden = !differences.length;
     fillTable("findings", differences.slice(0, MOST_FINDINGS).map((one) => [both(), one.in, one.text]));
     const loaded = libraries.map((only, i) => only.length ? `Loaded by rank ${ranks[i]} only: ${only.join(", ")}` : "").filter(Boolean);

@@ -45,7 +45,7 @@ from cudatool.trace.lifetimes import Ints, Mask
 __all__ = ["FEWEST_EVENTS", "Growth", "Trend", "floors", "may_grow", "trend"]
 
 FEWEST_EVENTS: Final = 5
-"""Windows with growth below which no rate can be told; the first of them only begins the time."""
+"""Windows with growth below which no rate can be computed; the first of them only begins the time."""
 _SUSPICIOUS: Final = 3  # so many are worth a word
 _LEVEL: Final = 0.05  # probability below which a test rejects a steady rate
 _STOPPED: Final = 0.01  # below which it is sure that growth has ended

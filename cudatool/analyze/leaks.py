@@ -66,7 +66,7 @@ class Doubt(StrEnum):
     ONE_CALL = "within-one-call"
     """All happened within one call of a constructor, a forward or backward pass, or an optimizer's step."""
     NO_WORK = "no-repeated-work"
-    """Nothing but allocations that stay was recorded meanwhile: something may be built up."""
+    """Nothing but allocations that stay was recorded in that time: something may be built up."""
     NEW_WORK = "new-work"
     """It began with work of another kind, late in the recording."""
     NO_STACKS = "no-stacks"
@@ -186,7 +186,7 @@ def _plain(leak: Leak) -> dict[str, Any]:
 _MOST_WINDOWS: Final = 64
 _MOST_CELLS: Final = 1 << 22  # of sites times windows that are in memory at once
 _MOST_BLOCKS: Final = 1 << 17  # the same of blocks, where sites have about as many each
-_PARTS: Final = 8  # of the time of growth, for what work does meanwhile
+_PARTS: Final = 8  # of the time of growth, for what work does in it
 _RECURS: Final = 16  # times that work has to come again where no steps are named
 _WITHOUT_STACKS: Final = 1000  # allocations; with fewer, sizes alone do not separate steps from the layers of one step
 _NEW: Final = 1 / 3  # share of the recording before growth that began with other work: the work may be a last phase

@@ -244,9 +244,9 @@ def _visible_tails(asked: Requests) -> dict[int, int]:
     before = np.searchsorted(starts, where, side="right") - 1
     mallocs, where, before = mallocs[before >= 0], where[before >= 0], before[before >= 0]
     end = starts[before] + size[before]
-    behind = (size[before] > SMALL_LIMIT) & (where >= end) & (where - end <= SMALL_LIMIT)
-    which, first = np.unique(before[behind], return_index=True)
-    call, gap = mallocs[behind][first], (where - end)[behind][first]
+    beyond = (size[before] > SMALL_LIMIT) & (where >= end) & (where - end <= SMALL_LIMIT)
+    which, first = np.unique(before[beyond], return_index=True)
+    call, gap = mallocs[beyond][first], (where - end)[beyond][first]
     freed, first = np.unique(calls.addresses(frees), return_index=True)
     gone = dict(zip(freed.tolist(), frees[first].tolist(), strict=True))
     found = zip(starts[which].tolist(), call.tolist(), gap.tolist(), strict=True)

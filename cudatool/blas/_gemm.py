@@ -1,4 +1,4 @@
-"""One product, ready to be enqueued: what it is, who computes it, and what is told about it in traces."""
+"""One product, ready to be enqueued: what it is, who computes it, and what traces say of it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Gemm(NamedTuple):
     a, b, out
         All of two dimensions, or of three with the same batch in front. `out` overlaps neither.
     product
-        How cuBLAS is told to compute it.
+        How cuBLAS is asked to compute it.
     bias, aux
         What the epilogue takes besides.
     full_reduction

@@ -27,7 +27,7 @@ _INT32_END: Final = 1 << 31
 
 
 class Matrix(NamedTuple):
-    """A matrix, or a batch of them, as cuBLAS is told about it; distances are in elements.
+    """A matrix, or a batch of them, as cuBLAS gets it; distances are in elements.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ def _operand(
     wanted: Order | None,
     conjugated: bool,
 ) -> Matrix:
-    """Return an operand as cuBLAS is told about it, where `plain` is the order that is read without transposing."""
+    """Return an operand as cuBLAS gets it, where `plain` is the order that is read without transposing."""
     turned = COLUMN_MAJOR if plain == ROW_MAJOR else ROW_MAJOR
     orders = [turned] if conjugated else [plain, turned]
     if wanted is not None:

@@ -152,7 +152,7 @@ static Row* spare;  // a buffer that was read: fresh memory costs the program a 
 static size_t spare_capacity;
 static uint64_t lost;
 static uint64_t rows_so_far;  // since the memory use was last read
-static uint64_t waiting;  // rows that have a place among other sources' events, which are told when they happen
+static uint64_t waiting;  // rows that have a place among other sources' events, which are reported when they happen
 static char* blob;  // what rows point to: arguments of launches, images of code
 static size_t blob_used, blob_capacity;
 static uint64_t blob_base;  // how much was read before; rows have offsets from the beginning of the recording
@@ -561,7 +561,7 @@ static uint32_t path_of_classes(char* path, size_t length, size_t room) {
 
 // The number of the path of a module, given what the stack has up to the innermost module with a name: its path, and
 // the modules inside of it, innermost first. Names are given in Python, which cannot run here: until then a path goes
-// on with their classes. So does that of a module which is made anew for each call. The lock is held.
+// on with their classes. So does that of a module which is made again for each call. The lock is held.
 static uint32_t path_inside(uint32_t outer, PyObject* const* inside, int count) {
   if (!count) return outer;
   char path[4096];
@@ -691,7 +691,7 @@ static int on_code(PyCodeEvent event, PyCodeObject* code) {
   uint64_t address = (uintptr_t)code;
   pthread_mutex_lock(&lock);
   uint64_t slot;
-  if (codes.count && look_up(&codes, &address, sizeof address, &slot)) {  // rare: all are interned anew
+  if (codes.count && look_up(&codes, &address, sizeof address, &slot)) {  // rare: all are interned again
     table_clear(&codes);
     table_clear(&places);
     generation++;
@@ -718,11 +718,11 @@ static int name_soon(void* unused) {  // run by the interpreter, with its lock
   (void)unused;
   naming = 0;
   if (!name_modules) return 0;
-  PyObject* callable = Py_NewRef(name_modules);  // it may be replaced meanwhile
+  PyObject* callable = Py_NewRef(name_modules);  // it may be replaced during the call
   PyObject* done = PyObject_CallNoArgs(callable);
   Py_DECREF(callable);
   Py_XDECREF(done);
-  return done ? 0 : -1;  // what a signal handler of the program raised meanwhile
+  return done ? 0 : -1;  // what a signal handler of the program raised during the call
 }
 #endif
 
@@ -1013,15 +1013,15 @@ typedef struct {
 } ProcessUse;  // nvmlProcessInfo_t
 typedef struct {
   uint64_t total, free, used;
-} CardUse;  // nvmlMemory_t
+} DeviceUse;  // nvmlMemory_t
 
-enum { MOST_CARDS = 16, MOST_PROCESSES = 256, SAMPLE_PAUSE = 2000000 };
+enum { MOST_DEVICES = 16, MOST_PROCESSES = 256, SAMPLE_PAUSE = 2000000 };
 
 static struct {
   int (*Init_v2)(void);
   int (*DeviceGetHandleByPciBusId_v2)(const char*, void**);
   int (*DeviceGetComputeRunningProcesses_v3)(void*, unsigned*, ProcessUse*);
-  int (*DeviceGetMemoryInfo)(void*, CardUse*);
+  int (*DeviceGetMemoryInfo)(void*, DeviceUse*);
   int (*bus_of)(char*, int, int);  // cuDeviceGetPCIBusId
   int is_open;  // 1, or -1 if it cannot be initialized
 } nvml;
@@ -1029,9 +1029,9 @@ static struct {
   void* handle;
   uint32_t causes;  // since the last sample
   uint64_t sampled;  // when
-  uint64_t process, card;  // what was found then
+  uint64_t process, used;  // what was found then
   uint32_t local;    // bytes for each thread, at most, of kernels so far
-} cards[MOST_CARDS];
+} sampled_devices[MOST_DEVICES];
 
 static void open_nvml(void) {
   nvml.is_open = -1;
@@ -1053,44 +1053,44 @@ static int captures;  // of streams, in progress
 // capture.
 static void sample(uint32_t device) {
   char bus[32];
-  CardUse card;
+  DeviceUse memory;
   static __thread ProcessUse processes[MOST_PROCESSES];
   unsigned count = MOST_PROCESSES;
-  if (device >= MOST_CARDS || __atomic_load_n(&captures, __ATOMIC_RELAXED) > 0) return;
+  if (device >= MOST_DEVICES || __atomic_load_n(&captures, __ATOMIC_RELAXED) > 0) return;
   if (!nvml.is_open) open_nvml();
   if (nvml.is_open < 0) return;
-  void* handle = cards[device].handle;
+  void* handle = sampled_devices[device].handle;
   if (!handle && (nvml.bus_of(bus, sizeof bus, (int)device) || nvml.DeviceGetHandleByPciBusId_v2(bus, &handle))) return;
-  cards[device].handle = handle;
-  uint32_t causes = __atomic_exchange_n(&cards[device].causes, 0, __ATOMIC_RELAXED);
-  if (nvml.DeviceGetMemoryInfo(handle, &card)) return;
+  sampled_devices[device].handle = handle;
+  uint32_t causes = __atomic_exchange_n(&sampled_devices[device].causes, 0, __ATOMIC_RELAXED);
+  if (nvml.DeviceGetMemoryInfo(handle, &memory)) return;
   uint64_t own = 0;
   if (nvml.DeviceGetComputeRunningProcesses_v3(handle, &count, processes)) count = 0;
   for (unsigned i = 0; i < count; i++) {
     if (processes[i].process == (uint32_t)owner && processes[i].used != UINT64_MAX) own = processes[i].used;
   }
   pthread_mutex_lock(&lock);
-  cards[device].sampled = now();
-  int is_known = !causes && cards[device].process == own && cards[device].card == card.used;
-  cards[device].process = own;
-  cards[device].card = card.used;
+  sampled_devices[device].sampled = now();
+  int is_known = !causes && sampled_devices[device].process == own && sampled_devices[device].used == memory.used;
+  sampled_devices[device].process = own;
+  sampled_devices[device].used = memory.used;
   Row* row = is_known ? NULL : new_row();
   if (row) {
-    row->time = cards[device].sampled;
+    row->time = sampled_devices[device].sampled;
     row->what = USE;
     rows_so_far--;
     row->device = device;
     row->thread = this_thread();
     row->words[0] = own;
-    row->words[1] = card.used;
-    row->words[2] = card.total;
+    row->words[1] = memory.used;
+    row->words[2] = memory.total;
     row->words[3] = causes;
   }
   pthread_mutex_unlock(&lock);
 }
 
 static void took(uint32_t device, uint32_t cause) {
-  if (device < MOST_CARDS) __atomic_fetch_or(&cards[device].causes, cause, __ATOMIC_RELAXED);
+  if (device < MOST_DEVICES) __atomic_fetch_or(&sampled_devices[device].causes, cause, __ATOMIC_RELAXED);
 }
 
 // ---- callbacks ----
@@ -1323,7 +1323,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     // A new context is not current yet: its device is the call's last argument.
     uint32_t device = call->use == USE_CONTEXT ? (uint32_t)words[strlen(call->arguments) - 1] : device_of(data->context);
     took(device, call->use);
-    int is_due = device < MOST_CARDS && now() - cards[device].sampled > SAMPLE_PAUSE;
+    int is_due = device < MOST_DEVICES && now() - sampled_devices[device].sampled > SAMPLE_PAUSE;
     if (call->use == USE_CONTEXT || (call->use == USE_MODULE && is_due)) sample(device);
   }
   if (call->only_use) return;
@@ -1424,8 +1424,8 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
       row->words[5] = packed(kernel->block);
       row->words[6] = (uint64_t)(uint32_t)kernel->static_shared + (uint32_t)kernel->dynamic_shared;
       row->words[7] = kernel->graph;
-      if (kernel->device < MOST_CARDS && kernel->local_per_thread > cards[kernel->device].local) {
-        cards[kernel->device].local = kernel->local_per_thread;
+      if (kernel->device < MOST_DEVICES && kernel->local_per_thread > sampled_devices[kernel->device].local) {
+        sampled_devices[kernel->device].local = kernel->local_per_thread;
         took(kernel->device, USE_KERNEL);
       }
     } else if (kind == KIND_GRAPH) {
@@ -1764,12 +1764,12 @@ static PyObject* py_sample_use(PyObject* self, PyObject* unused) {
   pthread_mutex_lock(&lock);
   int is_news = rows_so_far != 0;
   rows_so_far = 0;
-  for (int i = 0; i < context_count; i++) devices |= context_devices[i] < MOST_CARDS ? 1u << context_devices[i] : 0;
+  for (int i = 0; i < context_count; i++) devices |= context_devices[i] < MOST_DEVICES ? 1u << context_devices[i] : 0;
   pthread_mutex_unlock(&lock);
   if (!recording || getpid() != owner) Py_RETURN_NONE;
   Py_BEGIN_ALLOW_THREADS
-  for (uint32_t device = 0; device < MOST_CARDS; device++) {
-    if (devices >> device & 1 && (is_news || cards[device].causes)) sample(device);
+  for (uint32_t device = 0; device < MOST_DEVICES; device++) {
+    if (devices >> device & 1 && (is_news || sampled_devices[device].causes)) sample(device);
   }
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
@@ -1886,7 +1886,7 @@ static PyMethodDef methods[] = {
     {"mark", py_mark, METH_O, "mark(correlation): what this thread enqueues from now on is of this operation; 0 for none"},
     {"is_waiting", py_is_waiting, METH_NOARGS,
      "is_waiting(): whether the log has rows that come before what other sources report from now on"},
-    {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
+    {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the devices, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
     {"watch_launches", py_watch_launches, METH_O, "watch_launches(how): each launch, too: 1 with its arguments, 2 with a sample of stacks, or no more: 0"},
     {"leave_out", py_leave_out, METH_O,

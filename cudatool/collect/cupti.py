@@ -261,7 +261,7 @@ class CuptiCollector:
             self._native.flush(False)
             self._sample(False)
             self._native.sample_use()
-            # What PyTorch did meanwhile is reported later, and with it the calls in between.
+            # What PyTorch did in between is reported later, and with it the calls in between.
             self._read(0 if self._pytorch_is_watched() else None)
 
     def _before_event(self, event: Event) -> None:

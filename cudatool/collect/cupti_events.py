@@ -54,7 +54,7 @@ _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
 class CallEvents:
-    """Turns the calls of the log into events, and passes them on when told to.
+    """Turns the calls of the log into events, and passes them on when asked to.
 
     C makes most records by itself (``_log_rows.translate``); what needs to know or to change the state of streams,
     memory or code goes through a method, which :mod:`cudatool.collect.cupti_calls` names.
@@ -96,7 +96,7 @@ class CallEvents:
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
         self._texts = {"": 0}
-        self._module_texts = [0]  # of the tables' paths, as far as they were needed
+        self._module_texts = [0]  # of the tables' paths, those that were needed
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
         self._capturing: set[tuple[int, int]] = set()
         self._captured_events: set[int] = set()

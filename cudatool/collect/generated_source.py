@@ -32,7 +32,7 @@ class Statement:
     buffer
         The variable that holds the memory; empty where a kernel may take temporary memory.
     output
-        The buffer that such a kernel writes, as far as it is named.
+        The buffer that such a kernel writes, where it is named.
     nodes
         The nodes that the comment above the kernel names; for a buffer, the one that writes it first.
     reused_by

@@ -71,7 +71,7 @@ bool is_generated(const torch::autograd::Node& node) {
 
 using Node = decltype(torch::autograd::get_current_node());
 
-// Whether memory that is taken while a node runs is the backward pass's own. What a checkpoint computes anew is not.
+// Whether memory that is taken while a node runs is the backward pass's own. What a checkpoint computes again is not.
 bool is_of_backward(const Node& node) { return node && !c10::GradMode::is_enabled(); }
 
 // The stack of memory that is taken while a node runs, 0 if it is not known.

@@ -253,7 +253,7 @@ def _graph() -> Any:
 
 
 def _compilation() -> object:
-    """Return the id of the compilation under way."""
+    """Return the id of the compilation in progress."""
     guards = sys.modules.get("torch._guards")
     return None if guards is None else guards.CompileContext.current_compile_id()
 

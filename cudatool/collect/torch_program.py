@@ -5,7 +5,7 @@ operators, its streams and events and its caching allocator. What only Python se
 pinned memory that leaves PyTorch as an array or a list. The log is read when the recording ends, and before another
 source's event, so that the order is right.
 
-What other libraries do beside it, :mod:`cudatool.collect.cupti` records. To leave out what is reported here, it is told
+What other libraries do beside it, :mod:`cudatool.collect.cupti` records. To leave out what is reported here, it learns
 where PyTorch's calls of the driver begin and end, and where PyTorch's libraries are.
 """
 

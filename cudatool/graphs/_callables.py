@@ -128,9 +128,9 @@ def make_graphed_callables(
     several = isinstance(callables, tuple)
     functions: tuple[_Function, ...] = callables if isinstance(callables, tuple) else (callables,)
     samples: tuple[tuple[Any, ...], ...] = sample_args if several else (sample_args,)
-    behind = (backwards if several else (backwards,)) if backwards is not None else (None,) * len(functions)
-    if not len(functions) == len(samples) == len(behind):
-        raise UsageError(f"{len(functions)} callables, but {len(samples)} sample_args and {len(behind)} backwards")
+    backward_of = (backwards if several else (backwards,)) if backwards is not None else (None,) * len(functions)
+    if not len(functions) == len(samples) == len(backward_of):
+        raise UsageError(f"{len(functions)} callables, but {len(samples)} sample_args and {len(backward_of)} backwards")
     for function in functions:
         if not callable(function):
             raise UsageError(f"a function is graphed, not {type(function).__name__}")
@@ -150,7 +150,7 @@ def make_graphed_callables(
 
     synchronize()
     with StreamContext(stream):
-        for function, inputs, backward in zip(functions, samples, behind, strict=True):
+        for function, inputs, backward in zip(functions, samples, backward_of, strict=True):
             for _ in range(num_warmup_iters):
                 outputs = function(*inputs)
                 if backward is not None:
@@ -158,7 +158,7 @@ def make_graphed_callables(
                 del outputs
     synchronize()
     graphed = [captured(function, inputs) for function, inputs in zip(functions, samples, strict=True)]
-    for made, backward in zip(reversed(graphed), reversed(behind), strict=True):
+    for made, backward in zip(reversed(graphed), reversed(backward_of), strict=True):
         if backward is not None:
             with StreamContext(stream):
                 gradients = _like(made._outputs)

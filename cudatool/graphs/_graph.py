@@ -53,12 +53,12 @@ _trace_ids = itertools.count(1)  # of graphs and of executable graphs
 class CUDAGraph(Owner):
     """Work that was captured from a stream, and that each :meth:`replay` does again, at the same addresses.
 
-    Usually captured by :class:`cudatool.graph`. Memory that is allocated meanwhile comes from a pool of the graph's
-    own, which keeps it until the graph is gone. Memory allocated before, of inputs for instance, has to be kept by the
+    Usually captured by :class:`cudatool.graph`. Memory that the capture allocates comes from a pool of the graph's own,
+    which keeps it until the graph is gone. Memory allocated before, of inputs for instance, has to be kept by the
     program as long as the graph is replayed; pinned host memory that captured copies use is kept by the graph.
 
     Nothing is executed while it is captured, so nothing captured can be waited for, and no result be looked at.
-    Kernels may be compiled and loaded meanwhile, memory be allocated and freed.
+    Kernels may be compiled and loaded during a capture, memory be allocated and freed.
 
     Parameters
     ----------

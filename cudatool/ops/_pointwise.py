@@ -1,7 +1,7 @@
 """Elementwise kernels: a C++ expression in, an operation on arrays of any shapes, strides and dtypes out.
 
-One kernel for each combination of dtypes is compiled when it is first needed. It is told the dimensions, so arrays of
-every rank share it; and it loads 16 bytes at once where all arrays allow it, else element by element.
+One kernel for each combination of dtypes is compiled when it is first needed. The dimensions are arguments, so arrays
+of every rank share it; and it loads 16 bytes at once where all arrays allow it, else element by element.
 """
 
 from __future__ import annotations

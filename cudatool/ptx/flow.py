@@ -187,7 +187,7 @@ class Flow:
         """Return the blocks of the smallest loop around block `number`, none if it is in no loop.
 
         A loop is a strongly connected part of the graph; what is inside of it is found without its entry. Loops that
-        share their entry are told apart by the edges that lead back to it.
+        share their entry are distinguished by the edges that lead back to it.
         """
         found: frozenset[int] = frozenset()
         within = frozenset(range(len(self.blocks)))

@@ -45,7 +45,7 @@ __all__ = ["FRAME_SCALE", "STACK", "STACK_SLACK", "merge_calls"]
 STACK = "%stack"
 """Name of the local variable that holds the stack."""
 STACK_SLACK = 8192
-"""Bytes behind the end of the stack that a call may write to before it finds that there is no room."""
+"""Bytes beyond the end of the stack that a call may write to before it finds that there is no room."""
 
 FRAME_SCALE = 2
 """Bytes of stack for each byte of CU_LIMIT_STACK_SIZE, which programs set for a GPU's frames. Those are smaller: in
@@ -65,7 +65,7 @@ def merge_calls(module: Module, kernel: Function, stack_bytes: int, calls: Modul
     stack_bytes
         Size of a thread's stack, should the kernel need one.
     calls
-        Of the module; found anew if not given.
+        Of the module; computed if not given.
 
     Raises
     ------
@@ -95,7 +95,7 @@ class _Merger:
         self.addresses = calls.addresses
         self.pointed = calls.pointed_to
         self.needed: list[str] = []  # functions that get a part of the kernel of their own
-        self.returns: list[str] = []  # labels behind the calls
+        self.returns: list[str] = []  # labels after the calls
         self.registers: dict[str, str] = {}
         self.labels: dict[str, int] = {}
         self.code: list[Instruction] = []
@@ -292,11 +292,11 @@ class _Merger:
     def _call(self, body: Function, call: Instruction, live: list[str]) -> None:
         results, target, arguments = call_parts(call)
         number = len(self.returns)
-        back, behind = f"%stack.back.{number}", f"%stack.behind.{number}"
+        back, beyond = f"%stack.back.{number}", f"%stack.beyond.{number}"
         self.returns.append(back)
         if call.guard is not None:
             skip = replace(call.guard, negated=not call.guard.negated)
-            self._emit("bra", "", Symbol(behind), guard=skip)
+            self._emit("bra", "", Symbol(beyond), guard=skip)
         for name in live:
             self._save(body, name, load=False)
         named = (*results, *arguments)
@@ -324,7 +324,7 @@ class _Merger:
             self._copy(self._variable(operand), Address(_TOP, offset), size)
         for name in live:
             self._save(body, name, load=True)
-        self.labels[behind] = len(self.code)
+        self.labels[beyond] = len(self.code)
 
     def _size(self, operand: Operand) -> int:
         variable = self.variables.get(operand.name) if isinstance(operand, Symbol) else None

@@ -128,11 +128,11 @@ class Inliner:
             elif formal.space == "param":
                 names[formal.name] = prefix + formal.name
                 self.result.variables[prefix + formal.name] = replace(formal, name=prefix + formal.name)
-        after, behind = f"{prefix}return", f"{prefix}behind"
+        after, beyond = f"{prefix}return", f"{prefix}beyond"
         out = self.result.instructions
         if call.guard is not None:
             skip = replace(call.guard, negated=not call.guard.negated)
-            out.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(behind),), guard=skip))
+            out.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(beyond),), guard=skip))
         for formal, actual in zip(callee.params, arguments, strict=True):
             self.transfer(call, formal, prefix, actual, back=False)
         keep = Register(f"{prefix}stack")
@@ -146,7 +146,7 @@ class Inliner:
             out.append(replace(call, opcode="stackrestore", modifiers=("u64",), operands=(keep,), guard=None))
         for formal, actual in zip(callee.returns, results, strict=True):
             self.transfer(call, formal, prefix, actual, back=True)
-        self.result.labels[behind] = len(out)
+        self.result.labels[beyond] = len(out)
 
     def transfer(self, call: Instruction, formal: Variable, prefix: str, actual: Operand, *, back: bool) -> None:
         """Append what copies an argument to its parameter, or a result `back`, where either is a register."""

@@ -99,7 +99,7 @@ class Loops:
         for index, i in enumerate(self.code):
             for name in writes(i):
                 self._setters.setdefault(name, []).append(index)
-        names: dict[int, dict[str, str]] = {}  # of an instruction: the registers that it reads, anew
+        names: dict[int, dict[str, str]] = {}  # of an instruction: the registers that it reads
         for block, blocks in sorted(loops.items()):
             self._find(block, blocks, names)
         if self.found:

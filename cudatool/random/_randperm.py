@@ -36,7 +36,7 @@ _SOURCE: Final = (
 const int THREADS = 256, ITEMS = 8, TILE = THREADS * ITEMS, BITS = 4, DIGITS = 1 << BITS;
 
 // A stable radix sort of keys with the index of each, 4 bits at a time: count the digits of every tile, add the
-// counts up, and move every element behind those with a smaller digit or an earlier place. A thread has ITEMS
+// counts up, and move every element after those with a smaller digit or an earlier place. A thread has ITEMS
 // neighbours, so that what comes first in a tile is what an earlier thread has, or the same thread before.
 
 template <typename Key>

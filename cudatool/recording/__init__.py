@@ -225,8 +225,8 @@ def sources(
 def paused() -> Iterator[None]:
     """Let other threads wait that take memory, or give it back: of the caching allocator and of the software driver.
 
-    Of a GPU's driver, and of PyTorch's allocator, what they do meanwhile is passed on afterwards. What happened before
-    is passed on at the beginning: who subscribes inside of the ``with`` block does not get it.
+    Of a GPU's driver, and of PyTorch's allocator, what they do in it is passed on afterwards. What happened before is
+    passed on at the beginning: who subscribes inside of the ``with`` block does not get it.
     """
     if _ranges is not None:
         _ranges.flush()

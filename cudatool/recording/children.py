@@ -239,7 +239,7 @@ def _forked() -> None:
 
 
 def _forking() -> None:
-    """Note whether the driver has started: forked children cannot ask, since they are told that it has not."""
+    """Note whether the driver has started: forked children cannot ask, since it answers them that it has not."""
     global _had_started_driver
     if _settings is not None and not _had_started_driver:
         _had_started_driver = _driver.nvidia_has_started()

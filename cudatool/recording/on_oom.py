@@ -103,7 +103,7 @@ class OomReport:
         except RuntimeError:  # no more threads, or the interpreter is ending
             announce("cudatool: memory ran out; there is no report, since no thread could be started")
             return
-        worker.join()  # what a signal handler of the program raises meanwhile is the program's
+        worker.join()  # what a signal handler of the program raises while it waits is the program's
 
     def _write(self, recording: Callable[[], str | None]) -> None:
         """Run on the thread of the report: nothing that happens here may reach the program."""

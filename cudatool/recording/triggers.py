@@ -177,8 +177,8 @@ class Watch:
     """A subscriber that calls `met` when a condition becomes true, or the last range ends.
 
     A condition is met again only after it was not, and a minute after the last time, by the clock of events: a program
-    that swings around its limit does not write without end. It sees events alone: memory from before counts if it is
-    told of it by the events of a recording's start. What a library takes from the driver is looked at with the thread's
+    that swings around its limit does not write without end. It sees events alone: memory from before counts if the
+    events of a recording's start report it. What a library takes from the driver is looked at with the thread's
     next event: that may show that only a block of it is in use.
 
     Parameters

@@ -49,7 +49,7 @@ static int Launcher_init(Launcher *self, PyObject *args, PyObject *kwargs)
                                      &PyType_Type, &array, &PyType_Type, &scalar, &convert))
         return -1;
     if (self->parameters) {
-        PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be made anew");
+        PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be initialized again");
         return -1;
     }
     PyObject *held = PyList_AsTuple(parameters); /* __index__ of a number may change the list */
@@ -79,8 +79,8 @@ static int Launcher_init(Launcher *self, PyObject *args, PyObject *kwargs)
         }
     }
     Py_DECREF(held);
-    if (good && self->parameters) { /* __index__ has made it meanwhile */
-        PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be made anew");
+    if (good && self->parameters) { /* __index__ has initialized it */
+        PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be initialized again");
         good = 0;
     }
     if (!good) {
@@ -332,7 +332,7 @@ static int Region_init(Region *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Kn|O", names, &address, &size, &owner))
         return -1;
     if (self->owner) { /* asked last: __index__ of a number may have made it */
-        PyErr_SetString(PyExc_RuntimeError, "a Region cannot be made anew");
+        PyErr_SetString(PyExc_RuntimeError, "a Region cannot be initialized again");
         return -1;
     }
     if (size < 0) {

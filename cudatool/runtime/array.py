@@ -323,7 +323,7 @@ _MOST_SIGNATURES: Final = 65536
 def signature(array: DeviceArray) -> object:
     """Return what stands for shape, strides, dtype, device, alignment and whether it can be written.
 
-    If two arrays have the same one, an operation treats them alike; so it is the key of what was found out for one. Of
+    If two arrays have the same one, an operation treats them alike; so it is the key of what was computed for one. Of
     the arrays that are alike, a few may have another, which costs time alone. It is compared by identity, and kept
     in ``_signature``, where those look first to whom every call counts.
     """

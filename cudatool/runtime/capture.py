@@ -1,7 +1,7 @@
 """Active captures of CUDA graphs and what they forbid.
 
-A call is captured or not by the stream that it works in. What the driver forbids meanwhile it forbids by thread, in the
-mode of each capture (cuThreadExchangeStreamCaptureMode); what is known to be harmless is done in :class:`relaxed`.
+A call is captured or not by the stream that it works in. What the driver forbids during one it forbids by thread, in
+the mode of each capture (cuThreadExchangeStreamCaptureMode); what is known to be harmless is done in :class:`relaxed`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def current_device() -> int:
 def is_current(index: int) -> bool:
     """Return whether a device is the calling thread's current one; costs no driver call where there is only one.
 
-    Another library may have taken the context away meanwhile. Then the driver answers with
+    Another library may have taken the context away since. Then the driver answers with
     CUDA_ERROR_INVALID_CONTEXT, and the same call works in ``with device(index)``: see :func:`call_on`.
     """
     return _thread.alone or _ask_current() == index

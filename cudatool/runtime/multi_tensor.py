@@ -116,7 +116,7 @@ __device__ void store(T *to, const C (&values)[4], long long i, long long size, 
 
 
 class Arrays(tuple[DeviceArray, ...]):
-    """A list of arrays, and what launches need to know of them, which is found out once."""
+    """A list of arrays, and what launches need to know of them, which is computed once."""
 
     @functools.cached_property
     def addresses(self) -> npt.NDArray[np.uint64]:

@@ -223,7 +223,7 @@ class host_register:  # noqa: N801 - reads as a statement
     Parameters
     ----------
     array
-        In one piece. It is kept meanwhile.
+        In one piece. It is kept until the block ends.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The cache of launch plans: what calls with operands of the same layouts share is found out once, then looked up."""
+"""The cache of launch plans: what calls with operands of the same layouts share is computed once, then looked up."""
 
 from __future__ import annotations
 

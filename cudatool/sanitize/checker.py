@@ -277,7 +277,7 @@ class _Words:
         )
 
     def _site(self, side: Side, beside: int, other: Side) -> AccessSite:
-        """Return a side of a finding in words; `beside` is the record that its line is told apart from."""
+        """Return a side of a finding in words; `beside` is the record whose line it must differ from."""
         record = side.record
         made, others = (self._maker(one) for one in (side, other))
         if made is not None and (others is None or self._stack(made) == self._stack(others)):

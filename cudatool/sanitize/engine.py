@@ -527,8 +527,8 @@ class Engine:
     def _moved_wait(self, earlier: Operation, later: Operation) -> tuple[int, ...]:
         """A wait of the later side for an event: its record after the earlier side was replaced by a later record."""
         for record, replaced, first, second in self.ordering.moved.get(later.agent, {}).values():
-            behind = replaced.agent == earlier.agent and earlier.epoch <= replaced.epoch
-            if behind and earlier.record < record < later.record:
+            follows = replaced.agent == earlier.agent and earlier.epoch <= replaced.epoch
+            if follows and earlier.record < record < later.record:
                 return record, first, second
         return ()
 

@@ -91,7 +91,7 @@ class Capture:
     tails
         For each stream that takes part, the nodes that its next one comes after.
     eager
-        Work of the same thread in other streams meanwhile, which is no part of the graph.
+        Work of the same thread in other streams during the capture, which is no part of the graph.
     """
 
     def __init__(self, stream: int, thread: int) -> None:
@@ -190,13 +190,13 @@ class Executable:
         """The numbers of the nodes, each after those that it depends on; what is on a cycle last."""
         if self._order is None:
             missing = {number: len(node.after) for number, node in self.nodes.items()}
-            behind: dict[int, list[int]] = {}
+            later: dict[int, list[int]] = {}
             for number, node in self.nodes.items():
                 for before in node.after:
-                    behind.setdefault(before, []).append(number)
+                    later.setdefault(before, []).append(number)
             order = [number for number, count in missing.items() if not count]
             for number in order:  # grows while it is read
-                for other in behind.get(number, ()):
+                for other in later.get(number, ()):
                     missing[other] -= 1
                     if not missing[other]:
                         order.append(other)
@@ -258,9 +258,9 @@ class Graphs:
         if row.flags & _EXTERNAL and row.stream in self.captures:
             self._add_event_node(self.captures[row.stream], row, EVENT_WAIT)
             return True
-        capture, behind, _ = self._events.get(row.aux0, (None, frozenset(), 0))
+        capture, tails, _ = self._events.get(row.aux0, (None, frozenset(), 0))
         if capture is not None and capture in self.captures.values():
-            capture.tails[row.stream] = capture.tails.get(row.stream, frozenset()) | behind
+            capture.tails[row.stream] = capture.tails.get(row.stream, frozenset()) | tails
             self.captures[row.stream] = capture
         return row.stream in self.captures
 

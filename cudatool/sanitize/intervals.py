@@ -53,7 +53,7 @@ class Operation(Moment):
         return self.agent == agent or clock[self.agent] >= self.epoch
 
 
-_NOBODY = Operation(0, 0, (), -1)
+_NO_OPERATION = Operation(0, 0, (), -1)
 
 
 class Access:
@@ -109,7 +109,7 @@ class Access:
         node: int = -1,
         mask: int = 0,
         host: int = -1,
-        operation: Operation = _NOBODY,
+        operation: Operation = _NO_OPERATION,
         owner: Buffer | None = None,
     ) -> None:
         self.start = start

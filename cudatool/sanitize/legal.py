@@ -41,7 +41,7 @@ class _Node(NamedTuple):
     number: int
     record: int
     before: frozenset[int]
-    behind: frozenset[int]
+    later: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Step:
         Of the operation's record, 0 for the host's; and the number of the node, 0 for none.
     accesses
         What it touches, where that is known.
-    before, behind
+    before, later
         Steps of the same launch that come before and after it.
     after
         Steps that come before it for the sake of memory that is handed out again.
@@ -71,7 +71,7 @@ class Step:
     accesses: list[Access]
     node: int = 0
     before: frozenset[int] = frozenset()
-    behind: frozenset[int] = frozenset()
+    later: frozenset[int] = frozenset()
     after: set[int] = field(default_factory=set)
 
     def touches(self, start: int, stop: int) -> bool:
@@ -137,7 +137,7 @@ class Steps:
                 [access for access in accesses if access.node == node.number],
                 node.number,
                 frozenset(place[number] for number in node.before),
-                frozenset(place[number] for number in node.behind),
+                frozenset(place[number] for number in node.later),
             )
 
     def _order_owners(self) -> None:
@@ -198,14 +198,14 @@ class Steps:
                     waiting += new
         return found
 
-    def behind(self, index: int) -> set[int]:
+    def later(self, index: int) -> set[int]:
         """Return every step that must come after this one."""
         found: set[int] = set()
         waiting = [index]
         while waiting:
             one = waiting.pop()
             found.add(one)
-            found |= self._follow(one) | self.all[one].behind
+            found |= self._follow(one) | self.all[one].later
             waiting += [x for x, step in enumerate(self.all) if x not in found and step.after & found]
         found.discard(index)
         return found
@@ -234,10 +234,10 @@ class Steps:
         """Return `order` with a step, and what is `needed` before it, run first."""
         return [x for x in order if x in needed] + [step] + [x for x in order if x not in needed and x != step]
 
-    def delayed(self, order: Order, step: int, behind: int) -> Order:
+    def delayed(self, order: Order, step: int, later: int) -> Order:
         """Return `order` with a step, and what must come after it, run right after another one."""
-        held = self.behind(step) | {step}
-        done = order.index(behind) + 1
+        held = self.later(step) | {step}
+        done = order.index(later) + 1
         head = order[:done]
         return [x for x in head if x not in held] + [x for x in head if x in held] + order[done:]
 
@@ -376,8 +376,8 @@ def _sorted(nodes: dict[int, int], edges: list[tuple[int, int]]) -> list[_Node]:
             return []  # a cycle, which has no order
         for number in ready:
             before[number] = frozenset(direct[number]).union(*(before[first] for first in direct[number]))
-    behind: dict[int, set[int]] = {number: set() for number in nodes}
+    later: dict[int, set[int]] = {number: set() for number in nodes}
     for number, earlier in before.items():
         for first in earlier:
-            behind[first].add(number)
-    return [_Node(number, nodes[number], before[number], frozenset(behind[number])) for number in before]
+            later[first].add(number)
+    return [_Node(number, nodes[number], before[number], frozenset(later[number])) for number in before]

@@ -67,7 +67,7 @@ _FREED = struct.Struct("<Qqqqq?")
 class Buffers:
     """Live and freed allocations by address. A new allocation replaces whatever was at its addresses.
 
-    There may be millions of freed ones, of which only what a later access is told is kept, in few bytes.
+    There may be millions of freed ones, of which only what a report on a later access needs is kept, in few bytes.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ def install(
 ) -> None:
     """Give what calls need of abi.py; `names` is its namespace, whose `guard` and `subscribers` each call looks at.
 
-    `results` has what subscribers are told in place of each CUresult.
+    `results` has what subscribers get in place of each CUresult.
     """
 
 def bind(slot: int, entry: Any, kinds: str, deferrable: bool, null_stream: int, /) -> None:

@@ -397,7 +397,7 @@ static PyObject *py_run_team(PyObject *module, PyObject *const *args, Py_ssize_t
     return ended_early < 0 ? NULL : PyBool_FromLong(ended_early);
 }
 
-/* Return an idle team that is ready for the plan, the one that was used last, which nothing else takes meanwhile: a new
+/* Return an idle team that is ready for the plan, the one that was used last, which nothing else takes then: a new
  * reference; NULL if there is none, or with an exception. */
 static PyObject *take_team(PyObject *plan) {
     for (Py_ssize_t i = PyList_GET_SIZE(teams); i-- > 0;) {
@@ -489,12 +489,12 @@ static PyObject *py_install_launches(PyObject *module, PyObject *args, PyObject 
 }
 
 static PyObject *py_set_native(PyObject *module, PyObject *args) {
-    PyObject *run, *hold, *let_go, *function;
+    PyObject *run, *hold, *release, *function;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOO", &run, &hold, &let_go, &function)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOO", &run, &hold, &release, &function)) return NULL;
     guarded_calls = (int (*)(struct cudatool_calls *, int))PyLong_AsVoidPtr(run);
     hold_interrupts = (void (*)(void))PyLong_AsVoidPtr(hold);
-    release_interrupts = (void (*)(void))PyLong_AsVoidPtr(let_go);
+    release_interrupts = (void (*)(void))PyLong_AsVoidPtr(release);
     Py_XSETREF(interrupts, Py_NewRef(function));
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;

@@ -416,7 +416,7 @@ static void catch_interrupts(void) {
 }
 
 /* Let all guarded calls until cudatool_release_interrupts be interruptible: setting the handler for each takes longer than
- * a small kernel. Nothing of the program runs meanwhile, which could set a handler of its own. */
+ * a small kernel. Nothing of the program runs during it, which could set a handler of its own. */
 void cudatool_hold_interrupts(void) {
     catch_interrupts();
     holds_interrupts = 1;

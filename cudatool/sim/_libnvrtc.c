@@ -4,7 +4,7 @@
  * compilation, so this library forwards every call to the real NVRTC and hands out the PTX where the cubin is asked
  * for. The software driver recognizes PTX by its text.
  *
- * On a GPU the program gets the cubin that it asks for, and `cudatool_nvrtc_keep` says who is told of its PTX.
+ * On a GPU the program gets the cubin that it asks for, and `cudatool_nvrtc_keep` says what gets its PTX.
  *
  * While kernels are checked, what is found in them is said with the line of their source: compilations have line
  * information then, whatever the program asked for, and its sources are kept for reports that quote their lines.

@@ -366,7 +366,7 @@ static int run(Queue *self, PyObject *given) {
     ++self->running;
     PyObject *type = NULL, *value = NULL, *traceback = NULL, *done = NULL;
     int is_known = self->watch == Py_None || !notify(self->watch, "before", given);
-    if (is_known && (done = PyObject_CallNoArgs(release))) { /* other threads may enqueue meanwhile */
+    if (is_known && (done = PyObject_CallNoArgs(release))) { /* other threads may enqueue during the call */
         Py_DECREF(done);
         if (work(self, operation, context)) {
             PyErr_Fetch(&type, &value, &traceback);

@@ -493,7 +493,7 @@ class DeviceMemory:
     def share(self, address: int, size: int) -> tuple[SharedFile, int]:
         """Move an allocation's pages to a file, if they are not in one, so that other processes can map them.
 
-        Nothing may use them meanwhile. Returns the file, and where in it the allocation is.
+        Nothing may use them during the call. Returns the file, and where in it the allocation is.
         """
         start = address // PAGE * PAGE
         if start not in self._files:

@@ -97,7 +97,7 @@ class Operation(_queue.Operation):
     host_memory
         Address and size of each range that it will read or write when it runs, where the host can write it without a
         call (:mod:`cudatool.sim.observe.host_watch`). Other ranges may stand there too. Of a launch that was
-        enqueued while nothing watched it is found out when it is asked for.
+        enqueued while nothing watched it is computed when it is asked for.
     launch, node
         The beginning of the graph launch that it is part of, None outside of graphs; and the number of its node in the
         executable graph.

@@ -1,4 +1,4 @@
-"""How much device memory a stretch of a program took: its peak, and what it left behind, by call sites."""
+"""How much device memory a stretch of a program took: its peak, and what it did not free, by call sites."""
 
 from __future__ import annotations
 

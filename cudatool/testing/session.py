@@ -255,7 +255,7 @@ class Session:
         )
 
     def leaked(self, test: Test, most: int) -> str:
-        """Return who allocated what the test's call left behind if that is more than `most` bytes, else ``""``."""
+        """Return who allocated what the test's call did not free if that is more than `most` bytes, else ``""``."""
         gc.collect()
         release_caches()
         drain()

@@ -55,7 +55,7 @@ static char *next_bytes(const Tail *self, Py_ssize_t size) {
     return is_room ? (char *)self->bytes.buf + self->header + self->used : NULL;
 }
 
-/* Make the next bytes, which are written, valid. Whoever reads the file sees them before the new length. */
+/* Make the next bytes, which are written, valid. A reader of the file sees them before the new length. */
 static void take_in(Tail *self, Py_ssize_t size) {
     self->used += size;
     __atomic_store_n((uint64_t *)self->bytes.buf + LENGTH, (uint64_t)self->used, __ATOMIC_RELEASE);
@@ -86,7 +86,7 @@ static PyObject *Tail_filled(PyObject *object, PyObject *number) {
     Py_RETURN_NONE;
 }
 
-static PyObject *Tail_let_go(PyObject *self, PyObject *unused) {
+static PyObject *Tail_release(PyObject *self, PyObject *unused) {
     (void)unused;
     PyBuffer_Release(&((Tail *)self)->bytes);
     Py_RETURN_NONE;
@@ -101,7 +101,7 @@ static PyMemberDef tail_members[] = {
 static PyMethodDef tail_methods[] = {
     {"append", Tail_append, METH_O, NULL},
     {"filled", Tail_filled, METH_O, NULL},
-    {"_let_go", Tail_let_go, METH_NOARGS, NULL},
+    {"_release", Tail_release, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -157,7 +157,7 @@ static int is_signed(PyObject *number, int64_t least, int64_t most, int64_t *val
     return !beyond && *value >= least && *value <= most;
 }
 
-/* Read the number that a table has for a key, whose comparison runs nobody's code. */
+/* Read the number that a table has for a key, whose comparison runs no code of the program's. */
 static int is_known(PyObject *table, PyObject *key, uint64_t most, uint64_t *value) {
     if (!table || !PyDict_CheckExact(table) || !(PyUnicode_CheckExact(key) || PyLong_CheckExact(key))) return 0;
     PyObject *found = PyDict_GetItemWithError(table, key);

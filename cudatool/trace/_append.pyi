@@ -5,12 +5,12 @@ from threading import RLock
 from cudatool.trace.events import Event
 
 class Tail:
-    """Bytes that are filled one after the other, behind a header that tells how many are valid.
+    """Bytes that are filled one after the other, after a header that says how many are valid.
 
     Parameters
     ----------
     bytes
-        Of the header and of what is to be filled, aligned to 8 bytes. They stay locked until :meth:`_let_go`.
+        Of the header and of what is to be filled, aligned to 8 bytes. They stay locked until :meth:`_release`.
     header
         Size of the header. Its third word of 8 bytes is the number.
 
@@ -30,7 +30,7 @@ class Tail:
     def filled(self, size: int, /) -> None:
         """Note that the next `size` bytes are filled: they are valid from here on."""
 
-    def _let_go(self) -> None: ...
+    def _release(self) -> None: ...
 
 class Writer:
     """What a recorder is called as: it writes an event that fits, and has nothing new, or else calls :meth:`_write`.

@@ -1,6 +1,6 @@
 /* How an event goes to its subscribers while none of them fails (cudatool/trace/hooks.py).
  *
- *     make the event; put it behind those that wait (there are some where a finalizer emits in the middle of this)
+ *     make the event; put it after those that wait (there are some where a finalizer emits in the middle of this)
  *     call each subscriber with the first that waits, until none does
  *
  * As soon as anything raises, functions of hooks.py take over from where this was, and what was raised with it: a
@@ -172,7 +172,7 @@ static PyObject *take_exception(void) {
     return value ? value : Py_NewRef(Py_None);
 }
 
-/* Give the event to each subscriber. `interruption` becomes what a signal handler raised meanwhile, if one did. Returns
+/* Give the event to each subscriber. `interruption` becomes what a signal handler raised during it, if one did. Returns
  * 0, or -1 with an exception. */
 static int deliver(PyObject *event, PyObject **interruption) {
     PyObject *subscribers = PyDict_GetItemWithError(names, n_subscribers);
@@ -180,7 +180,7 @@ static int deliver(PyObject *event, PyObject **interruption) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemError, "the hooks are gone");
         return -1;
     }
-    Py_INCREF(subscribers); /* the subscribers may change meanwhile */
+    Py_INCREF(subscribers); /* the subscribers may change during the calls */
     int failed = 0;
     Py_ssize_t count = PyTuple_GET_SIZE(subscribers);
     for (Py_ssize_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
 /* Passes over many rows of one source of events, on their way into a trace. None holds the interpreter's lock: the
- * program runs on meanwhile. Rows are contiguous and of one size; what they contain is not trusted.
+ * program runs on at the same time. Rows are contiguous and of one size; what they contain is not trusted.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -110,7 +110,7 @@ class Kind(IntEnum):
     GRAPH_CAPTURE_BEGIN = 45
     GRAPH_CAPTURE_END = 46
     GRAPH_LAUNCH = 47
-    # What a graph consists of: told when it is made, not at each launch.
+    # What a graph consists of: reported when it is made, not at each launch.
     GRAPH_NODE_ADDED = 48
     GRAPH_INSTANTIATE = 49
     GRAPH_UPDATE = 50
@@ -269,7 +269,7 @@ FIELDS: Final[dict[Kind, str]] = {
     "stack=the lines of the program that it was made from",
     Kind.GENERATED_FACT: "about the GENERATED_LINE that begins at line aux0 of file number correlation: "
     "flags=GeneratedFact, name=the node, module or buffer",
-    Kind.MODULE_TENSOR: "a tensor that a module of PyTorch or an optimizer holds, told some time after it was made: "
+    Kind.MODULE_TENSOR: "a tensor that a module of PyTorch or an optimizer holds, reported after it was made: "
     "address and size=of its storage, flags=TensorRole, name=path of the parameter or buffer: that of the module as of "
     "BLOCK_ALLOC, and its own name",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "

@@ -208,7 +208,7 @@ class OpenChunk(Tail):
 
     def release(self) -> None:
         """Close the mapping without touching the file."""
-        self._let_go()
+        self._release()
         self._words.release()
         self._mapping.close()
 

@@ -278,7 +278,7 @@ def _emit_with_care(
     event: Event | None,
     error: BaseException | None,
 ) -> None:
-    """Do what :func:`emit` does, whatever happens meanwhile.
+    """Do what :func:`emit` does, whatever happens during the call.
 
     Where `error` was raised in the middle of that, go on with the `event` that was made, if it was.
     """
@@ -372,7 +372,7 @@ def forward_rows(rows: npt.NDArray[np.void], names: Sequence[str], *, source: Su
 def _deliver(
     event: Event, subscribers: tuple[Subscriber, ...], failure: BaseException | None = None
 ) -> BaseException | None:
-    """Give the event to each subscriber; return what a signal handler of the program raised meanwhile, if one did.
+    """Give the event to each subscriber; return what a signal handler of the program raised during it, if one did.
 
     If `failure` is given, the first subscriber was called, and raised that.
     """
@@ -402,7 +402,7 @@ def _deliver(
 def deliver_waiting() -> BaseException | None:
     """Give the subscribers what a signal handler's exception kept this thread from giving them, before its next event.
 
-    Returns what a signal handler of the program raised meanwhile, if one did.
+    Returns what a signal handler of the program raised during it, if one did.
     """
     thread, interruption = _local.thread, None
     while thread.pending and not thread.emitting:

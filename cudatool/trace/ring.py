@@ -10,7 +10,7 @@
     write(path)           ->  a trace that begins with the base, as a part of a recording does
 
 Memory is that of the chunks, of what is live, and of the names that these refer to. Stacks are interned for the whole
-process, whoever records.
+process, whatever records.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _failed(done: Run, span: slice) -> int:
 
 def _printed(path: Path, total: int) -> Iterator[tuple[str, str, int, bool]]:
     """Yield each setting that the commands print: the command, the setting, the bytes and whether about so many."""
-    for name, options in (("replay", []), ("replay --card", ["--card", f"{total}B"])):
+    for name, options in (("replay", []), ("replay --recorded-memory", ["--recorded-memory", f"{total}B"])):
         for row in _json(replay, [str(path), *options]):
             if row.get("best"):
                 yield name, row["conf"], row["gain_bytes"], bool(row["caveats"])
@@ -132,7 +132,8 @@ def main() -> None:
             )
     print(f"{'':16}printed  worse  too much by > 5 %, of them not hedged, by > 1 %  share of true gain said")
     groups = {
-        name: [claim for claim in found if claim.command == name] for name in ("snapshot", "replay", "replay --card")
+        name: [claim for claim in found if claim.command == name]
+        for name in ("snapshot", "replay", "replay --recorded-memory")
     }
     for name, some in {
         **groups,

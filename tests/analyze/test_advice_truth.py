@@ -18,7 +18,7 @@ def found() -> list[Claim]:
 
 def test_some_settings_are_recommended_for_whole_and_for_cut_recordings() -> None:
     assert {False, True} == {bool(claim.lost) for claim in found()}
-    assert {"snapshot", "replay", "replay --card"} == {claim.command for claim in found()}
+    assert {"snapshot", "replay", "replay --recorded-memory"} == {claim.command for claim in found()}
     assert {False, True} == {bool(claim.gain) for claim in found()}
 
 

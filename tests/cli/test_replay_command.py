@@ -170,7 +170,7 @@ def test_memory_of_the_driver_in_an_export_is_not_taken_for_the_allocators(
 
 
 @pytest.mark.parametrize(
-    ("command", "option"), [("replay", "--memory"), ("replay", "--card"), ("snapshot", "--memory")]
+    ("command", "option"), [("replay", "--memory"), ("replay", "--recorded-memory"), ("snapshot", "--memory")]
 )
 def test_size_of_a_card_needs_a_unit(run_command, command: str, option: str) -> None:
     done = run_command(command, PREFETCH, option, "5")
@@ -331,7 +331,7 @@ def test_the_memory_that_is_missing_can_be_passed_as_is_said() -> None:
     """The reason stands in the text of both commands, whose options have other names."""
     used = Outcome("", 1, 1, 0.1, 0, 2, None, 0, 1, 1)
     said = Advice(Record(1, 0, 3, None), used, None, 0, (used,), NoAdvice.FAILURES_DIFFER).why_not()
-    named = re.findall(r"cudatool (\w+) (--\w+)", said)
+    named = re.findall(r"cudatool (\w+) (--[\w-]+)", said)
     assert ["replay", "snapshot"] == sorted(name for name, _ in named)
     for name, option in named:
         command = {"replay": replay, "snapshot": snapshot}[name]
@@ -340,7 +340,7 @@ def test_the_memory_that_is_missing_can_be_passed_as_is_said() -> None:
 
 def test_a_memory_fraction_that_all_settings_share_is_said_once() -> None:
     limit = "per_process_memory_fraction:0.5"
-    arguments = [str(DATA / "streams_default.pickle.xz"), "--recorded-conf", limit, "--card", "8GiB"]
+    arguments = [str(DATA / "streams_default.pickle.xz"), "--recorded-conf", limit, "--recorded-memory", "8GiB"]
     said = CliRunner().invoke(replay, arguments, env={"COLUMNS": "120"})
     assert said.exit_code == 0, said.output
     assert f"All of them with {limit}, as recorded." in said.output

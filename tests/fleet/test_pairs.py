@@ -147,7 +147,7 @@ def test_the_command_names_both_sides(faults: list[Fault], status: int, tmp_path
     dataset = make(tmp_path, RECORDING, 2, faults, seed=6)
     done = CliRunner().invoke(group, ["fleet", str(dataset)])
     assert status == done.exit_code, done.output
-    said = "Rank 0 and rank 1 differ; which one is wrong cannot be told" if faults else "The two ranks do not differ"
+    said = "Rank 0 and rank 1 differ; which one is wrong is not known" if faults else "The two ranks do not differ"
     assert said in done.stdout
     shown = json.loads(CliRunner().invoke(group, ["fleet", str(dataset), "--json"]).stdout)
     [run] = shown["runs"]

@@ -56,7 +56,7 @@ def test_before_and_behind_agree_with_reachability(program_steps: list[Any]) -> 
     nodes = [node_of[step.operation.record] for step in steps.all]
     for index, node in enumerate(nodes):
         assert steps.before(index) == {x for x, other in enumerate(nodes) if other in oracle.after[node]}
-        assert steps.behind(index) == {x for x, other in enumerate(nodes) if node in oracle.after[other]}
+        assert steps.later(index) == {x for x, other in enumerate(nodes) if node in oracle.after[other]}
 
 
 def test_unordered_pair_changes_places_in_both_ways() -> None:
@@ -104,7 +104,7 @@ def test_users_of_memory_come_before_those_of_its_next_owner() -> None:
     program.kernel(two, (W, 0, 64))
     steps = Steps(program.trace())
     assert steps.before(1) == {0}
-    assert steps.behind(0) == {1}
+    assert steps.later(0) == {1}
     assert steps.any_order(random.Random(1)) == [0, 1]
 
 
@@ -127,7 +127,7 @@ def test_nodes_of_a_launch_are_ordered_by_the_edges_of_their_graph() -> None:
     steps = Steps(graph_launches(1).trace())
     one, two, three = (next(i for i, step in enumerate(steps.all) if step.node == node) for node in (1, 2, 3))
     assert (steps.before(one), steps.before(two), steps.before(three)) == (set(), set(), {one})
-    assert (steps.behind(one), steps.behind(two), steps.behind(three)) == ({three}, set(), set())
+    assert (steps.later(one), steps.later(two), steps.later(three)) == ({three}, set(), set())
     assert steps.races() == [(min(one, two), max(one, two))]
     orders = {tuple(steps.any_order(random.Random(seed))) for seed in range(50)}
     assert orders == {(one, two, three), (one, three, two), (two, one, three)}

@@ -322,11 +322,11 @@ def test_bytes_are_written_only_where_there_is_room() -> None:
     with pytest.raises(ValueError, match="no room"):
         tail.append(b"12345")
     tail.filled(4)
-    tail._let_go()
-    tail._let_go()
+    tail._release()
+    tail._release()
     with pytest.raises(ValueError, match="is closed"):
         tail.append(b"")
-    store.append(1)  # nobody has the bytes any more
+    store.append(1)  # nothing has the bytes any more
     with pytest.raises(ValueError, match="no room for such a header"):
         Tail(memoryview(bytearray(16)), 64)
     with pytest.raises(BufferError):

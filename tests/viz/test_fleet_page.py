@@ -131,7 +131,7 @@ def test_two_ranks_are_shown_side_by_side_and_none_is_accused(tmp_path: Path) ->
     with Page(tmp_path / "fleet.html") as page:
         assert ["0 and 1", "size"] == rows(page, "findings")[0][:2]
         assert ["0", "2"] == [row[-1] for row in rows(page, "runs")]
-        assert "which one is wrong cannot be told" in page.evaluate("byId('verdict').textContent")
+        assert "which one is wrong is not known" in page.evaluate("byId('verdict').textContent")
         assert ["Call site", "a.py:1 (f)", "1 MiB", "3 MiB", "rank 1 by 2 MiB"] == rows(page, "pair-memory")[0]
         assert ["Library", "nccl", "2 MiB", "0 B", "rank 0 by 2 MiB"] == rows(page, "pair-memory")[1]
         assert "Rank 1" == page.evaluate("byId('usual').textContent")

@@ -243,7 +243,7 @@ def cuEventSynchronize(hEvent: int) -> None:
     event = _executed_event(hEvent)
     state.machine.scheduler.wait(event.recorded)
     while event.shared is not None and event.shared.is_pending_elsewhere:
-        abi.lock.wait(timeout=0.001)  # other threads of this process go on meanwhile
+        abi.lock.wait(timeout=0.001)  # other threads of this process go on
     state.machine.scheduler.check(event.context)
 
 

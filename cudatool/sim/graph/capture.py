@@ -81,14 +81,14 @@ class Capture:
     @property
     def is_joined(self) -> bool:
         """Whether all that was captured in other streams comes before what is next in the first one."""
-        behind: set[Node] = set()
+        reached: set[Node] = set()
         waiting = list(self.tails[self.origin])
         while waiting:
             node = waiting.pop()
-            if node not in behind:
-                behind.add(node)
+            if node not in reached:
+                reached.add(node)
                 waiting.extend(node.dependencies)
-        return all(behind.issuperset(nodes) for nodes in (*self.tails.values(), self.abandoned))
+        return all(reached.issuperset(nodes) for nodes in (*self.tails.values(), self.abandoned))
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,12 +131,12 @@ class Run:
         """Add all nodes of a graph after `after`, and return the operations that nothing in the graph depends on."""
         done: dict[Node, Operation] = {}
         for node in graph.ordered():
-            behind = [done[dependency] for dependency in node.dependencies] or after
+            earlier = [done[dependency] for dependency in node.dependencies] or after
             self._node = self._numbers[node]
             if node in self._disabled:
-                done[node] = self.add("graph", "disabled node", behind)
+                done[node] = self.add("graph", "disabled node", earlier)
             else:
-                done[node] = node.work.enqueue(self, behind)
+                done[node] = node.work.enqueue(self, earlier)
         return [done[node] for node in graph.ends] or after
 
     def with_conditions(self, work: Callable[[Operation], None]) -> Callable[[Operation], None]:
@@ -207,10 +207,10 @@ class GraphExec:
         edges: list[tuple[int, int]] = []
         for node in graph.ordered():
             number = self._numbers[node]
-            behind = [self._numbers[dependency] for dependency in dict.fromkeys(_before(node))] or after
-            ends = list(behind)
+            earlier = [self._numbers[dependency] for dependency in dict.fromkeys(_before(node))] or after
+            ends = list(earlier)
             for inner in node.work.graphs:
-                inside, inner_ends = self._edges(inner, behind)
+                inside, inner_ends = self._edges(inner, earlier)
                 if isinstance(node.work, Conditional) and node.work.is_loop:
                     line = list(self._in_order(inner))
                     inside, inner_ends = [*inside, *pairwise(line)], line[-1:]

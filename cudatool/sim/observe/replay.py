@@ -173,8 +173,8 @@ class Replay:
                 memory = holding[-1]
                 found += ctypes.string_at(self._place(at, memory), min(rest, memory.address + memory.size - at))
             elif self._tape.is_device(at):
-                behind = [memory.address - at for memory in self._tape.watched if memory.address > at]
-                found += ctypes.string_at(at, min([rest, *behind]))
+                beyond = [memory.address - at for memory in self._tape.watched if memory.address > at]
+                found += ctypes.string_at(at, min([rest, *beyond]))
             else:
                 break
         return found
