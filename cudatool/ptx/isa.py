@@ -194,6 +194,10 @@ _ROWS: Final[dict[str, Opcode]] = {
     # Arithmetic and logic, of the class that their types say.
     "add sub or xor": Opcode(is_pure=True, passes=Passes.SUM),
     "addc subc lop3 bfi shf": Opcode(passes=Passes.SUM),
+    "fma mul24 mad24 div rem sad dp2a dp4a rcp sqrt rsqrt sin cos ex2 lg2 tanh copysign": Opcode(),
+    "brev clz popc bfind bmsk fns cnot": Opcode(),
+    "vadd vsub vabsdiff vmin vmax vset vadd2 vsub2 vabsdiff2 vavrg2 vmin2 vmax2 vset2": Opcode(),
+    "vadd4 vsub4 vabsdiff4 vavrg4 vmin4 vmax4 vset4 vshl vshr vmad": Opcode(),
     "neg not": Opcode(is_pure=True, passes=Passes.COPY),
     "abs szext": Opcode(passes=Passes.COPY),
     "shl shr bfe": Opcode(is_pure=True, passes=Passes.SHIFT),

@@ -149,6 +149,7 @@ class Entry:
             assert words, declaration
             base, stars, name, array = words.groups()
             pointer = stars or array or "*" in base or base in _HANDLES
+            assert pointer or base in _SCALARS, f"{self.name}: no row of _SCALARS or _HANDLES for {base}"
             self.parameters += (name,)
             self.types += (ctypes.c_size_t if pointer else _SCALARS[base],)
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 
 from cudatool.ptx import isa, parse
 from cudatool.ptx.flow import reads, writes
+from cudatool.sim.jit.table import TABLE
 
 
 def test_an_opcode_stands_in_one_row() -> None:
     twice = [opcode for opcode, rows in Counter(" ".join(isa._ROWS).split()).items() if rows > 1]
     assert [] == twice
+
+
+def test_every_opcode_that_the_software_device_translates_has_a_row() -> None:
+    importlib.import_module("cudatool.sim.jit.codegen")  # which imports all that fills the table
+    assert set() == TABLE.keys() - isa._BY_OPCODE.keys()
 
 
 def test_an_opcode_without_a_row_may_do_anything() -> None:

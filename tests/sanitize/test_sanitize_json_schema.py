@@ -15,7 +15,8 @@ from report_examples import every_kind, pipeline, race
 
 from cudatool.cli._schemas import schema_of_command
 from cudatool.sanitize import Report, Run, findings, render_json
-from cudatool.sanitize.findings import Gap, GapKind, Known, Remark, SetAside
+from cudatool.sanitize.findings import Gap, GapKind, Known, Outcome, Remark, SetAside
+from cudatool.sanitize.kinds import CHECKS
 from cudatool.trace.model import Frame
 
 SCHEMA = schema_of_command("sanitize")
@@ -43,6 +44,13 @@ def test_the_schema_is_one():
 @pytest.mark.parametrize("run", [None, Run("/", ("race", "leak"), 3)])
 def test_a_report_with_everything_is_valid(report, run):
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(render_json(report, run)))
+
+
+def test_the_schema_lists_all_that_there_is():
+    assert sorted(GapKind) == sorted(SCHEMA["$defs"]["gap"]["properties"]["kind"]["enum"])
+    assert sorted(Outcome) == sorted(SCHEMA["properties"]["outcome"]["enum"])
+    assert sorted(Outcome) == sorted(SCHEMA["$defs"]["process"]["properties"]["outcome"]["enum"])
+    assert sorted(CHECKS) == sorted(SCHEMA["properties"]["checks"]["items"]["enum"])
 
 
 def test_the_schema_refuses_another_version(report):
