@@ -173,19 +173,19 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
     categories = categorize(part, blocks, curve, steps, device, index, in_modules)
     grows = leaks(part, blocks, device, steps)
     held = by_call_site(part, blocks.at(index), blocks)
-    is_larger = beside.total is not None and size > beside.total
+    is_larger = beside.total is not None and size > beside.total  # than the device's memory: no advice helps
     tried = None if settings is None or is_larger else _tried(part, device, settings, beside, enough)
     free = None if record["flags"] & FREE_UNKNOWN else int(record["aux0"])
     last = split[-1] if split and not is_librarys else None
     needed = size if is_librarys else _needed(size, settings or Settings())
-    if is_librarys:
+    if is_larger:
+        why, missing = Shortage.LARGER, 0
+    elif is_librarys:
         why, missing = _reason_of_library(size, free, is_limited=bool(record["aux1"]))
     else:
         reserves_nothing = not len(segments) and not held
         unused = last.reserved - last.active if last is not None else 0 if reserves_nothing else None
         why, missing = _reason(size, needed, free, unused)
-    if is_larger:
-        why, missing = Shortage.LARGER, 0
     of_device = ledger(part, blocks, segments, device)
     remedies = [*advice(split, categories, grows, beside, held, tried), *_of_others(beside, of_device)]
     stack = part.stack(int(record["stack"]))

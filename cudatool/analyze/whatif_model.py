@@ -26,7 +26,7 @@ from cudatool.trace.model import Trace
 
 __all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model"]
 
-_UNKNOWN_CARD = 1 << 44  # more memory than any device has
+_UNKNOWN_MEMORY = 1 << 44  # more memory than any device has
 
 
 class Caveat(StrEnum):
@@ -216,7 +216,7 @@ def check_model(
 def _model(
     trace: Trace, asked: Requests, settings: Settings, total: int | None, limit: int | None, course: Course | None
 ) -> _Model:
-    return _Model(trace, asked, settings, total or _UNKNOWN_CARD, limit or _UNKNOWN_CARD, course or Course())
+    return _Model(trace, asked, settings, total or _UNKNOWN_MEMORY, limit or _UNKNOWN_MEMORY, course or Course())
 
 
 class _Model:
@@ -314,6 +314,28 @@ class _Model:
     def _one(self, index: int, call: Call) -> bool:
         """Run a call; return whether to continue."""
         verb, block, addresses = call.verb, call.block, self._address
+        self._before(index, call)
+        if verb is Verb.FREE:
+            if block in addresses:  # else it was not allocated here
+                self.policy.free(addresses.pop(block))
+        elif verb is Verb.MALLOC:
+            if not self._malloc(call) and not self._does_without(index, call):
+                return False
+        elif verb is Verb.FAILED_MALLOC:
+            if self._course.does_without:
+                return True
+            if self._malloc(call):
+                self._serve_what_failed(call)
+            elif not self._does_without(index, call):
+                return False
+        elif verb is Verb.EMPTY_CACHE:
+            self._empty_cache(call)
+        elif block in addresses:
+            self._free_later(block)
+        return not self.is_beyond
+
+    def _before(self, index: int, call: Call) -> None:
+        """Do what comes before a call: streams that have passed, and frees that left no event of their own."""
         if index == self._begin:
             self._begin_to_count()
         if self.quiet is not None and not self._pending and not self._has_cached():
@@ -326,33 +348,26 @@ class _Model:
             self.policy.free(heappop(self._served)[1])
         if index in self._course.empties:
             self._empty_unseen()
-        if verb is Verb.FREE:
-            if block in addresses:  # else it was not allocated here
-                self.policy.free(addresses.pop(block))
-        elif verb is Verb.MALLOC or verb is Verb.FAILED_MALLOC:
-            if verb is Verb.FAILED_MALLOC and self._course.does_without:
-                return True
-            if not self._malloc(call):
-                self._searched += len(addresses)
-                if self._searched > FAILURE_STEPS or not self._can_do_without(index):
-                    earlier = self.asked.calls.number_of(Verb.MALLOC, Verb.FAILED_MALLOC, before=index + 1)
-                    self._ended = self._failure(call, len(self.asked.prior_blocks) + earlier)
-                    return False
-                self._survived += 1
-            elif verb is Verb.FAILED_MALLOC:
-                # It failed in the recording too, and the program continued without it.
-                if Caveat.OTHER_COURSE not in self._caveats:
-                    self._caveats.append(Caveat.OTHER_COURSE)
-                address, until = addresses.pop(block), self.frees.get(call.event, 0)
-                if until and not (self._course.keeps or self._course.frees_at_once):
-                    heappush(self._served, (until, address))
-                elif not self._course.keeps:
-                    self.policy.free(address)
-        elif verb is Verb.EMPTY_CACHE:
-            self._empty_cache(call)
-        elif block in addresses:
-            self._free_later(block)
-        return not self.is_beyond
+
+    def _does_without(self, index: int, call: Call) -> bool:
+        """Return whether the program goes on though a request failed; else that is how the run ends."""
+        self._searched += len(self._address)
+        if self._searched <= FAILURE_STEPS and self._can_do_without(index):
+            self._survived += 1
+            return True
+        earlier = self.asked.calls.number_of(Verb.MALLOC, Verb.FAILED_MALLOC, before=index + 1)
+        self._ended = self._failure(call, len(self.asked.prior_blocks) + earlier)
+        return False
+
+    def _serve_what_failed(self, call: Call) -> None:
+        """Decide what becomes of a block that the program did not get in the recording, where it went on without."""
+        if Caveat.OTHER_COURSE not in self._caveats:
+            self._caveats.append(Caveat.OTHER_COURSE)
+        address, until = self._address.pop(call.block), self.frees.get(call.event, 0)
+        if until and not (self._course.keeps or self._course.frees_at_once):
+            heappush(self._served, (until, address))
+        elif not self._course.keeps:
+            self.policy.free(address)
 
     def _take_over(self) -> None:
         """Start with the memory that the recording began with, if these settings could have led to it."""
