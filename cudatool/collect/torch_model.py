@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -21,6 +22,7 @@ __all__ = [
     "EventFact",
     "MemorySnapshot",
     "WHOLE_EVENT",
+    "is_live",
 ]
 
 ACTIONS: Final = {
@@ -50,6 +52,11 @@ _LONGEST: Final = 80  # characters of a name that a report shows
 
 MAX_SIZE: Final = 1 << 48
 """Bytes that are more than any device's address space."""
+
+
+def is_live(block: Mapping[str, Any]) -> bool:
+    """Return whether a block of the final state is in use, or is not yet free for all streams."""
+    return bool(block["state"] != "inactive")
 
 
 @dataclass(frozen=True, slots=True)

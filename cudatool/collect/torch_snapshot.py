@@ -8,7 +8,6 @@ state, and comes first in the trace, as if it had just been allocated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,10 +27,12 @@ from cudatool.collect.torch_model import (
     WHOLE_EVENT,
     EventFact,
     MemorySnapshot,
+    is_live,
 )
+from cudatool.collect.torch_prior import PriorState
 from cudatool.collect.torch_sizes import add_unsplit_tails
+from cudatool.collect.torch_tables import MOST_NAME, SnapshotTables
 from cudatool.errors import SnapshotFormatError
-from cudatool.limits import PAGES
 from cudatool.memory.blocks import SMALL_PAGE
 from cudatool.memory.rounding import round_sizes
 from cudatool.memory.settings import LARGE_SEGMENT, Settings
@@ -39,8 +40,7 @@ from cudatool.memory.snapshot import divisions_of
 from cudatool.text import printable
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
-from cudatool.trace.interned import Interned
-from cudatool.trace.model import Frame, PinnedMemory
+from cudatool.trace.model import PinnedMemory
 from cudatool.units import counted
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read"]
@@ -54,15 +54,11 @@ _FIELDS: Final = frozenset(
 )
 _IN_RECORDS: Final = ("action", "addr", "size", "stream", "time_us", "frames", "user_metadata")
 _OWN: Final = _FIELDS | {WHOLE_EVENT}
-_OF_FRAMES: Final = frozenset(("filename", "name", "line"))
 _READ: Final = frozenset(("segments", "device_traces", "allocator_settings"))
 _PINNED_CHANGE: Final = {"alloc": 1, "free_completed": -1, "free": -1}  # of the bytes in use
 _STAGES: Final = {"START": Kind.RANGE_PUSH, "END": Kind.RANGE_POP}
-_SCALARS: Final = (str, int, float, type(None))
-_MOST_NAME, _MOST_ENTRIES, _MOST_DEPTH = 200, 16, 32
+_MOST_DEPTH: Final = 32
 
-_PAGES_OF_RANGE: Final = 64  # for each range, as events of small ones may be many
-_DEEP: Final = 256  # frames of a stack that no program has often
 _LEAST_BYTES: Final = 16  # of an event, a block or a segment in a pickle; what is shared has fewer
 _MAX_TIME_US: Final = (1 << 63) // 1000
 _MAX_DEVICE: Final = 127  # a record's device is a signed byte
@@ -114,24 +110,15 @@ def _check_numbers(segments: list[Any], rings: list[Any], size: int) -> None:
 
 
 class _Reader:
-    """The tables that records point into, while they grow."""
+    """Turns one snapshot into a trace."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
-        self.names = Interned([""])
-        self.stacks = Interned[tuple[int, ...]]([()])
-        self.frames = Interned[tuple[Frame, tuple[tuple[str, Any], ...]]]()
-        self.facts: dict[str, dict[Any, tuple[int, Any]]] = {}  # key -> what tells a value apart -> (number, value)
-        self.metadata: dict[int, Any] = {}
-        self.streams = Interned[tuple[int, int]](first=1)
-        self.pools = Interned([(0, 0)])
         self.notes: list[str] = []
+        self.tables = SnapshotTables(self.notes)
+        self.prior = PriorState(self.tables)
+        self.facts: dict[str, dict[Any, tuple[int, Any]]] = {}  # key -> what distinguishes a value -> (number, value)
         self.settings: dict[str, Any] = dict(data.get("allocator_settings") or {})
-        # Frames are shared objects in the pickle: look each one up by identity once. `data` keeps them alive.
-        self._frame_by_id: dict[int, int] = {}
-        self._stack_by_ids: dict[tuple[int, ...], int] = {(): 0}
-        self._stack_by_list: dict[int, tuple[Sequence[Any], int]] = {}
-        self.pages_left = PAGES
 
     def snapshot(self, path: str, rows: Rows) -> MemorySnapshot:
         segments = _list(self.data, "segments")
@@ -162,13 +149,13 @@ class _Reader:
         records = np.concatenate([streams, records])
         return MemorySnapshot(
             records,
-            names=list(self.names),
-            stacks=list(self.stacks),
-            frames=[frame for frame, _ in self.frames],
+            names=list(self.tables.names),
+            stacks=list(self.tables.stacks),
+            frames=[frame for frame, _ in self.tables.frames],
             header={
                 "format": "pytorch-snapshot",
                 "time_axis": "clock" if timed else "index",
-                "pools": [list(pool) for pool in self.pools],
+                "pools": [list(pool) for pool in self.tables.pools],
                 "prior_records": prior_records,  # how many of a device's first records are inferred
                 **history,
                 **{key: to for key in ("requests_to",) if (to := self.data.get(key)) in OTHER_REQUESTS},
@@ -178,8 +165,8 @@ class _Reader:
             segments=segments,
             settings=self.settings,
             facts=self._facts(facts, [*lengths, len(annotations)], order, len(streams)),
-            frame_facts={i: dict(more) for i, (_, more) in enumerate(self.frames) if more},
-            metadata=self.metadata,
+            frame_facts={i: dict(more) for i, (_, more) in enumerate(self.tables.frames) if more},
+            metadata=self.tables.metadata,
             more=more,
             pinned=pinned,
         )
@@ -223,7 +210,7 @@ class _Reader:
         events, said = self._events(entries, device)
         del entries
         self._set_pools(events, segments)
-        before = self._prior_state(events, segments, device)
+        before = self.prior.records(events, segments, device)
         records = np.concatenate([before, events])
         del events
         add_unsplit_tails(records, self.settings)
@@ -311,7 +298,7 @@ class _Reader:
             time = event.get("time_us")
             is_known = isinstance(time, int) and 0 <= time < _MAX_TIME_US
             records["time"][i] = int(time or 0) * 1000 if is_known else records["time"][max(i - 1, 0)]
-            records["name"][i] = self.names[event["action"][:_MOST_NAME]]
+            records["name"][i] = self.tables.names[event["action"][:MOST_NAME]]
             table[len(table)] = len(table) + 1, event
         records["kind"][marks], records["device"][marks] = Kind.MARK, device
         return records, facts
@@ -334,13 +321,13 @@ class _Reader:
         ooms = records["kind"] == Kind.OOM  # may have requested more than any device has
         if int(records["size"].max(initial=0, where=~ooms)) >= MAX_SIZE:
             raise ValueError(f"an event of {int(records['size'][~ooms].max())} bytes")
-        records["stream"] = entries.mapped("stream", lambda handle: self._stream(device, handle or 0), absent=0)
+        records["stream"] = entries.mapped("stream", lambda handle: self.tables.stream(device, handle or 0), absent=0)
         missing = records["stream"] == 0
         if np.any(missing):
-            records["stream"][missing] = self._stream(device, 0)
+            records["stream"][missing] = self.tables.stream(device, 0)
         records["time"] = entries.numbers("time_us", "a time", _MAX_TIME_US) * np.uint64(1000)
-        records["stack"] = entries.mapped("frames", lambda frames: self._stack(frames or ()), absent=0)
-        records["name"] = entries.mapped("user_metadata", lambda text: self._name(text or ""), absent=0)
+        records["stack"] = entries.mapped("frames", lambda frames: self.tables.stack(frames or ()), absent=0)
+        records["name"] = entries.mapped("user_metadata", lambda text: self.tables.name(text or ""), absent=0)
 
         for key in _IN_RECORDS:  # before the largest temporary columns are made
             entries.drop(key)
@@ -357,7 +344,7 @@ class _Reader:
         records["flags"][segments] = records["size"][segments] == SMALL_PAGE
         mapped = np.isin(records["kind"], MAP_KINDS)
         records["flags"][mapped] = records["size"][mapped] < LARGE_SEGMENT
-        pools = entries.mapped("pool_id", lambda pool: self._pool(pool or (0, 0)), absent=0)
+        pools = entries.mapped("pool_id", lambda pool: self.tables.pool(pool or (0, 0)), absent=0)
         records["aux1"] = np.where(ooms, np.uint64(0), pools)
         return records, {key: self._fact(entries, key) for key in entries.said() if key not in _OWN}
 
@@ -378,101 +365,11 @@ class _Reader:
         begun = np.flatnonzero(events["kind"] == Kind.SEGMENT_ALLOC)
         last_begun = dict(zip(events["address"][begun].tolist(), begun.tolist(), strict=True))
         for segment in segments:
-            pool = self._pool(segment.get("segment_pool_id") or (0, 0))
+            pool = self.tables.pool(segment.get("segment_pool_id") or (0, 0))
             if pool:
                 start, size = segment["address"], segment["total_size"]
                 since = events[last_begun.get(start, 0) :]
                 since["aux1"][(since["address"] >= start) & (since["address"] < start + size)] = pool
-
-    def _prior_state(
-        self, events: npt.NDArray[np.void], segments: list[dict[str, Any]], device: int
-    ) -> npt.NDArray[np.void]:
-        """Return records that allocate what existed before the ring began.
-
-        That is what is freed before it is allocated, and what exists at the end without an event.
-        """
-        whole = {s["address"]: s for s in segments if not s.get("is_expandable")}
-        live = {b["address"]: (s, b) for s in segments for b in s["blocks"] if _is_live(b)}
-        freed, kept = _prior(events, Kind.SEGMENT_ALLOC, (Kind.SEGMENT_FREE,), whole)
-        segments_freed = _as_kind(Kind.SEGMENT_ALLOC, events[freed])
-        segments_kept = [self._row(Kind.SEGMENT_ALLOC, device, whole[address]) for address in kept]
-
-        freed, kept = _prior(events, Kind.BLOCK_ALLOC, (Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED), live)
-        blocks_freed = events[freed]
-        waiting = blocks_freed[blocks_freed["kind"] == Kind.BLOCK_FREE_COMPLETED]
-        blocks_kept = [self._row(Kind.BLOCK_ALLOC, device, *live[address]) for address in kept]
-        allocs = np.concatenate([_as_kind(Kind.BLOCK_ALLOC, blocks_freed), np.array(blocks_kept, RECORD)])
-        allocs = allocs[np.argsort(allocs["address"])[::-1]]  # each after what limits it: see add_unsplit_tails
-        pending = [
-            self._row(Kind.BLOCK_FREE_REQUESTED, device, *live[address])
-            for address in kept
-            if live[address][1]["state"] == "active_pending_free"
-        ]
-        records = np.concatenate(
-            [
-                segments_freed,
-                np.array(segments_kept, RECORD),
-                self._prior_mapped(events, segments, device),
-                allocs,
-                _as_kind(Kind.BLOCK_FREE_REQUESTED, waiting),
-                np.array(pending, RECORD),
-            ]
-        )
-        records["time"] = events["time"][0] if len(events) else 0
-        return records
-
-    def _prior_mapped(
-        self, events: npt.NDArray[np.void], segments: list[dict[str, Any]], device: int
-    ) -> npt.NDArray[np.void]:
-        """Return records that map what was mapped of expandable segments before the ring began."""
-        expandable = [s for s in segments if s.get("is_expandable")]
-        changes = events[np.isin(events["kind"], MAP_KINDS)]
-        page, change = self._pages(changes["address"], changes["size"])
-        paged = changes[change]
-        paged["address"] = page
-        page, owner = self._pages([s["address"] for s in expandable], [s["total_size"] for s in expandable])
-        rows = np.array([self._row(Kind.SEGMENT_MAP, device, segment) for segment in expandable], RECORD)
-        index, born = _first_events(paged, Kind.SEGMENT_MAP, (Kind.SEGMENT_UNMAP,))
-        kept = np.flatnonzero(~np.isin(page, paged["address"][index]))
-        at_end = rows[owner[kept]]
-        at_end["address"] = page[kept]
-        pages = np.concatenate([_as_kind(Kind.SEGMENT_MAP, paged[np.sort(index[~born])]), at_end])
-        pages = pages[np.argsort(pages["address"])]
-        # Join neighbours that differ in nothing but their address.
-        joined = np.diff(pages["address"]) == 1
-        for column in ("stream", "aux1", "flags"):
-            joined &= pages[column][1:] == pages[column][:-1]
-        begin = np.flatnonzero(~np.concatenate([np.zeros(min(len(pages), 1), np.bool_), joined]))
-        runs = pages[begin]
-        runs["size"] = np.diff(np.append(begin, len(pages))) * SMALL_PAGE
-        runs["address"] *= SMALL_PAGE
-        return runs
-
-    def _pages(self, address: npt.ArrayLike, size: npt.ArrayLike) -> tuple[_Ints, _Ints]:
-        """Return the number of every 2 MiB page in the ranges, and which range each belongs to."""
-        begin = np.asarray(address, np.int64) // SMALL_PAGE
-        count = -(-np.asarray(size, np.int64) // SMALL_PAGE)
-        self.pages_left -= int(count.sum()) - _PAGES_OF_RANGE * len(count)
-        if self.pages_left < 0:
-            raise ValueError("more memory mapped than any GPU has")
-        owner = np.repeat(np.arange(len(count)), count)
-        return begin[owner] + np.arange(len(owner)) - (np.cumsum(count) - count)[owner], owner
-
-    def _row(
-        self, kind: Kind, device: int, segment: Mapping[str, Any], block: Mapping[str, Any] | None = None
-    ) -> tuple[Any, ...]:
-        """Return the record of an event on a segment of the final state, or on one of its blocks."""
-        what = segment if block is None else block
-        record = np.zeros((), RECORD)
-        record["kind"], record["device"], record["address"] = kind, device, what["address"]
-        record["stream"] = self._stream(device, segment.get("stream") or 0)
-        record["aux1"] = self._pool(segment.get("segment_pool_id") or (0, 0))
-        record["stack"] = self._stack(what.get("frames") or ())
-        if block is None:
-            record["size"], record["flags"] = segment["total_size"], segment.get("segment_type") == "small"
-        else:
-            record["size"], record["aux0"] = block["size"], block.get("requested_size", block["size"])
-        return tuple(record.item())
 
     def _annotations(self, annotations: list[Any]) -> npt.NDArray[np.void]:
         """Return ``external_annotations`` (the profiler's ranges) as RANGE_PUSH and RANGE_POP."""
@@ -494,7 +391,7 @@ class _Reader:
             raise ValueError("an annotation out of bounds")
         record = np.zeros((), RECORD)
         record["kind"], record["device"], record["time"] = kind, device, time * 1000
-        record["name"] = self._name(annotation["name"]) if kind == Kind.RANGE_PUSH else 0
+        record["name"] = self.tables.name(annotation["name"]) if kind == Kind.RANGE_PUSH else 0
         return tuple(record.item())
 
     def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> slice | _Ints:
@@ -511,8 +408,8 @@ class _Reader:
 
     def _stream_records(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Return the STREAM_CREATE record of every stream that occurs."""
-        created = np.zeros(len(self.streams), RECORD)
-        for record, ((device, handle), number) in zip(created, self.streams.items(), strict=True):
+        created = np.zeros(len(self.tables.streams), RECORD)
+        for record, ((device, handle), number) in zip(created, self.tables.streams.items(), strict=True):
             record["kind"], record["device"], record["stream"], record["address"] = (
                 Kind.STREAM_CREATE,
                 device,
@@ -522,62 +419,6 @@ class _Reader:
             record["flags"] = StreamFlag.LEGACY_DEFAULT if handle == 0 else StreamFlag.NON_BLOCKING
         created["time"] = records["time"][0] if len(records) else 0
         return created
-
-    def _stream(self, device: int, handle: int) -> int:
-        return self.streams[device, require(handle, int, "a stream")]
-
-    def _pool(self, pool_id: Sequence[int]) -> int:
-        first, second = _ints(list(pool_id), "a part of a pool's id")
-        return self.pools[first, second]
-
-    def _name(self, text: Any) -> int:
-        """Return the index of a text; of a dict of user metadata, of its keys and values."""
-        if type(text) is str:
-            return self.names[text]
-        spelled = str(text)[:_MOST_NAME] if isinstance(text, int | float) else f"({type(text).__name__})"
-        if (
-            isinstance(text, dict)
-            and len(text) <= _MOST_ENTRIES
-            and all(isinstance(v, _SCALARS) for v in text.values())
-        ):
-            spelled = ", ".join(f"{key}={value}" for key, value in text.items())[:_MOST_NAME]
-        number = self.names[spelled]
-        if self.metadata.setdefault(number, text) != text:
-            self.notes.append(f"user metadata with the same text was treated as one: {spelled[:40]}")
-        return number
-
-    def _stack(self, frames: Sequence[Any]) -> int:
-        known = self._stack_by_list.get(id(frames))
-        if known is not None:  # one list that all events share: visiting its frames for each event would be quadratic
-            return known[1]
-        ids = tuple(map(id, frames))
-        found = self._stack_by_ids.get(ids)
-        if found is None:
-            stack = tuple(self._frame(frame) for frame in frames)
-            found = self._stack_by_ids[ids] = self.stacks[stack]
-        if len(ids) > _DEEP:
-            self._stack_by_list[id(frames)] = frames, found  # kept alive, so that no other list gets its id
-        return found
-
-    def _frame(self, frame: Mapping[str, Any]) -> int:
-        found = self._frame_by_id.get(id(frame))
-        if found is None:
-            line = require(require(frame, dict, "a frame")["line"], int, "a line")
-            line = -1 if line == 2**64 - 1 else line  # what PyTorch writes if it has none
-            if abs(line) >= 1 << 31:
-                raise ValueError(f"a frame at line {line}")
-            file, name = (require(frame[key], str, f"a frame's {key}") for key in ("filename", "name"))
-            more = {key: value for key, value in frame.items() if key not in _OF_FRAMES}
-            said = tuple((key, value) for key, value in more.items() if isinstance(value, _SCALARS))
-            found = self._frame_by_id[id(frame)] = self.frames[Frame(file, name, line), said]
-        return found
-
-
-def _ints(values: list[Any], what: str) -> list[int]:
-    """Return `values`, which must all be integers: NumPy would unpack other things that a file may hold."""
-    for kind in set(map(type, values)) - {int, bool}:
-        raise TypeError(f"{what} is a {kind.__name__}")
-    return values
 
 
 def _with_dicts(
@@ -610,7 +451,7 @@ def _pinned(more: dict[str, Any]) -> PinnedMemory | None:
         entries += item if isinstance(item, list) else [item]
     if not segments and not entries:
         return None
-    active = sum(block["size"] for segment in segments for block in segment["blocks"] if _is_live(block))
+    active = sum(block["size"] for segment in segments for block in segment["blocks"] if is_live(block))
     levels = [0]
     for entry in entries:
         sign = _PINNED_CHANGE.get(require(require(entry, dict, "an event")["action"], str, "an action"), 0)
@@ -633,10 +474,6 @@ def _list(data: dict[str, Any], key: str) -> list[Any]:
 
 def _blocks(records: npt.NDArray[np.void]) -> int:
     return int(np.count_nonzero(records["kind"] == Kind.BLOCK_ALLOC))
-
-
-def _is_live(block: Mapping[str, Any]) -> bool:
-    return bool(block["state"] != "inactive")
 
 
 def _with_addresses(segment: Any) -> dict[str, Any]:
@@ -663,28 +500,3 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
         blocks.append(filled)
         address += size
     return {**segment, "blocks": blocks}
-
-
-def _prior(
-    events: npt.NDArray[np.void], born: Kind, died: Sequence[Kind], final: Mapping[int, Any]
-) -> tuple[_Ints, list[int]]:
-    """Return what existed before `events`: indices of unmatched frees, and keys of `final` without any event."""
-    index, is_birth = _first_events(events, born, died)
-    return np.sort(index[~is_birth]), sorted(set(final) - set(events["address"][index].tolist()))
-
-
-def _first_events(
-    events: npt.NDArray[np.void], born: Kind, died: Sequence[Kind]
-) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Return the first of `events` at each address, and whether it is an allocation."""
-    index = np.flatnonzero(np.isin(events["kind"], [born, *died]))
-    _, first = np.unique(events["address"][index], return_index=True)
-    index = index[first]
-    return index, events["kind"][index] == born
-
-
-def _as_kind(kind: Kind, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Return copies of records as events of another kind, whose stack and name are not known."""
-    records = records.copy()
-    records["kind"], records["stack"], records["name"] = kind, 0, 0
-    return records
