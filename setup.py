@@ -23,7 +23,13 @@ libraries = [
     Extension(
         "cudatool.collect._cupti",
         ["cudatool/collect/_cupti.c"],
-        depends=["cudatool/collect/_log_rows.h"],
+        depends=[
+            "cudatool/collect/_log_rows.h",
+            *(
+                f"cudatool/collect/_cupti_{part}.h"
+                for part in ("activity", "api", "devices", "launches", "log", "stacks")
+            ),
+        ],
         extra_link_args=["-ldl"],
     ),
     Extension("cudatool.collect._log_rows", ["cudatool/collect/_log_rows.c"], depends=["cudatool/collect/_log_rows.h"]),

@@ -21,7 +21,7 @@ _FLAGS = {Mode.READ: AccessFlag.READ, Mode.WRITE: AccessFlag.WRITE, Mode.ATOMIC:
 
 
 class LaunchRowFlag(IntFlag):
-    """What :file:`_cupti.c` says of a launch."""
+    """What :file:`_cupti_launches.h` says of a launch."""
 
     COOPERATIVE = 1
     PROGRAMMATIC = 2

@@ -40,7 +40,7 @@ _ANY_ARCHITECTURE = 1 << 16  # the driver has loaded the image: some form of it 
 
 
 class ImageKind(IntEnum):
-    """What an image of code begins with, as :file:`_cupti.c` numbers it."""
+    """What an image of code begins with, as :file:`_cupti_launches.h` numbers it."""
 
     TEXT = 1
     MACHINE_CODE = 2

@@ -25,7 +25,7 @@ call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
 draw = random.Random(int(seed))
 expected: list[list[tuple[str, str, int]]] = []
 lock = threading.Lock()
-MOST_FRAMES = 256  # of _cupti.c
+MOST_FRAMES = 256  # of _cupti_stacks.h
 
 
 def look() -> None:

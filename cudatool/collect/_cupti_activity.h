@@ -1,0 +1,101 @@
+// When kernels, copies and fills ran: the buffers in which CUPTI hands back its records.
+
+#pragma once
+
+enum { BUFFER = 1 << 20 };
+
+// A forced flush hands back the buffers of work that still runs, too, and CUPTI may write its end there later. Such buffers
+// are not freed: they wait, the oldest first, until a later recording takes them, or this one when there are many. By then
+// that work has long ended.
+enum { MOST_ASIDE = 64 };
+typedef struct {
+  uint8_t* buffer;
+  uint32_t recording;
+} Aside;
+static Aside aside[MOST_ASIDE];
+static int aside_count;
+static atomic_int forces;  // flushes that are forced at the moment
+
+// The oldest buffer, if it may be used; NULL if not. The lock is held.
+static uint8_t* take_aside(void) {
+  if (!aside_count || (aside[0].recording == recordings && aside_count < MOST_ASIDE)) return NULL;
+  uint8_t* oldest = aside[0].buffer;
+  memmove(aside, aside + 1, (size_t)--aside_count * sizeof *aside);
+  return oldest;
+}
+
+// Returns the buffer that is to be freed instead. The lock is held.
+static uint8_t* put_aside(uint8_t* buffer) {
+  uint8_t* oldest = aside_count == MOST_ASIDE ? take_aside() : NULL;
+  aside[aside_count++] = (Aside){buffer, recordings};
+  return oldest;
+}
+
+static void buffer_requested(uint8_t** buffer, size_t* size, size_t* most) {
+  int is_ours = recording && getpid() == owner;
+  pthread_mutex_lock(&lock);
+  *buffer = is_ours ? take_aside() : NULL;
+  pthread_mutex_unlock(&lock);
+  if (is_ours && !*buffer) *buffer = aligned_alloc(8, BUFFER);
+  *size = *buffer ? BUFFER : 0;
+  *most = 0;
+}
+
+// When work ran. A forced flush hands back what still runs, too, and then one time or both are 0.
+static void set_times(Row* row, uint64_t start, uint64_t end) {
+  row->time = row->words[0] = start ? start : now();
+  row->words[1] = end > row->time ? end : row->time;
+}
+
+static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, size_t size, size_t valid) {
+  (void)size;
+  pthread_mutex_lock(&lock);
+  for (void* record = NULL; buffer && valid && !cupti.ActivityGetNextRecord(buffer, valid, &record);) {
+    uint32_t kind = *(uint32_t*)record;
+    int is_work = kind == KIND_KERNEL || kind == KIND_MEMCPY || kind == KIND_MEMSET || kind == KIND_GRAPH;
+    Row* row = is_work ? new_row() : NULL;
+    if (!row) continue;
+    waiting--;
+    if (kind == KIND_KERNEL) {
+      const KernelRecord* kernel = record;
+      row->what = KERNEL;
+      row->device = kernel->device;
+      row->context = kernel->context;
+      row->correlation = kernel->correlation;
+      set_times(row, kernel->start, kernel->end);
+      row->words[2] = kernel->stream;
+      row->words[3] = intern(&names, kernel->name ? kernel->name : "", kernel->name ? strlen(kernel->name) : 0);
+      row->words[4] = packed(kernel->grid);
+      row->words[5] = packed(kernel->block);
+      row->words[6] = (uint64_t)(uint32_t)kernel->static_shared + (uint32_t)kernel->dynamic_shared;
+      row->words[7] = kernel->graph;
+      if (kernel->device < MOST_DEVICES && kernel->local_per_thread > sampled_devices[kernel->device].local) {
+        sampled_devices[kernel->device].local = kernel->local_per_thread;
+        took(kernel->device, USE_KERNEL);
+      }
+    } else if (kind == KIND_GRAPH) {
+      const GraphRecord* graph = record;
+      row->what = GRAPH;
+      row->device = graph->device;
+      row->context = graph->context;
+      row->correlation = graph->correlation;
+      set_times(row, graph->start, graph->end);
+      row->words[2] = graph->stream;
+    } else {
+      const CopyRecord* copy = record;  // a fill has the same fields at the same places
+      row->what = kind == KIND_MEMCPY ? COPY : FILL;
+      row->device = copy->device;
+      row->context = copy->context;
+      row->correlation = copy->correlation;
+      set_times(row, copy->start, copy->end);
+      row->words[2] = copy->stream;
+      row->words[3] = copy->bytes;
+      row->words[4] = copy->copy_kind;
+    }
+  }
+  size_t dropped = 0;
+  if (!cupti.ActivityGetNumDroppedRecords(context, stream, &dropped) && dropped) lost += dropped;
+  if (buffer && forces) buffer = put_aside(buffer);
+  pthread_mutex_unlock(&lock);
+  free(buffer);
+}
