@@ -1,6 +1,7 @@
 """What the tree is like: who imports whom, how long and how branched its functions are. One table a checkout::
 
     python tests/house.py [CHECKOUT ...]
+    python tests/house.py --tests ROOM ...    # what a room's tests take, and what they reach of it
 
 Two checkouts, before and after a change, are compared column by column. The architecture test uses what is here.
 """
@@ -18,8 +19,10 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 FOLDERS = {"cudatool": "cudatool", "cudatool.cli": "cli", "cudatool.viz": "viz"}  # as packages install
 
@@ -196,14 +199,41 @@ def _comments(source: str) -> int:
     return sum(token.type == tokenize.COMMENT for token in tokenize.generate_tokens(io.StringIO(source).readline))
 
 
+def _processor_s(command: list[str], **how: Any) -> float:
+    """Return the processor time of a process and those that it waited for."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *command], **how)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def of_tests(room: str) -> dict[str, object]:
+    """Return what the tests of a room take, and how much of its lines and branches they reach in their own process.
+
+    That is measured apart, as the tracer takes time, and only where coverage is installed (``pip install coverage``).
+    """
+    root = Path(__file__).resolve().parents[1]
+    place = FOLDERS.get(f"cudatool.{room}", f"cudatool/{room}")
+    tests = ["-m", "pytest", "-q", "-n", "0", "-p", "no:randomly", f"tests/{room}"]
+    found: dict[str, object] = {
+        f"tests of {room}": f"{_processor_s(tests, cwd=root, check=True, stdout=sys.stderr):.0f} s"
+    }
+    if find_spec("coverage") is not None:
+        with TemporaryDirectory() as data:
+            environment = os.environ | {"COVERAGE_FILE": str(Path(data, "coverage"))}
+            measured = ["-m", "coverage", "run", "--branch", f"--source={','.join(FOLDERS.values())}", *tests]
+            _processor_s(measured, cwd=root, check=True, env=environment, stdout=sys.stderr)
+            total = [sys.executable, "-m", "coverage", "report", "--format=total", f"--include={place}/*,{place}.py"]
+            reached = subprocess.run(total, cwd=root, env=environment, capture_output=True, text=True, check=True)
+            found[f"reached of {room}"] = f"{reached.stdout.strip()} %"
+    return found
+
+
 def _start_up(code: str, root: Path) -> str:
     """Return the processor time of `code` in a new interpreter, less that of one that does nothing: the least of five."""
 
     def run(code: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return _processor_s(["-c", code], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
     with TemporaryDirectory() as folder:  # with the package as it installs
         package = Path(folder, "cudatool")
@@ -248,7 +278,12 @@ def figures(root: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print the figures of each checkout named, or of this one."""
+    """Print the figures of each checkout named, or of this one; or of the tests of rooms."""
+    if sys.argv[1:2] == ["--tests"]:
+        for room in sys.argv[2:]:
+            for name, value in of_tests(room).items():
+                print(f"{name:40}{value!s:>13}")
+        return
     roots = [Path(name).resolve() for name in sys.argv[1:]] or [Path(__file__).resolve().parents[1]]
     columns = [figures(root) for root in roots]
     for name in {name: None for column in columns for name in column}:
