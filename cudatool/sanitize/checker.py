@@ -37,7 +37,12 @@ _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
 def check(
-    trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = False, beside: Collection[int] = ()
+    trace: Trace,
+    checks: Collection[str] = ("race",),
+    *,
+    bounded: bool = False,
+    beside: Collection[int] = (),
+    since: int = 0,
 ) -> Report:
     """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
 
@@ -61,18 +66,22 @@ def check(
         may have made.
     beside
         Ids of the processes that the program started and whose traces are checked, too: they are no gaps.
+    since
+        The record that the report begins with. What comes before is its past: no findings, and no possible races, whose
+        later side is there.
 
     Raises
     ------
     TraceFormatError
         `bounded`, and the check would take more work.
     """
-    report = _report(trace, checks, Effort(trace, bounded=bounded), beside)
+    report = _report(trace, checks, Effort(trace, bounded=bounded), beside, since)
     return within(report, REPORT_FRAMES) if bounded else report
 
 
-def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Collection[int]) -> Report:
-    on_device = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
+def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Collection[int], since: int) -> Report:
+    found = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
+    on_device = tuple(one for one in found if one.record >= since)
     device = str(trace.header.get("device", ""))
     if "race" not in checks:
         operations = operations_in(trace)
@@ -94,6 +103,8 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
     certain: list[Finding] = []
     possible: list[Finding] = []
     for key, defect in independent.items():
+        if defect.second.operation.record < since:
+            continue
         finding = words.finding(defect, repaired=key in cured)
         (certain if defect.first.exact and defect.second.exact else possible).append(finding)
     return Report(
@@ -112,9 +123,9 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
             unchecked=engine.unchecked.total(),
             unchecked_names=_without_arguments(trace.names[name] for name, _ in engine.unchecked.most_common()),
             unknown_streams=engine.unknown_streams,
-            unsure=_ordered_by_unknown(trace, engine, effort),
-            thread_pairs=_thread_pairs(trace, engine),
-            flag_pairs=_lines(trace, engine.by_flags.values()),
+            unsure=_ordered_by_unknown(trace, engine, effort, since),
+            thread_pairs=_thread_pairs(trace, engine, since),
+            flag_pairs=_lines(trace, (pair for pair in engine.by_flags.values() if pair[1] >= since)),
             beside=beside,
         ),
     )
@@ -125,13 +136,14 @@ def _without_arguments(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition("<")[0] for name in names))
 
 
-def _ordered_by_unknown(trace: Trace, engine: Engine, effort: Effort) -> int:
+def _ordered_by_unknown(trace: Trace, engine: Engine, effort: Effort, since: int) -> int:
     """Return how many pairs of call sites would race if waits for what the trace does not show ordered nothing."""
     if not engine.ordering.unknown:
         return 0
     without = Engine(trace, go_on_repaired=True, unknown_orders=False, effort=effort)
     without.run()
-    return len(without.defects.keys() - engine.defects.keys())
+    new = without.defects.keys() - engine.defects.keys()
+    return sum(without.defects[key].second.operation.record >= since for key in new)
 
 
 def _notes(engine: Engine) -> list[str]:
@@ -144,7 +156,7 @@ def _notes(engine: Engine) -> list[str]:
     return notes
 
 
-def _thread_pairs(trace: Trace, engine: Engine) -> list[str]:
+def _thread_pairs(trace: Trace, engine: Engine, since: int) -> list[str]:
     """Return the lines of each possible race that is none if host threads hand work to each other properly.
 
     How they do is not in the trace, beyond what is recorded of locks and queues.
@@ -154,7 +166,8 @@ def _thread_pairs(trace: Trace, engine: Engine) -> list[str]:
     apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
     apart.run()
     new = (defect for key, defect in apart.defects.items() if key not in engine.defects)
-    return _lines(trace, ((defect.first.record, defect.second.record) for defect in new))
+    recent = (defect for defect in new if defect.second.operation.record >= since)
+    return _lines(trace, ((defect.first.record, defect.second.record) for defect in recent))
 
 
 def _lines(trace: Trace, pairs: Iterable[tuple[int, int]]) -> list[str]:

@@ -49,6 +49,9 @@ _SECOND_SIDES: Final = (
     Kind.WARNING,
 )  # records that a finding can be about, the later of its two sides
 
+_OF_ORDER: Final = (GapKind.STREAMS, GapKind.WAITS, GapKind.THREADS, GapKind.FLAGS)
+"""Gaps that only a look at a test's operations together with their past can show."""
+
 
 @dataclass(slots=True)
 class Test:
@@ -188,7 +191,8 @@ class Session:
             unchecked=report.unchecked_launches,
             unchecked_names=names,
         )  # its own, and whether any test used the device is said of all of them
-        report = replace(report, gaps=tuple(gap for gap in gaps if gap.kind is not GapKind.OPERATIONS))
+        own = (gap for gap in gaps if gap.kind is not GapKind.OPERATIONS)
+        report = replace(report, gaps=(*own, *(gap for gap in report.gaps if gap.kind in _OF_ORDER)))
         today, options = date.today(), self.options
         return replace(known(accepted(report, options.rules), options.baseline, test.checks, today), stale=())
 
@@ -196,15 +200,13 @@ class Session:
         """Check the past and `records`; return what `records` from number `since` on are to blame for."""
         first = len(self._past) + since
         trace = self.log.trace(np.concatenate([self._past.records, records]))
-        report = check(trace, [check_ for check_ in checks if check_ != "leak"])
+        report = check(trace, [check_ for check_ in checks if check_ != "leak"], since=first)
         edges = Counter(report.edges)
         edges["device synchronize"] -= self._past.settled
         return replace(
             report,
             edges=dict(+edges),
-            findings=tuple(found for found in report.findings if found.second.record >= first),
-            possible=tuple(found for found in report.possible if found.second.record >= first),
-            on_device=tuple(one for one in report.on_device if one.record >= first and one.check in checks),
+            on_device=tuple(one for one in report.on_device if one.check in checks),
         )
 
     def _left_behind(self, test: Test, records: Records) -> tuple[DeviceFinding, ...]:

@@ -222,6 +222,38 @@ def test_graphs_and_events_from_before_the_test(run: Run, pytester: pytest.Pytes
     assert "graph" == finding["first"]["stack"][0]["function"]  # where it was captured
 
 
+def test_possible_race_between_threads_is_not_checked_in_its_test_alone(run: Run, pytester: pytest.Pytester) -> None:
+    suite = """
+    import _thread, time
+
+    @pytest.fixture(scope="module")
+    def shared(): return ct.zeros(16)
+
+    def test_hands_over(shared):
+        first, second, done = ct.Stream(), ct.Stream(), []
+        ct.synchronize()
+        with first:
+            shared.fill_(1)
+        first.synchronize()
+        def work():
+            with second:
+                shared.fill_(2)
+            done.append(1)
+        _thread.start_new_thread(work, ())
+        while not done:  # which the trace does not show
+            time.sleep(0.001)
+
+    def test_without_threads(shared):
+        ct.synchronize()
+        shared.fill_(3)
+    """
+    for name, races in (("hands_over", 1), ("without_threads", 0), ("", 1)):
+        result = run(suite, "--cudatool", "-k", name, "--cudatool-report=report.json")
+        result.assert_outcomes(passed=2 if not name else 1, deselected=1 if name else 0)
+        gaps = json.loads((pytester.path / "report.json").read_text())["gaps"]
+        assert races == sum(gap["count"] for gap in gaps if gap["kind"] == "threads")
+
+
 def test_tear_down_is_checked_too(run: Run, pytester: pytest.Pytester) -> None:
     result = run(
         """
