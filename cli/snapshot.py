@@ -68,7 +68,7 @@ _MOST_DEVICES = 128  # a record's device is a signed byte
     "--at",
     metavar="TIME",
     group="Range",
-    help="Also show who held the memory at this time after the first event, such as 1.5s; what NVML shows is of then.",
+    help="Also show who held the memory at this time after the first event, such as 1.5s, with NVML's figures.",
 )
 @range_options
 @force_option

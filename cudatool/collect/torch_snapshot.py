@@ -181,7 +181,7 @@ class _Reader:
         if not recorded:
             self.notes.append("no history was recorded: only the final state is known")
         elif prior:
-            text = f"recording began with {prior} blocks already allocated: they are shown from its start on"
+            text = f"recording began with {counted(prior, 'block')} already allocated, shown from its start on"
             self.notes.append(text)
         return {}
 

@@ -127,4 +127,4 @@ def refuse_views(outputs: Any, inputs: dict[str, DeviceArray]) -> None:
         for part in outputs.values() if type(outputs) is dict else outputs:
             refuse_views(part, inputs)
     elif not is_constant(outputs):
-        raise GraphBreakError(f"the function returns a {type(outputs).__name__}, which no replay makes anew")
+        raise GraphBreakError(f"the function returns a {type(outputs).__name__}, which a replay cannot create")

@@ -48,7 +48,7 @@ def check_pieces(database: Any, question: str) -> str:
     if node.get("modifiers") or node.get("qualify") or node.get("sample") or node.get("cte_map", {}).get("map"):
         raise _refused("it has ORDER BY, LIMIT, DISTINCT, QUALIFY, WITH or a sample")
     if table.get("sample") or table.get("at_clause") or table.get("column_name_alias"):
-        raise _refused("it names the columns of its table anew, or samples it")
+        raise _refused("it renames the columns of its table, or samples it")
     is_grouped = _is_grouped(node)
     if not is_grouped and (node.get("group_expressions") or node.get("having") or _groups_all(node)):
         raise _refused("it groups rows, but not by rank or trace")

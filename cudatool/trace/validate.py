@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cudatool.text import quoted
 from cudatool.trace.events import Kind
+from cudatool.units import counted
 
 __all__ = ["FACTS", "MAX_ADDRESS", "MAX_MEMORY", "MAX_TIME", "valid_facts", "valid_records"]
 
@@ -217,10 +218,10 @@ def valid_records(records: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.void], 
                     wrong |= beyond & (kind == known)
     newer = {number: int(count[number]) for number in np.flatnonzero(count).tolist() if number not in _KINDS}
     if newer:  # counted by what the reader knows, and said: it may have been what orders two others
-        numbers = ", ".join(map(str, newer))
-        notes.append(f"{sum(newer.values())} events are of kinds that this cudatool does not know ({numbers}).")
+        number, numbers = counted(sum(newer.values()), "event"), ", ".join(map(str, newer))
+        notes.append(f"This cudatool does not know the kind of {number} ({numbers}).")
     if wrong.any():
-        notes.append(f"{int(wrong.sum())} events were left out: their time, address or size cannot be right.")
+        notes.append(f"{counted(int(wrong.sum()), 'event')} left out: a time, an address or a size cannot be right.")
         records = records[~wrong]
     if float(records["size"][np.isin(records["kind"], _MEMORY)].sum(dtype=np.float64)) >= _MAX_WORD:
         raise ValueError("its allocations together are larger than any number of bytes can be")

@@ -79,7 +79,7 @@ def test_facts_that_only_a_newer_version_knows_are_kept(tmp_path: Path) -> None:
 def test_kinds_that_only_a_newer_version_knows_are_kept_and_said(tmp_path: Path) -> None:
     trace = read(tmp_path / "x.ctrace", *SOUND, {"kind": 250}, {"kind": 250}, {"kind": 251})
     assert 7 == len(trace.records)
-    assert ["3 events are of kinds that this cudatool does not know (250, 251)."] == trace.notes
+    assert ["This cudatool does not know the kind of 3 events (250, 251)."] == trace.notes
     assert tuple(trace.notes) == sanitize(trace).notes
 
 
@@ -92,7 +92,7 @@ def test_numbers_beyond_their_range_are_left_out_with_a_note(tmp_path: Path, fie
     assert (1, []) == (len(below.records), below.notes)
     beyond = read(tmp_path / "beyond.ctrace", BLOCK, {**BLOCK, field: limit})
     assert 1 == len(beyond.records)
-    assert ["1 events were left out: their time, address or size cannot be right."] == beyond.notes
+    assert ["1 event left out: a time, an address or a size cannot be right."] == beyond.notes
 
 
 @pytest.mark.parametrize("kind", [Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP, Kind.MEM_ALLOC, Kind.BLOCK_ALLOC])
