@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from cudatool.limits import REPORT_FRAMES
 from cudatool.sanitize.advice import CALLS, Calls
 from cudatool.sanitize.callers import Callers
-from cudatool.sanitize.coverage import find_gaps, operations_in
+from cudatool.sanitize.coverage import LeftOpen, find_gaps, operations_in
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.effort import Effort
@@ -120,14 +120,20 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
             trace,
             checks,
             operations=engine.operations,
-            unchecked=engine.unchecked.total(),
-            unchecked_names=_without_arguments(trace.names[name] for name, _ in engine.unchecked.most_common()),
-            unknown_streams=engine.unknown_streams,
-            unsure=_ordered_by_unknown(trace, engine, effort, since),
-            thread_pairs=_thread_pairs(trace, engine, since),
-            flag_pairs=_lines(trace, (pair for pair in engine.by_flags.values() if pair[1] >= since)),
+            left_open=_left_open(trace, engine, since),
             beside=beside,
         ),
+    )
+
+
+def _left_open(trace: Trace, engine: Engine, since: int) -> LeftOpen:
+    return LeftOpen(
+        launches=engine.unchecked.total(),
+        kernels=_without_arguments(trace.names[name] for name, _ in engine.unchecked.most_common()),
+        streams=engine.unknown_streams,
+        waits=_ordered_by_unknown(trace, engine, since),
+        threads=_thread_pairs(trace, engine, since),
+        flags=_lines(trace, (pair for pair in engine.by_flags.values() if pair[1] >= since)),
     )
 
 
@@ -136,11 +142,11 @@ def _without_arguments(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition("<")[0] for name in names))
 
 
-def _ordered_by_unknown(trace: Trace, engine: Engine, effort: Effort, since: int) -> int:
+def _ordered_by_unknown(trace: Trace, engine: Engine, since: int) -> int:
     """Return how many pairs of call sites would race if waits for what the trace does not show ordered nothing."""
     if not engine.ordering.unknown:
         return 0
-    without = Engine(trace, go_on_repaired=True, unknown_orders=False, effort=effort)
+    without = Engine(trace, go_on_repaired=True, unknown_orders=False, effort=engine.effort)
     without.run()
     new = without.defects.keys() - engine.defects.keys()
     return sum(without.defects[key].second.operation.record >= since for key in new)

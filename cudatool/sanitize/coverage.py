@@ -8,8 +8,8 @@ every format and the exit status show.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries
 from cudatool.trace.model import Ending, Trace
 from cudatool.units import format_bytes
 
-__all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
+__all__ = ["LeftOpen", "find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
 
 _MANAGED: Final = "cuMemAllocManaged"
 _HOST_NODE: Final = 3  # CU_GRAPH_NODE_TYPE_HOST
@@ -32,17 +32,47 @@ _ON_TRACES = ("race", "leak")  # the other checks are made while the program run
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOpen:
+    """What a look at the order of accesses could not decide.
+
+    Attributes
+    ----------
+    launches, kernels
+        Number of launches whose accesses are not known, and what they run.
+    streams
+        Number of operations whose stream is not known.
+    waits
+        Number of pairs of accesses that a wait for what the trace does not show may have ordered.
+    threads, flags
+        For each possible race that only host threads, or flags in memory, may have ordered, its lines in words.
+    """
+
+    launches: int = 0
+    kernels: Collection[str] = ()
+    streams: int = 0
+    waits: int = 0
+    threads: Sequence[str] = ()
+    flags: Sequence[str] = ()
+
+    def gaps(self, operations: int) -> Iterator[Gap]:
+        """Yield the gaps that these are, but for launches; beside so many operations that were looked at."""
+        if self.streams:
+            yield Gap(GapKind.STREAMS, self.streams, whole=not operations)
+        if self.waits:
+            yield Gap(GapKind.WAITS, self.waits)
+        if self.threads:
+            yield Gap(GapKind.THREADS, len(self.threads), tuple(dict.fromkeys(self.threads)))
+        if self.flags:
+            yield Gap(GapKind.FLAGS, len(self.flags), tuple(dict.fromkeys(self.flags)))
+
+
 def find_gaps(
     trace: Trace,
     checks: Collection[str],
     *,
     operations: int,
-    unchecked: int = 0,
-    unchecked_names: Collection[str] = (),
-    unknown_streams: int = 0,
-    unsure: int = 0,
-    thread_pairs: Sequence[str] = (),
-    flag_pairs: Sequence[str] = (),
+    left_open: LeftOpen | None = None,
     beside: Collection[int] = (),
 ) -> tuple[Gap, ...]:
     """Return what of `trace` was not checked.
@@ -51,43 +81,32 @@ def find_gaps(
     ----------
     checks
         Those that were asked for.
-    operations, unchecked, unknown_streams
-        Numbers of operations on streams; of launches whose accesses are not known; of operations whose stream is not
-        known.
-    unchecked_names
-        What those launches run.
-    unsure
-        Number of pairs of accesses that a wait for what the trace does not show may have ordered.
-    thread_pairs, flag_pairs
-        For each possible race that only host threads, or flags in memory, may have ordered, its lines in words.
+    operations
+        Number of operations on streams that are known.
+    left_open
+        What the look at the order of accesses could not decide; None if there was none, or it decided all.
     beside
         Ids of the processes whose traces are checked, too.
     """
+    left_open = left_open or LeftOpen()
     header, races = trace.header, "race" in checks
     in_kernels = {check for check in checks if check not in _ON_TRACES}
     made = in_kernels.intersection(header.get("checks", checks))
     gaps = []
     if lost := _lost(trace):
         gaps.append(_gap(GapKind.RECORDING, lost))
-    if not operations + unknown_streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
+    if not operations + left_open.streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
         why = unrecorded_libraries(trace) if trace.ending.is_complete else ()  # else the recorder may be to blame
         gaps.append(Gap(GapKind.OPERATIONS, 0, why, whole=True))
     if races and operations and header.get("records_accesses") is False:
         gaps.append(Gap(GapKind.ACCESSES, operations, whole=not made))
-    elif unchecked:
-        names, whole = tuple(filter(None, unchecked_names)), unchecked >= operations and not made
-        gaps.append(Gap(GapKind.LAUNCHES, unchecked, names, whole=whole))
+    elif left_open.launches:
+        whole = left_open.launches >= operations and not made
+        gaps.append(Gap(GapKind.LAUNCHES, left_open.launches, tuple(filter(None, left_open.kernels)), whole=whole))
     if missing := sorted(in_kernels - made):
         kind = GapKind.DEVICE_CHECKS if header.get("device_kind") == "cuda" else GapKind.CHECKS
         gaps.append(Gap(kind, len(missing), tuple(missing), whole=len(missing) == len(checks)))
-    if unknown_streams:
-        gaps.append(Gap(GapKind.STREAMS, unknown_streams, whole=not operations))
-    if unsure:
-        gaps.append(Gap(GapKind.WAITS, unsure))
-    if thread_pairs:
-        gaps.append(Gap(GapKind.THREADS, len(thread_pairs), tuple(dict.fromkeys(thread_pairs))))
-    if flag_pairs:
-        gaps.append(Gap(GapKind.FLAGS, len(flag_pairs), tuple(dict.fromkeys(flag_pairs))))
+    gaps += left_open.gaps(operations)
     warnings = trace.of_kind(Kind.WARNING)
     if len(partly := warnings[warnings["flags"] & WarningFlag.RACES != 0]):
         names = tuple(dict.fromkeys(trace.names[int(name)] for name in partly["name"]))
@@ -97,18 +116,22 @@ def find_gaps(
         gaps += _shared_memory(trace)
     if unseen := _unseen(trace):
         gaps.append(_gap(GapKind.UNSEEN, unseen))
-    if races and (functions := _silent_host_functions(trace)):
-        gaps.append(Gap(GapKind.HOST_FUNCTIONS, len(functions), tuple(dict.fromkeys(functions))))
-    if races and not header.get("watches_host_memory"):
-        if size := _unwatched_host_memory(trace, reads_only=False):
-            gaps.append(Gap(GapKind.HOST_MEMORY, size))
-    elif races and (
-        size := _unwatched_host_memory(
-            trace, reads_only=True, sees_copies=header.get("watches_host_reads") is not False
-        )
-    ):
-        gaps.append(Gap(GapKind.HOST_READS, size))
+    if races:
+        gaps += _of_the_host(trace)
     return tuple(gaps)
+
+
+def _of_the_host(trace: Trace) -> Iterator[Gap]:
+    """Yield what the host may access without an event."""
+    if functions := _silent_host_functions(trace):
+        yield Gap(GapKind.HOST_FUNCTIONS, len(functions), tuple(dict.fromkeys(functions)))
+    if not trace.header.get("watches_host_memory"):
+        if size := _unwatched_host_memory(trace, reads_only=False):
+            yield Gap(GapKind.HOST_MEMORY, size)
+        return
+    sees_copies = trace.header.get("watches_host_reads") is not False
+    if size := _unwatched_host_memory(trace, reads_only=True, sees_copies=sees_copies):
+        yield Gap(GapKind.HOST_READS, size)
 
 
 def merged_gaps(of_reports: Sequence[Iterable[Gap]], *, add: bool) -> tuple[Gap, ...]:

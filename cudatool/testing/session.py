@@ -23,7 +23,7 @@ import numpy as np
 
 from cudatool.recording import drain, is_observing, narrow, release_caches, sources
 from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known, render_text
-from cudatool.sanitize.coverage import find_gaps
+from cudatool.sanitize.coverage import LeftOpen, find_gaps
 from cudatool.sanitize.device import leaks
 from cudatool.testing.allocations import Memory, describe, memory_of
 from cudatool.testing.past import Past, Records
@@ -188,8 +188,7 @@ class Session:
             self.log.trace(records[since:]),
             test.checks,
             operations=report.operations,
-            unchecked=report.unchecked_launches,
-            unchecked_names=names,
+            left_open=LeftOpen(launches=report.unchecked_launches, kernels=names),
         )  # its own, and whether any test used the device is said of all of them
         own = (gap for gap in gaps if gap.kind is not GapKind.OPERATIONS)
         report = replace(report, gaps=(*own, *(gap for gap in report.gaps if gap.kind in _OF_ORDER)))
