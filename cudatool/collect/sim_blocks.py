@@ -76,7 +76,7 @@ class BlockWatcher:
     def _note(self, event: Event) -> None:
         kind = event.kind
         if kind is Kind.BLOCK_ALLOC:
-            pending = self._use(event.address, event.address + event.size)
+            pending = self._use(event.address, event.address + event.aux0)  # not what rounding adds
             if pending:
                 self._shadow.usable(event.address, event.aux0)
                 self._again.setdefault(max(pending), []).append((event.address, event.aux0))
