@@ -120,6 +120,7 @@ class Allocation:
     is_shared: bool = False  # whether other processes can use it
     in_file: bool = False  # its pages are those of a file, which other processes can map
     variables: tuple[Variable, ...] = ()  # of a module: what may be used of it
+    is_given_back: bool = False  # cuMemFreeAsync was called for it, and has yet to run
 
 
 class _Range(Protocol):

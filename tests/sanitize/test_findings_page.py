@@ -124,6 +124,23 @@ CLAIMS = {
         'ct.launch(one, ct.LaunchConfig(grid=1, block=32), ct.compile(SHORT, "f"), x)',
         [],
     ),
+    "the second of two frees in stream order is one too many": (
+        "memcheck",
+        "_, block = driver.cuMemAllocAsync(256, one.cuda_stream)\ndriver.cuMemFreeAsync(block, one.cuda_stream)\n"
+        "driver.cuMemFreeAsync(block, one.cuda_stream)",
+        ["double-free"],
+    ),
+    "memory from no pool may be freed in stream order": (
+        "memcheck",
+        "_, block = driver.cuMemAlloc(256)\ndriver.cuMemFreeAsync(block, one.cuda_stream)",
+        [],
+    ),
+    "what rounding adds to a block is out of bounds, also where a larger block was": (
+        "memcheck",
+        "z = ct.empty(N, np.float32)\nct.launch(ct.current_stream(), config, fill, z, N)\ndel z\n"
+        "z = ct.empty(N - 1, np.float32)\nct.launch(ct.current_stream(), config, fill, z, N)",
+        ["out-of-bounds"],
+    ),
     "pinned memory leaks": ("leak", "driver.cuMemHostAlloc(4096, 0)", ["leak"]),
     "cached blocks are no leak": ("leak", "z = ct.zeros(N, np.float32)\ndel z", []),
     "an empty pool is no leak, what was allocated from it is": (

@@ -139,6 +139,39 @@ def test_stream_ordered_memory_lives_until_its_free_runs(driver, ok):
     ok(driver.cuStreamDestroy(stream))
 
 
+def test_memory_is_given_back_once_though_its_free_has_yet_to_run(driver, ok):
+    stream = ok(driver.cuStreamCreate(1))
+    address = ok(driver.cuMemAllocAsync(4096, stream))
+    ok(driver.cuMemFreeAsync(address, stream))
+    assert "CUDA_ERROR_INVALID_VALUE" == driver.cuMemFreeAsync(address, stream)[0].name
+    assert "CUDA_ERROR_INVALID_VALUE" == driver.cuMemFree(address)[0].name
+    ok(driver.cuStreamSynchronize(stream))
+    assert "CUDA_ERROR_INVALID_VALUE" == driver.cuMemFreeAsync(address, stream)[0].name
+    ok(driver.cuStreamDestroy(stream))
+
+
+def test_memory_from_no_pool_may_be_freed_in_stream_order(driver, ok):
+    stream = ok(driver.cuStreamCreate(1))
+    address = ok(driver.cuMemAlloc(8 << 20))
+    free = ok(driver.cuMemGetInfo())[0]
+    ok(driver.cuMemsetD8Async(address, 1, 8 << 20, stream))
+    ok(driver.cuMemFreeAsync(address, stream))
+    assert free == ok(driver.cuMemGetInfo())[0]
+    ok(driver.cuStreamSynchronize(stream))
+    assert free + (8 << 20) == ok(driver.cuMemGetInfo())[0]
+    assert "CUDA_ERROR_INVALID_VALUE" == driver.cuMemFree(address)[0].name
+    ok(driver.cuStreamDestroy(stream))
+
+
+def test_managed_and_pinned_memory_is_not_freed_in_stream_order(driver, ok):
+    managed = ok(driver.cuMemAllocManaged(4096, 1))
+    assert "CUDA_ERROR_NOT_SUPPORTED" == driver.cuMemFreeAsync(managed, 0)[0].name
+    ok(driver.cuMemFree(managed))
+    pinned = ok(driver.cuMemHostAlloc(4096, 0))
+    assert "CUDA_ERROR_INVALID_VALUE" == driver.cuMemFreeAsync(int(pinned), 0)[0].name
+    ok(driver.cuMemFreeHost(pinned))
+
+
 def test_out_of_memory_waits_for_pending_frees(driver, ok):
     stream = ok(driver.cuStreamCreate(1))
     most = ok(driver.cuMemGetInfo())[0] // 4 * 3

@@ -56,7 +56,7 @@ def cuMemFree(dptr: int) -> None:
     if not dptr:
         return  # freeing NULL is allowed (cuMemFree)
     allocation = state.machine.allocations.at(dptr)
-    if allocation is None or allocation.kind not in ("device", "graph", "managed", "pool"):
+    if allocation is None or allocation.kind not in ("device", "graph", "managed", "pool") or allocation.is_given_back:
         raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of a live device allocation")
     if allocation.kind == "graph":
         state.machine.graph_memory.will_free(dptr)
@@ -196,13 +196,17 @@ def cuMemFreeAsync(dptr: int, hStream: int) -> None:
     allocation = state.machine.allocations.at(dptr)
     if allocation is not None and allocation.kind == "graph":
         state.machine.graph_memory.will_free(dptr)
-    elif allocation is None or not allocation.pool:
-        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of live memory from a pool")
+    elif allocation is not None and allocation.kind == "managed" and not allocation.pool:
+        raise DriverError(Result.NOT_SUPPORTED, f"{dptr:#x} is managed memory, which cuMemFree frees")
+    elif allocation is None or allocation.is_given_back or not (allocation.pool or allocation.kind == "device"):
+        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of live device memory")
+    else:
+        allocation.is_given_back = True
     operation = Operation(stream, "free", "cuMemFreeAsync", abi.call.correlation)
 
     def run(_: Operation) -> None:
         with abi.lock:
-            # Freed twice in stream order: the second finds nothing, as on a GPU the pool ignores it.
+            # Not if the end of its context has freed it since.
             if state.machine.allocations.at(allocation.address) is allocation:
                 state.machine.release(allocation)
 

@@ -292,7 +292,10 @@ class Checkers:
     def explain_call(self, name: str, address: int) -> CheckFinding | None:
         """Return what a call that the driver refused did to memory, None if that is not why it was refused."""
         if name.startswith("cuMemFree"):
-            twice = any(freed.address == address for freed in self._freed)
+            waits = self._machine.allocations.at(address)  # for the free before to run
+            twice = (waits is not None and (waits.is_given_back or waits.kind == "graph")) or any(
+                freed.address == address for freed in self._freed
+            )
             kind = "double-free" if twice else "invalid-free"
             text = "the memory was freed before" if twice else "no memory that can be freed begins there"
             return CheckFinding("memcheck", kind, text, address=address, kernel=name)
