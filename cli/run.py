@@ -27,7 +27,7 @@ from cudatool.cli._recording_files import beside, refuse_recording
 from cudatool.cli._run_text import print_summary
 from cudatool.cli._text import messages, path_from, say
 from cudatool.collect.levels import Level
-from cudatool.errors import UsageError
+from cudatool.errors import OutputError, UsageError
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
 from cudatool.recording.armed import ArmOptions
@@ -165,7 +165,7 @@ def run(
         options = ArmOptions(*_place(output, program), keep or "64MiB", when, every, ranges, on_oom=on_oom)
         stacks = not no_stacks
         sys.exit(run_armed(program, options, device=device, with_stacks=stacks, accesses=accesses, level=level))
-    here = os.getcwd()  # the program may change directory, and remove this one
+    here, process = os.getcwd(), os.getpid()  # the program may change directory, and remove this one; or fork
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")
     page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
     shown = path_from(here, path)
@@ -188,13 +188,25 @@ def run(
         open_standard_files()  # a program may close them, and its exit status is the result
         recorder.add_facts({"exit_status": status})
 
-    _show(path, here, page, opens, status)
+    _show(_own_trace(path, here, process), here, page, opens, status)
     sys.exit(status)
 
 
-def _show(path: str, here: str, page: str | None, opens: bool, status: int) -> None:
-    """Say what was recorded and written, and what to do next."""
+def _own_trace(path: str, here: str, process: int) -> Trace:
+    """Return the trace that this command has written, unless another run has overwritten it meanwhile."""
     trace = read(path)
+    writer = trace.header.get("pid")
+    if writer != process:
+        raise OutputError(
+            f"the recording is lost: {path_from(here, path)} was overwritten by process {writer}, which records to the "
+            "same file; name another one with -o"
+        )
+    return trace
+
+
+def _show(trace: Trace, here: str, page: str | None, opens: bool, status: int) -> None:
+    """Say what was recorded and written, and what to do next."""
+    path = trace.source
     children = children_of(trace)
     print_summary(messages(), trace, status)
     _wrote(path, here)

@@ -270,6 +270,18 @@ def test_forked_child_ends_without_a_summary(run_command, tmp_path):
     assert done.stderr.count("Wrote t.ctrace") == 1
 
 
+def test_recording_that_another_run_overwrites_is_an_error_and_no_empty_summary(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(
+        "import subprocess, sys\nimport cudatool as ct\nct.empty(1, 'f4')\n"
+        "other = [sys.executable, '-m', 'cudatool', 'run', '-f', '-o', 't.ctrace', '-c', '0']\n"
+        "subprocess.run(other, check=True, stderr=subprocess.DEVNULL)\n"
+    )
+    done = run_command("run", "--no-children", "-o", "t.ctrace", "a.py")
+    assert 2 == done.returncode
+    assert re.search(r"error: the recording is lost: t\.ctrace was overwritten by process \d+", done.stderr)
+    assert "No CUDA activity" not in done.stderr
+
+
 def test_program_that_did_nothing_on_the_device_is_told_what_is_recorded(run_warm, tmp_path):
     (tmp_path / "nothing.py").write_text("")
     done = run_warm("run", "nothing.py")
