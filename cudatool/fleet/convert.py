@@ -190,6 +190,7 @@ def _convert(task: _Task, read: _Reader) -> Outcome:
     trace = read(task.path)
     rank = _rank(trace, task.path)
     run = task.run if task.run is not None else _run(trace, task)
+    run = run.encode("utf-8", "replace").decode()  # a file's name may be no UTF-8, which Parquet's texts are
     hidden = task.dataset / f"{_HIDDEN}{secrets.token_hex(8)}"
     hidden.mkdir()
     try:
@@ -266,6 +267,10 @@ def _state(path: Path) -> dict[str, int] | None:
 @contextmanager
 def _locked(dataset: Path) -> Iterator[None]:
     """Be the only process that writes to a data set; remove what killed ones left."""
+    try:
+        str(dataset.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"cannot write {dataset}: DuckDB needs a name in UTF-8; name another one with -o") from error
     try:
         dataset.mkdir(parents=True, exist_ok=True)
         lock = os.open(dataset / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cudatool.errors import UsageError
+from cudatool.errors import OutputError, UsageError
 from cudatool.fleet.schema import TABLES
 from cudatool.fleet.tables import NULL, Columns
 
@@ -69,7 +69,10 @@ def _empty(table: str) -> bytes:
 
 def _copy(database: Any, selected: str, path: Path) -> None:
     target = str(path).replace("'", "''")
-    database.execute(f"COPY (SELECT {selected}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+    try:
+        database.execute(f"COPY (SELECT {selected}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+    except need_duckdb().IOException as error:  # such as a full disk
+        raise OutputError(f"DuckDB cannot write {path}: {error}") from error
 
 
 def _cast(name: str, type: str, columns: Mapping[str, Any]) -> str:

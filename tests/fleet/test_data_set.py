@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "security"))
 from hostile_datasets import rewrite
 
 SMALL = HERE / "streams_default.pickle.xz"
+COPY = fleet_database._copy
 
 
 def killed_by_one(path: Path) -> Trace:
@@ -260,6 +261,25 @@ def test_a_bad_input_costs_only_itself(tmp_path: Path) -> None:
     assert [True, False, True] == [bool(outcome.error) for outcome in outcomes]
     assert "internal error: ZeroDivisionError: a bug" == outcomes[0].error
     assert [(1,)] == answer(tmp_path / "set", "SELECT rank FROM ranks")
+
+
+def test_names_that_are_no_utf_8_become_a_part_and_are_refused_as_a_data_sets(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    [done] = converted(copies(folder, "a"), tmp_path / "set")
+    assert "" == done.error
+    assert [("caf?", str(folder / "a.pickle.xz"))] == [
+        (said["run"], said["source"]) for _, said in parts_of(tmp_path / "set").values()
+    ]
+    assert [("caf?",)] == answer(tmp_path / "set", "SELECT run FROM ranks")
+    with pytest.raises(UsageError, match="needs a name in UTF-8"):
+        converted(copies(tmp_path, "a"), folder / "set")
+
+
+def test_a_file_that_cannot_be_written_is_no_internal_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_database, "_copy", lambda database, selected, path: COPY(database, selected, path / "no"))
+    [done] = converted(copies(tmp_path, "a"), tmp_path / "set")
+    assert done.error.startswith("DuckDB cannot write ")
 
 
 def test_an_input_that_kills_its_process_costs_only_itself(tmp_path: Path) -> None:
