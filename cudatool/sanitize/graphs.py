@@ -30,6 +30,7 @@ __all__ = [
     "Graphs",
     "Node",
     "NodeRace",
+    "Part",
     "check_nodes",
 ]
 
@@ -108,6 +109,17 @@ class Capture:
         self.tails[stream] = frozenset([number])
 
 
+class Part(NamedTuple):
+    """A part of a launch, which is one operation to all outside: what `nodes` touch, all nodes' if None.
+
+    It comes after the `waits` of external events, and the event `record` is recorded after it, if not 0.
+    """
+
+    waits: tuple[int, ...]
+    nodes: Collection[int] | None
+    record: int
+
+
 class Executable:
     """What can be launched: an executable graph, or a captured one that is launched directly.
 
@@ -132,12 +144,17 @@ class Executable:
         self.known = known
         self.clean: set[int] = set()
         self._order: list[int] | None = None
+        self._parts: list[Part] | None = None
+
+    def changed(self) -> None:
+        """Forget what follows from nodes and edges."""
+        self._order = self._parts = None
 
     def connect(self, first: int, second: int) -> None:
         """Add an edge."""
         if first in self.nodes and second in self.nodes:
             self.nodes[second].after.append(first)
-            self._order = None
+            self.changed()
 
     def chains(self) -> tuple[dict[int, int], int]:
         """Return the chain of each node and the number of chains: nodes that follow each other, which cover the graph.
@@ -185,6 +202,54 @@ class Executable:
             made[number] = operation = Operation(chain, epochs[chain], clock, node.record)
             yield number, operation
             latest[chain] = operation.clock
+
+    def parts(self) -> list[Part]:
+        """Return the parts of a launch, cut where nodes wait for external events or record them.
+
+        The parts are in order, the nodes of a graph need not be. So a wait comes as late as it can, and a record as
+        early: after what it depends on alone. Where several event nodes are on branches of their own, what is left
+        is an edge too many, which hides a race; one too few would invent one.
+        """
+        if self._parts is None:
+            self._parts = self._cut()
+        return self._parts
+
+    def _cut(self) -> list[Part]:
+        order = self._sorted()
+        waits = [number for number in order if self.nodes[number].type == EVENT_WAIT]
+        records = [number for number in order if self.nodes[number].type == EVENT_RECORD]
+        needs: dict[int, frozenset[int]] = {}  # the waits that a node comes after
+        for number in order:
+            before = [needs[other] for other in self.nodes[number].after if other in needs]
+            needs[number] = frozenset({number} & set(waits)).union(*before) if waits else frozenset()
+        done: set[int] = set()
+        joined: set[int] = set()
+        joining: list[int] = []
+        parts: list[Part] = []
+
+        def add(nodes: set[int], record: int) -> None:
+            parts.append(Part(tuple(joining), nodes, record))
+            joining.clear()
+            done.update(nodes)
+
+        for wait in (*waits, None):
+            for number in [number for number in records if number not in done and needs[number] <= joined]:
+                add(self._before(number, done), self.nodes[number].event)
+            add({number for number in order if number not in done and needs[number] <= joined}, 0)
+            if wait is not None:
+                joined.add(wait)
+                joining.append(self.nodes[wait].event)
+        return [part for part in parts if part.nodes or part.waits or part.record] or [Part((), None, 0)]
+
+    def _before(self, number: int, done: Collection[int]) -> set[int]:
+        """Return a node and those that it depends on, but for what is `done`."""
+        found, waiting = {number}, [number]
+        while waiting:
+            for other in self.nodes[waiting.pop()].after:
+                if other in self.nodes and other not in found and other not in done:
+                    found.add(other)
+                    waiting.append(other)
+        return found
 
     def _sorted(self) -> list[int]:
         """The numbers of the nodes, each after those that it depends on; what is on a cycle last."""
@@ -305,6 +370,7 @@ class Graphs:
         node = Node(self._calls.get(row.correlation, row.record), old.after if old is not None else (), None, row.flags)
         node.event = row.address
         executable.nodes[row.aux1] = node
+        executable.changed()
 
     def edge(self, row: Row) -> None:
         """An edge of an executable graph."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cudatool.sanitize.defects import Side, side_of
 from cudatool.sanitize.findings import FindingKind
-from cudatool.sanitize.graphs import EVENT_RECORD, EVENT_WAIT, FREE, Executable, Node, check_nodes
+from cudatool.sanitize.graphs import FREE, Executable, Node, Part, check_nodes
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
 from cudatool.sanitize.rows import LAUNCHES, Row
@@ -51,7 +51,8 @@ class Launches:
     def _launch(self, row: Row) -> None:
         """cuGraphLaunch: "ordered behind both any previous work in hStream and any previous launches of hGraphExec".
 
-        The stream's next operation comes after all nodes. What the nodes touch is one operation to all outside.
+        The stream's next operation comes after all nodes. What the nodes touch is one operation to all outside, or one
+        for each part if nodes wait for external events or record them (:meth:`.graphs.Executable.parts`).
         """
         if row.stream in self._engine.graphs.captures:
             self.capture(row, None)  # a child graph
@@ -68,28 +69,40 @@ class Launches:
         if graph is not None and graph.last is not None:
             self._engine.ordering.learn(stream, graph.last)
             self._engine.ordering.edges["relaunch of a graph"] += 1
-        for node in nodes:
-            if node.type == EVENT_WAIT:  # an external wait; when in the launch does not matter here
-                self._engine.ordering.join_event(stream, node.event)
-        self._engine.ordering.enqueue(self._engine.hosts[row.thread], stream, row.record)
-        operation = Operation(stream.index, stream.count, stream.clock, row.record)
-        if graph is not None:
-            graph.last = operation
-        for address, size in self._faults.get(row.correlation, ()):
-            self._check_fault(nodes, operation, address, size)
-        self._touch(row, graph, operation)
-        for node in nodes:
-            if node.type == EVENT_RECORD:
-                self._engine.ordering.record_here(stream, node.event)
-
-    def _touch(self, row: Row, graph: Executable | None, operation: Operation) -> None:
-        """Check what the nodes of a launch access."""
         accesses = self._accesses_of_launch(row, graph)
         if accesses is None:
             self._engine.unchecked[int(self._engine.records["name"][row.record])] += 1
-            return
-        if graph is not None:
-            self._check_nodes(graph, accesses, operation)
+        for place, (part, touched) in enumerate(self._parts(graph, accesses or ())):
+            for event in part.waits:
+                self._engine.ordering.join_event(stream, event)
+            self._engine.ordering.enqueue(self._engine.hosts[row.thread], stream, row.record)
+            operation = Operation(stream.index, stream.count, stream.clock, row.record)
+            if graph is not None:
+                graph.last = operation
+            if not place:
+                for address, size in self._faults.get(row.correlation, ()):
+                    self._check_fault(nodes, operation, address, size)
+                if graph is not None and accesses is not None:
+                    self._check_nodes(graph, accesses, operation)
+            self._touch(graph, touched, operation)
+            if part.record:
+                self._engine.ordering.record_here(stream, part.record)
+
+    @staticmethod
+    def _parts(graph: Executable | None, accesses: Sequence[Access]) -> list[tuple[Part, Sequence[Access]]]:
+        """Return the parts of a launch, each with what it touches."""
+        parts = [Part((), None, 0)] if graph is None else graph.parts()
+        if len(parts) == 1:
+            return [(parts[0], accesses)]
+        if graph is not None and all(touched.node in graph.nodes for touched in accesses):
+            return [(part, [one for one in accesses if part.nodes and one.node in part.nodes]) for part in parts]
+        # Which node touches what is not known: after all waits and before all records, which invents no race.
+        waits = tuple(event for part in parts for event in part.waits)
+        records = [(Part((), (), part.record), ()) for part in parts if part.record]
+        return [(Part(waits, None, 0), accesses), *records]
+
+    def _touch(self, graph: Executable | None, accesses: Sequence[Access], operation: Operation) -> None:
+        """Check what the nodes of a part of a launch access."""
         for touched in accesses:
             node_ = graph.nodes.get(touched.node) if graph is not None else None
             touched.node = node_.record if node_ is not None else -1

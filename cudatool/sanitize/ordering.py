@@ -250,10 +250,7 @@ class Ordering:
         self.record_here(stream, event)
 
     def record_here(self, stream: Agent, event: int) -> None:
-        """An event is recorded after the stream's latest operation, or by a node of the graph that this is.
-
-        A node is taken for the last one of its graph: an edge too many hides a race, one too few invents one.
-        """
+        """An event is recorded after the latest operation of a stream; a part of a graph may be that."""
         before = self._events.get(event)
         if before is not None and before.agent != stream.index:
             self._replaced[event] = before, self._recorded_at[event]

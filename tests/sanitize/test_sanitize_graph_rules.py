@@ -189,15 +189,45 @@ def test_record_of_an_event_inside_a_graph_is_waited_for(program: Program) -> No
     assert [] == kinds(program)
 
 
-def test_wait_for_an_event_inside_a_graph_orders_the_launch(program: Program) -> None:
+@pytest.mark.parametrize(("comes_after", "expected"), [(True, []), (False, ["race-raw"])])
+def test_wait_for_an_event_inside_a_graph_orders_the_nodes_after_it(
+    program: Program, comes_after: bool, expected: list[str]
+) -> None:
     a, b, event = program.stream(), program.stream(), program.event()
     program.kernel(a, (W, BUFFER, SIZE))
     program.record(event, a)
     program.emit(Kind.GRAPH_INSTANTIATE, aux0=EXEC, aux1=GRAPH)
     program.emit(Kind.GRAPH_NODE, aux0=EXEC, aux1=1, flags=6, address=event)
     program.emit(Kind.GRAPH_NODE, aux0=EXEC, aux1=2)
+    if comes_after:
+        program.emit(Kind.GRAPH_EDGE, aux0=EXEC, address=1, aux1=2)
     program.launch(EXEC, b, (2, R, BUFFER, SIZE))
+    assert expected == kinds(program)
+    program.kernel(b, (R, BUFFER, SIZE))  # the whole launch waits
+    assert expected == kinds(program)
+
+
+def test_each_wait_and_record_inside_a_graph_is_at_its_place(program: Program) -> None:
+    """read_1, wait for `ready`, read_2, record of `read`, read_3: `read` stands for the first two."""
+    a, b, ready, read = program.stream(), program.stream(), program.event(), program.event()
+    program.kernel(a, (W, BUFFER + SIZE, SIZE))
+    program.record(ready, a)
+    program.emit(Kind.GRAPH_INSTANTIATE, aux0=EXEC, aux1=GRAPH)
+    events = {2: (6, ready), 4: (7, read)}
+    for number in range(1, 6):
+        kind, event = events.get(number, (0, 0))
+        program.emit(Kind.GRAPH_NODE, aux0=EXEC, aux1=number, flags=kind, address=event)
+    for number in range(1, 5):
+        program.emit(Kind.GRAPH_EDGE, aux0=EXEC, address=number, aux1=number + 1)
+    buffers = [BUFFER + place * SIZE for place in range(3)]
+    program.launch(EXEC, b, *((number, R, buffer, SIZE) for number, buffer in zip((1, 3, 5), buffers, strict=True)))
     assert [] == kinds(program)
+    program.wait(a, read)
+    for buffer in buffers[:2]:
+        program.kernel(a, (W, buffer, SIZE))
+    assert [] == kinds(program)
+    program.kernel(a, (W, buffers[2], SIZE))
+    assert ["race-war"] == kinds(program)
 
 
 # Captures of which only the calls are seen ------------------------------------------------------------------------
