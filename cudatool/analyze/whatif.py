@@ -482,7 +482,7 @@ class _Experiment:
             least = min(least, max(room - self._largest_segment(settings), 0))
         ends = self.asked.calls[-1].verb is Verb.FAILED_MALLOC and Caveat.OTHER_COURSE in caveats
         if hits or ends or differs or (begins_late and self._starts_with_any(settings)):
-            return least, limit
+            return least, None if limit is None else limit + _beyond(settings)
         return least, most
 
     def _starts_with_any(self, settings: Settings) -> bool:
@@ -692,6 +692,16 @@ def _lowest_limit(settings: Settings, total: int | None, limit: int | None) -> i
     fraction = settings.per_process_memory_fraction or 1.0
     limits = [int(fraction * total)] if total else []
     return min(limits + ([limit] if limit is not None else []), default=None)
+
+
+def _beyond(settings: Settings) -> int:
+    """Return by how many bytes the reserved ones can exceed a memory fraction.
+
+    Like PyTorch's, the allocator compares what a request needs with the limit. An expandable segment then grows by
+    whole pages.
+    """
+    is_limited = settings.per_process_memory_fraction is not None
+    return settings.large_segment_size if is_limited and settings.expandable_segments else 0
 
 
 def recorded_limit(

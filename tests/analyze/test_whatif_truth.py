@@ -99,6 +99,19 @@ def test_refused_block_is_taken_to_live_as_long_as_one_of_its_size(tmp_path: Pat
     assert found.reserved_least_bytes < 426 * MIB  # it may have been freed at once
 
 
+def test_whole_pages_exceed_a_memory_fraction_and_are_in_the_range(tmp_path: Path) -> None:
+    sizes = enumerate((100, 22, 12, 40))
+    made = Program([Op("malloc", block, size * MIB) for block, size in sizes], survives=True)
+    limited, total = "per_process_memory_fraction:0.13", 1000 * MIB
+    snapshot, settings, _ = record(tmp_path / "snapshot.pickle", made, run(made, limited, total), limited)
+    conf = f"expandable_segments:True,{limited}"
+    (found,) = what_if(snapshot, 0, [conf], recorded=settings, recorded_memory=total)
+    true = run(made, conf, total).peak
+    assert true == 140 * MIB
+    assert found.reserved_most_bytes is not None
+    assert found.reserved_least_bytes <= true <= found.reserved_most_bytes
+
+
 def test_calls_that_no_recording_shows_are_named_where_they_make_a_difference() -> None:
     off = [pair for pair in pairs(69) if abs(pair.error) > 0.05]
     assert any(not pair.lost for pair in off)  # a call of empty_cache that found nothing, and would have here
