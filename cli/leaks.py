@@ -15,6 +15,7 @@ from cudatool.cli._recording_files import newest
 from cudatool.cli._sources import say_notes
 from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest, results
 from cudatool.progress import step
+from cudatool.trace.events import Kind
 from cudatool.trace.family import process_name
 from cudatool.units import format_bytes
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cudatool.analyze import Leak, Leaks
+    from cudatool.trace.model import Trace
 
 __all__ = ["leaks"]
 
@@ -39,7 +41,7 @@ _UNCLEAR = 4  # exit status
 @option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.leaks/1"); bytes.')
 @range_options
 def leaks(source: Path | None, as_json: bool, events: str | None, time: str | None) -> None:
-    """Find call sites that hold more and more memory.
+    """Find call sites that hold more and more device memory.
 
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(). Default: the
     newest trace in this directory.
@@ -59,7 +61,11 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
         found = [analyze.leaks_of(trace) for trace in traces]
     if as_json:
         own, *others = (
-            {"source": trace.source, "devices": [one.as_dict() for one in each]}
+            {
+                "source": trace.source,
+                "devices": [one.as_dict() for one in each],
+                "not_looked_at": _not_looked_at(trace),
+            }
             for trace, each in zip(traces, found, strict=True)
         )
         echo_json({"schema": "cudatool.leaks/1", **own, "processes": others})
@@ -72,11 +78,17 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
                 _print(console, one)
             if not each:
                 console.print("Could not tell: no device memory was allocated.")
+            for what in _not_looked_at(trace):
+                console.print(f"Not looked at: {what} (cudatool snapshot lists who holds it).")
     verdicts = [one.verdict for each in found for one in each]
     if LeakVerdict.LEAKS in verdicts:
         sys.exit(1)
     if not verdicts or LeakVerdict.UNCLEAR in verdicts:
         sys.exit(_UNCLEAR)
+
+
+def _not_looked_at(trace: Trace) -> list[str]:
+    return ["pinned host memory"] if len(trace.of_kind(Kind.HOST_ALLOC)) else []
 
 
 def _print(console: Console, result: Leaks) -> None:

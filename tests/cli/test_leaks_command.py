@@ -59,6 +59,19 @@ def test_a_recording_without_device_memory_is_not_called_clean(run_warm, tmp_pat
     assert "0 operations" not in checked.stdout.splitlines()[-1]
 
 
+def test_pinned_memory_is_named_as_not_looked_at(run_warm, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import cudatool as ct\nkept = []\nfor _ in range(20):\n"
+        "    with ct.range('step'):\n        ct.empty(8, 'f4')\n        kept.append(ct.empty_pinned(8, 'f4'))\n"
+    )
+    run_warm("run", "-o", "a.ctrace", "a.py")
+    done = run_warm("leaks", "a.ctrace")
+    assert "Not looked at: pinned host memory (cudatool snapshot lists who holds it)." in done.stdout.splitlines()
+    assert ["pinned host memory"] == json.loads(run_warm("leaks", "a.ctrace", "--json").stdout)["not_looked_at"]
+    run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
+    assert [] == json.loads(run_warm("leaks", "leak.ctrace", "--json").stdout)["not_looked_at"]
+
+
 def test_json_tells_steps_and_leaks_in_bytes(run_warm) -> None:
     run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
     done = run_warm("leaks", "leak.ctrace", "--json")
