@@ -119,6 +119,7 @@ class Armed:
         """Every file that was written, in order."""
         self._number = 0
         self._first = 0  # the event that the ranges began with
+        self._ended_ns = 0  # when they ended: they are written a little later
         self._writing = threading.Lock()
         self._requests: SimpleQueue[tuple[Reason, str] | None] = SimpleQueue()  # a signal handler may put into it
         self._asked: set[Reason] = set()  # requests that wait: more of the same add nothing
@@ -240,6 +241,8 @@ class Armed:
         self._request(Reason.SIGNAL, "SIGUSR2")
 
     def _request(self, reason: Reason, text: str) -> None:
+        if reason is Reason.RANGE:
+            self._ended_ns = time.monotonic_ns()
         if reason not in self._asked:
             self._asked.add(reason)
             self._requests.put((reason, text))
@@ -269,9 +272,10 @@ class Armed:
     def _write(self, reason: Reason, text: str, *, stays: bool = False) -> str:
         with self._writing:
             facts = self._facts() | {"trigger": str(reason), "trigger_text": text}
-            first = self._first if reason is Reason.RANGE else 0
             path = self._free_name()
-            count = self._ring.write(path, facts=facts, first=first)
+            is_range = reason is Reason.RANGE
+            first, until_ns = (self._first, self._ended_ns) if is_range else (0, None)
+            count = self._ring.write(path, facts=facts, first=first, until_ns=until_ns)
             self.written.append(path)
             if not stays:
                 self._files.append(path)
@@ -280,7 +284,8 @@ class Armed:
                     os.unlink(self._files.pop(0))
                 except OSError:
                     pass  # the program removed it
-        announce(printable(f"cudatool: wrote {os.path.basename(path)}: {text or reason}, the last {count:,} events"))
+        which = "" if is_range else "the last "
+        announce(printable(f"cudatool: wrote {os.path.basename(path)}: {text or reason}, {which}{count:,} events"))
         return path
 
     def _out_of_memory(self) -> str | None:

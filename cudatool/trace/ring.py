@@ -29,8 +29,8 @@ import numpy.typing as npt
 
 from cudatool.trace._append import Tail, Writer
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
-from cudatool.trace.model import Trace
+from cudatool.trace.events import RECORD, RECORD_STRUCT, Event, Kind
+from cudatool.trace.model import Trace, is_of_kind
 from cudatool.trace.recorder import Recorder, cut_words
 from cudatool.trace.window import window
 
@@ -136,7 +136,13 @@ class Ring(Writer):
             self._fold()
 
     def write(
-        self, path: str | os.PathLike[str], *, facts: dict[str, Any] | None = None, first: int = 0, force: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        facts: dict[str, Any] | None = None,
+        first: int = 0,
+        until_ns: int | None = None,
+        force: bool = False,
     ) -> int:
         """Write what is kept to a trace file, and return the number of events, without those of the base.
 
@@ -146,6 +152,8 @@ class Ring(Writer):
             More facts for the header.
         first
             The number of the first event to write, if it is still kept; else the oldest one that is.
+        until_ns
+            Leave out what happened after this time, but not when work from before it ran, nor what that touched.
         force
             Replace an existing file.
 
@@ -155,7 +163,7 @@ class Ring(Writer):
             The file exists and `force` is not set, or it cannot be written.
         """
         with self._lock:
-            part = self._part(first)
+            part = self._part(first, until_ns)
             names = list(self._names)
         start, stop, _ = part.header["window"]
         header = {**part.header, **(facts or {})}
@@ -165,20 +173,25 @@ class Ring(Writer):
             recorder.write_rows(part.records, names)
         return int(stop - start)
 
-    def _part(self, first: int) -> Trace:
+    def _part(self, first: int, until_ns: int | None) -> Trace:
         """Return what is to be written as a part of a recording; its records refer to the ring's names."""
         kept = np.concatenate([*self._chunks, self._records.records()])
         begin = max(first - self._folded, 0)
         if self._age is not None and len(kept):
             begin = max(begin, int(np.searchsorted(kept["time"], time.monotonic_ns() - self._age)))
         begin = min(begin, len(kept))
+        events = self._folded + len(kept)
+        if until_ns is not None:
+            own = kept[begin:]
+            own = own[(own["time"] <= until_ns) | _is_of_work_before(own, until_ns)]
+            kept = np.concatenate([kept[:begin], own])
         whole = Trace(np.concatenate([self._base, kept]), header={"prior_records": self._prior})
         part = window(whole, len(self._base) + begin, len(whole.records))
         prior = part.header["prior_records"]
         part.header = {
             **self.header,
             "prior_records": prior,
-            "window": [self._folded + begin, self._folded + len(kept), self._folded + len(kept)],
+            "window": [self._folded + begin, self._folded + len(kept), events],
         }
         return part
 
@@ -223,3 +236,11 @@ class Ring(Writer):
 
     def _name(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
+
+
+def _is_of_work_before(records: npt.NDArray[np.void], time_ns: int) -> npt.NDArray[np.bool_]:
+    """Return which records say of work from before a time when it ran and what it touched."""
+    says = is_of_kind(records, Kind.EXECUTION, Kind.ACCESS) & (records["correlation"] != 0)
+    work = records["correlation"][~says & (records["time"] <= time_ns)]
+    found: npt.NDArray[np.bool_] = says & np.isin(records["correlation"], work)
+    return found

@@ -88,7 +88,7 @@ def test_range_is_written_from_its_first_to_its_last(tmp_path):
     start, stop, _ = trace.header["window"]
     inside = trace.records[len(trace.records) - (stop - start) :]
     allocated = inside[inside["kind"] == Kind.BLOCK_ALLOC]
-    assert [2 << 20, 3 << 20] == allocated["aux0"].tolist()[:2]
+    assert [2 << 20, 3 << 20] == allocated["aux0"].tolist()  # whatever the program does until they are written
     assert trace.names[int(inside[0]["name"])] == "step"
 
 

@@ -128,6 +128,19 @@ def test_events_older_than_the_limit_are_left_out(tmp_path: Path, monkeypatch: p
     assert [trace.names[i] for i in trace.records["name"]] == ["second 8", "second 9", "second 10"]
 
 
+def test_what_is_after_a_time_is_left_out_but_not_of_work_before_it(tmp_path: Path) -> None:
+    ring = Ring({}, most_bytes=1 << 30)
+    late = [Kind.EXECUTION, Kind.ACCESS]
+    rows = [(1, Kind.KERNEL_LAUNCH, 7), (3, Kind.KERNEL_LAUNCH, 8), (2, Kind.MARK, 0)]  # a source may come late
+    rows += [(4, kind, correlation) for kind in late for correlation in (7, 8)]
+    for time, kind, correlation in rows:
+        ring(Event(time, kind, 0, 0, 1, 1, correlation, 0, "", 0, 0, 0, 0))
+    assert 4 == ring.write(tmp_path / "ring.ctrace", until_ns=2)
+    records = read(tmp_path / "ring.ctrace").records
+    kept = [(int(record["kind"]), int(record["correlation"])) for record in records]
+    assert [(Kind.KERNEL_LAUNCH, 7), (Kind.MARK, 0), (Kind.EXECUTION, 7), (Kind.ACCESS, 7)] == kept
+
+
 def test_trace_of_a_stranger_with_an_impossible_window_is_read_without_it(tmp_path: Path) -> None:
     for number, window in enumerate(([1, 2], [3, 2, 1], "x", [-1, 2, 3])):
         Recorder(tmp_path / f"{number}.ctrace", header={"window": window}).close()
