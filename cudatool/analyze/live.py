@@ -115,6 +115,7 @@ class LiveState:
         self._period: int | None = None
         self._kernels: Counter[int] = Counter()
         self._kernel_time: Counter[int] = Counter()
+        self._added = np.zeros(0, np.uint64)  # correlations of nodes whose call, if one was captured, is still to come
         self._streams: Counter[int] = Counter()
         self._all_rate, self._kernel_rate, self._stream_rate = _Rate(), _Rate(), _Rate()
         self._created: list[_Records] = []
@@ -236,15 +237,26 @@ class LiveState:
         if there[list(WORK)].any():
             rows = np.flatnonzero(np.isin(kinds, np.array(WORK, np.uint8)))
             self._count(self._stream_rate, seconds[rows], records["stream"][rows], self._streams)
-        if there[list(_LAUNCHES)].any():
-            rows = np.flatnonzero((kinds == Kind.KERNEL_LAUNCH) | (kinds == Kind.GEMM))
-            self._count(self._kernel_rate, seconds[rows], records["name"][rows], self._kernels)
+        if there[[*_LAUNCHES, Kind.GRAPH_NODE_ADDED, Kind.EXECUTION]].any():
+            rows = np.flatnonzero(self._launched(records, kinds))
+            if len(rows):
+                self._count(self._kernel_rate, seconds[rows], records["name"][rows], self._kernels)
         if there[Kind.EXECUTION]:
             ran = records[kinds == Kind.EXECUTION]
             names, inverse = np.unique(ran["name"], return_inverse=True)
             took = np.zeros(len(names), np.int64)
             np.add.at(took, inverse, ran["aux1"].astype(np.int64) - ran["aux0"].astype(np.int64))
             self._kernel_time.update(dict(zip(names.tolist(), np.maximum(took, 0).tolist(), strict=True)))
+
+    def _launched(self, records: _Records, kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Return which records are launches: not what a capture made a node, but what launches of graphs ran."""
+        is_kernel, correlation = kinds == Kind.KERNEL_LAUNCH, records["correlation"]
+        new = correlation[(kinds == Kind.GRAPH_NODE_ADDED) & (correlation != 0)]
+        captured = is_kernel & np.isin(correlation, np.concatenate([self._added, new]))
+        self._added = np.setdiff1d(new, correlation[captured])
+        in_graph = (kinds == Kind.EXECUTION) & ((records["flags"] & 1) != 0)
+        launched: npt.NDArray[np.bool_] = (is_kernel & ~captured) | (kinds == Kind.GEMM) | in_graph
+        return launched
 
     @staticmethod
     def _count(rate: _Rate, seconds: Ints, keys: npt.NDArray[Any] | None, total: Counter[int] | None) -> None:

@@ -331,7 +331,9 @@ class _Writer:
             arguments = ""
             if at >= 0:
                 fields = [int(self.records[at][column]) for column in _COLUMNS]
-                kind, thread, name = fields[0], fields[3], fields[5] or name
+                kind, thread = fields[0], fields[3]
+                # What a graph's launch ran has names of its own, and the call those of the program's otherwise.
+                name = name or fields[5] if kind == Kind.GRAPH_LAUNCH else fields[5] or name
                 title = self.text[name] if name else _title(kind)
                 arguments = _arguments(*fields)
                 arrow = f'"name":"enqueued","cat":"enqueued","id":{flow}'

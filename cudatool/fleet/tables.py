@@ -249,15 +249,7 @@ class Tables:
         records = self._records
         event = np.flatnonzero(is_of_kind(records, *WORK))
         own = records[event]
-        ran = records[records["kind"] == Kind.EXECUTION]
-        ran = ran[np.argsort(ran["correlation"], kind="stable")]
-        at = np.searchsorted(ran["correlation"], own["correlation"])
-        found = np.minimum(at, max(len(ran) - 1, 0))
-        is_known = (ran["correlation"][found] == own["correlation"]) if len(ran) else np.zeros(len(own), np.bool_)
-        start, end = (
-            np.where(is_known, ran[name][found].astype(np.int64), NULL) if len(ran) else np.full(len(own), NULL)
-            for name in ("aux0", "aux1")
-        )
+        start, end = _when_run(records, own["correlation"])
         return {
             "event": event,
             "kind": _KINDS[own["kind"]],
@@ -424,6 +416,23 @@ def _memory(own: Lifetimes) -> Columns:
         "address": own.address.astype(np.uint64),
         "size": own.size,
     }
+
+
+def _when_run(records: npt.NDArray[np.void], correlation: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    """Return when what calls enqueued began to run and was over; NULL where not recorded.
+
+    A launch of a graph runs as many operations as the graph has.
+    """
+    start, end = np.full((2, len(correlation)), NULL)
+    ran = records[(records["kind"] == Kind.EXECUTION) & (records["correlation"] != 0)]
+    if len(ran):
+        ran = ran[np.argsort(ran["correlation"], kind="stable")]
+        known, first = np.unique(ran["correlation"], return_index=True)
+        found = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
+        is_known = known[found] == correlation
+        start[is_known] = np.minimum.reduceat(ran["aux0"], first).astype(np.int64)[found[is_known]]
+        end[is_known] = np.maximum.reduceat(ran["aux1"], first).astype(np.int64)[found[is_known]]
+    return start, end
 
 
 def _number(text: Any) -> int:

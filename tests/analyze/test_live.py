@@ -260,6 +260,22 @@ def test_device_time_and_use_and_failures_are_counted() -> None:
     assert 2000 == state.picture(_Tables(), totals=[2000]).devices[0].total
 
 
+@pytest.mark.parametrize("cut", range(6))
+def test_launches_of_a_graph_count_for_its_kernels_and_their_capture_does_not(cut: int) -> None:
+    events = rows(
+        {"kind": Kind.KERNEL_LAUNCH, "name": 1, "correlation": 3},
+        {"kind": Kind.GRAPH_NODE_ADDED, "name": 1, "correlation": 4},
+        {"kind": Kind.KERNEL_LAUNCH, "name": 1, "correlation": 4},
+        {"kind": Kind.EXECUTION, "name": 1, "correlation": 5, "flags": 1},
+        {"kind": Kind.EXECUTION, "name": 1, "correlation": 6, "flags": 1},
+        {"kind": Kind.EXECUTION, "name": 1, "correlation": 3},
+    )
+    state = LiveState()
+    for part in (events[:1], events[1:cut], events[max(cut, 1) :]):
+        state.fold(part)
+    assert [3] == [kernel.launches for kernel in state.picture(_Tables()).kernels]
+
+
 def test_streams_are_called_as_everywhere_and_destroyed_ones_do_not_pile_up() -> None:
     state = LiveState()
     state.fold(

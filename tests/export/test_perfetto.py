@@ -113,6 +113,19 @@ def test_an_execution_is_a_slice_on_its_stream_named_by_its_launch(tmp_path: Pat
     assert "stream 5" == names[ran["pid"], ran["tid"]]
 
 
+def test_what_a_graph_ran_has_its_own_name(tmp_path: Path) -> None:
+    events = written(
+        tmp_path,
+        trace(
+            (Kind.STREAM_CREATE, {"stream": 5}),
+            (Kind.GRAPH_LAUNCH, {"name": "cuGraphLaunch", "stream": 5, "correlation": 9}),
+            (Kind.EXECUTION, {"stream": 5, "correlation": 9, "name": "scale", "flags": 1, "aux0": 10, "aux1": 20}),
+            (Kind.EXECUTION, {"stream": 5, "correlation": 9, "aux0": 20, "aux1": 30}),
+        ),
+    )
+    assert ["scale", "cuGraphLaunch"] == [e["name"] for e in of_phase(events, "X") if e["pid"] == DEVICE]
+
+
 def test_a_product_has_its_extents(tmp_path: Path) -> None:
     aux0, aux1 = pack_product(8, 128_256, 70_000)
     (call,) = of_phase(written(tmp_path, trace((Kind.GEMM, {"name": "sgemm", "aux0": aux0, "aux1": aux1}))), "X")

@@ -23,7 +23,7 @@ from cudatool.fleet.convert import PART, Input, convert, named_rank, parts_of
 from cudatool.fleet.query import ask, opened
 from cudatool.fleet.report import fleet_report
 from cudatool.fleet.schema import PARTITIONS, TABLES, Column
-from cudatool.fleet.tables import Tables
+from cudatool.fleet.tables import NULL, Tables
 from cudatool.recording.identity import job_facts
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.frames import call_site
@@ -124,6 +124,16 @@ def test_tables_are_what_the_analysis_says(five_ranks: Path) -> None:
     [(first, highest)] = answer(five_ranks, "SELECT min(start_time), max(peak_active) FROM steps WHERE rank = 3")
     before = curve.active[curve.time - trace.records["time"].min() < first].max()
     assert peak == max(highest, before)
+
+
+def test_a_launch_of_a_graph_runs_from_its_first_operation_to_its_last() -> None:
+    records = np.zeros(6, RECORD)
+    kinds = (Kind.GRAPH_LAUNCH, Kind.KERNEL_LAUNCH, Kind.MEMSET) + 3 * (Kind.EXECUTION,)
+    records["kind"], records["correlation"] = kinds, (7, 8, 0, 7, 7, 0)
+    records["aux0"][3:], records["aux1"][3:] = (100, 130, 1), (120, 160, 2)
+    kernels = Tables(Trace(records, [""], [()], [], ["main"], {"device_kind": "sim"}, [], "x")).kernels
+    assert [100, NULL, NULL] == kernels["device_start"].tolist()
+    assert [160, NULL, NULL] == kernels["device_end"].tolist()
 
 
 def test_call_sites_are_written_as_elsewhere() -> None:
