@@ -338,7 +338,7 @@ def _why(doubt: Doubt | None) -> str | None:
 
 
 def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, Any]:
-    """Return executions as columns, with the name and the stack of the call; times from the first execution on."""
+    """Return executions as columns, with the stack of the call; times from the first execution on."""
     records = trace.records
     known = ran.call >= 0
     call = np.where(known, ran.call, 0)
@@ -351,7 +351,7 @@ def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, An
         "kind": columns.add(np.where(known, used["kind"], 0)),
         "size": columns.add(np.where(known & np.isin(used["kind"], _SIZED), used["size"], 0)),
         "stack": columns.add(np.where(known, used["stack"], 0)),
-        "name": columns.add(np.where(known, used["name"], 0)),
+        "name": columns.add(ran.name),
     }
 
 

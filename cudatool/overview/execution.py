@@ -28,6 +28,8 @@ class Operations:
         As in the records.
     start, end
         ns on the device's clock.
+    name
+        What it is called: as the call was, but for what a launch of a graph ran, which has names of its own.
     """
 
     call: Ints
@@ -35,6 +37,7 @@ class Operations:
     stream: Ints
     start: Ints
     end: Ints
+    name: Ints
 
     def __len__(self) -> int:
         return len(self.start)
@@ -54,9 +57,13 @@ def operations(trace: Trace) -> Operations:
         found = (correlation[at] == ran["correlation"]) & (ran["correlation"] > 0)
         call[found] = calls[at[found]]
     start, end = ran["aux0"].astype(np.int64), ran["aux1"].astype(np.int64)
-    return Operations(
-        call, ran["device"].astype(np.int64), ran["stream"].astype(np.int64), start, np.maximum(start, end)
-    )
+    own, of_call = ran["name"].astype(np.int64), np.zeros(len(ran), np.int64)
+    in_graph = np.zeros(len(ran), np.bool_)
+    of_call[call >= 0] = records["name"][call[call >= 0]]
+    in_graph[call >= 0] = records["kind"][call[call >= 0]] == Kind.GRAPH_LAUNCH
+    name = np.where((in_graph & (own > 0)) | (of_call == 0), own, of_call)
+    device, stream = ran["device"].astype(np.int64), ran["stream"].astype(np.int64)
+    return Operations(call, device, stream, start, np.maximum(start, end), name)
 
 
 def calls(trace: Trace) -> Operations:
@@ -65,7 +72,8 @@ def calls(trace: Trace) -> Operations:
     call = call[trace.records["stream"][call] > 0]
     of = trace.records[call]
     time = of["time"].astype(np.int64)
-    return Operations(call, of["device"].astype(np.int64), of["stream"].astype(np.int64), time, time)
+    device, stream = of["device"].astype(np.int64), of["stream"].astype(np.int64)
+    return Operations(call, device, stream, time, time, of["name"].astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)

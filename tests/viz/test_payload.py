@@ -124,6 +124,16 @@ def test_operations_arrive_with_names_and_times_from_the_first_on() -> None:
     assert ["kernel"] * 4 == [document["names"][i] for i in operations["name"]]
 
 
+def test_what_a_graph_ran_has_its_own_name() -> None:
+    records = np.zeros(4, RECORD)
+    records["kind"] = Kind.STREAM_CREATE, Kind.GRAPH_LAUNCH, Kind.EXECUTION, Kind.EXECUTION
+    records["stream"], records["correlation"], records["name"] = 1, (0, 7, 7, 7), (0, 1, 2, 0)
+    records["aux0"], records["aux1"] = (0, 0, 10, 20), (0, 0, 20, 30)
+    trace = Trace(records, ["", "cuGraphLaunch", "scale"], [()], [], ["main"], {"device_kind": "sim"}, [], "x")
+    document = unpack(payload(analyze.report(trace)))
+    assert ["scale", "cuGraphLaunch"] == [document["names"][i] for i in document["operations"]["name"]]
+
+
 def test_stacks_arrive_innermost_first() -> None:
     document = unpack(payload(analyze.report(program())))
     offsets, frames = document["stacks"]["offset"], document["stacks"]["frame"]
