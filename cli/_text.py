@@ -80,7 +80,9 @@ def path_from(folder: str, path: str) -> str:
     Commands that run a program pass the directory that they began in: the program may have changed to another one.
     """
     relative = os.path.relpath(path, folder)
-    return path if relative.startswith("..") else relative
+    if relative.startswith(".."):
+        return path
+    return os.path.join(os.curdir, relative) if relative.startswith("-") else relative  # no option
 
 
 def bytes_or_unknown(size: int | None) -> str:

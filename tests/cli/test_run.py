@@ -297,10 +297,11 @@ def test_library_that_cannot_use_the_software_device_is_named(run_warm, tmp_path
     assert "CuPy is recorded on a GPU only." in done.stderr.splitlines()
 
 
-def test_next_command_can_be_pasted_into_a_shell(run_warm, tmp_path):
-    (tmp_path / "an odd name.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\n")
-    done = run_warm("run", "-o", "an odd name.ctrace", "an odd name.py")
-    assert "Next: cudatool snapshot 'an odd name.ctrace' --html" in done.stderr
+@pytest.mark.parametrize(("name", "typed"), [("an odd name", "'an odd name.ctrace'"), ("-f", "./-f.ctrace")])
+def test_next_command_can_be_pasted_into_a_shell(run_warm, tmp_path, name, typed):
+    (tmp_path / f"{name}.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\n")
+    done = run_warm("run", "-o", f"./{name}.ctrace", f"./{name}.py")
+    assert f"Next: cudatool snapshot {typed} --html" in done.stderr
     assert "1 allocation\n" in done.stderr.replace(" \n", "\n")
 
 
