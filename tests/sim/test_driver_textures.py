@@ -247,6 +247,36 @@ def test_integer_places_of_linear_memory(device, dtype, channels):
     assert expected.tolist() == found[:, :2].tolist()
 
 
+@pytest.mark.parametrize(("dtype", "channels"), [("f4", 1), ("i4", 1), ("f4", 2), ("f2", 1), ("u1", 1)])
+@pytest.mark.parametrize(("factor", "first"), [(1, 0), (1, -7), (1, 200), (3, 0), (-1, 90), (0, 5), (1, 0x7FFFFFF8)])
+def test_threads_that_go_around_a_loop_together_fetch_from_a_line(device, dtype, channels, factor, first):
+    threads, rounds, step = 40, 5, 37
+    data = np.random.default_rng(3).integers(1, 100, (256, channels)).astype(dtype)
+    kind = "f32" if data.dtype.kind == "f" else "u32"
+    out = np.zeros((threads, 4), "f4" if kind == "f32" else "u4")
+    zero = "\n".join(f"mov.b32 %s{n}, 0;" for n in range(4))
+    add = "\n".join(f"add.{kind} %s{n}, %s{n}, %x{n};" for n in range(4))
+    body = f"""{{ .reg .b32 %s<4>, %x<4>, %n; mad.lo.s32 %r0, %t, {factor}, {first}; {zero} mov.u32 %n, 0;
+    $round: tex.1d.v4.{kind}.s32 {{%x0, %x1, %x2, %x3}}, [%p0, {{%r0}}]; {add}
+    add.s32 %r0, %r0, {step}; add.u32 %n, %n, 1; setp.lt.u32 %q, %n, {rounds}; @%q bra $round;
+    mad.wide.u32 %a, %t, 16, %p1; st.global.v4.b32 [%a], {{%s0, %s1, %s2, %s3}}; }}"""
+    with device as d:
+        resource = d.driver.CUDA_RESOURCE_DESC()
+        resource.resType = d.driver.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
+        linear = resource.res.linear
+        linear.devPtr, linear.sizeInBytes, linear.numChannels = d.memory(data), data.nbytes, channels
+        linear.format = d.driver.CUarray_format(FORMATS[data.dtype])
+        place = d.memory(out)
+        status = d.run(body, threads, d.texture(resource, flags=0 if kind == "f32" else AS_INTEGER), place)
+        assert status == d.driver.CUresult.CUDA_SUCCESS
+        d.ok(d.driver.cuMemcpyDtoH(out.ctypes.data, place, out.nbytes))
+    places = np.arange(threads)[:, None] * factor + first + step * np.arange(rounds)
+    places = (places + 2**31) % 2**32 - 2**31
+    inside = (places >= 0) & (places < len(data))
+    fetched = np.where(inside[..., None], data[np.where(inside, places, 0)], 0)
+    assert np.array_equal(fetched.sum(1), out[:, :channels])
+
+
 def test_pitched_memory(device):
     data = np.random.default_rng(4).random((3, 8), np.float32)
     places = np.array([[x, y] for y in range(3) for x in range(5)], np.float32)

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cudatool.ptx import Flow, Immediate, Instruction, Operand, Register, Symbol, type_bytes
+from cudatool.ptx import Address, Flow, Immediate, Instruction, Operand, Register, Symbol, elements, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control, opcode_of
 from cudatool.sim.jit.special_registers import SPECIAL
@@ -40,9 +40,11 @@ __all__ = [
     "Region",
     "ToCheck",
     "check_of",
+    "distance_in_line",
     "find_distances",
     "find_even",
     "find_parts",
+    "place_in_line",
     "whole_check",
 ]
 
@@ -405,8 +407,7 @@ def _of(i: Instruction, found: Mapping[str, int | None], to_check: ToCheck) -> _
         if not known or guard != 0:
             return known, None
     if i.opcode == "ld":
-        source = getattr(i.operands[1], "base", None)
-        return (True, 0) if "param" in i.modifiers and isinstance(source, Symbol) else _NONE
+        return _loaded(i, found)
     if i.opcode not in PURE or not ORDERED.isdisjoint(i.modifiers):
         return _NONE
     sources = [_operand(operand, found) for operand in i.operands[1:]]
@@ -419,6 +420,17 @@ def _of(i: Instruction, found: Mapping[str, int | None], to_check: ToCheck) -> _
         return True, 0
     check = to_check(i, by)
     return True, 0 if check is not None and check.same else _linear(i, by, is_checked=check is not None)
+
+
+def _loaded(i: Instruction, found: Mapping[str, int | None]) -> _Known:
+    """Return the distance of what is loaded: none writes parameters and constants while a kernel runs."""
+    source = getattr(i.operands[1], "base", None)
+    if "param" in i.modifiers:
+        return (True, 0) if isinstance(source, Symbol) else _NONE
+    if "const" not in i.modifiers or source is None:
+        return _NONE
+    known, distance = _operand(source, found)
+    return (known, distance) if distance == 0 else (known, None)
 
 
 def _is_whole(declared: str, i: Instruction) -> bool:
@@ -482,9 +494,7 @@ def whole_check(i: Instruction, by: list[int]) -> Check | None:
     if i.opcode == "setp" and len(by) == 2 and _COMPARISONS.intersection(i.modifiers):
         signed = source[0] == "s" and not {"lo", "ls", "hi", "hs"} & {*i.modifiers}
         return Check(operand.name, distance, f"{'s' if signed else 'u'}{bits}", same=True)
-    if i.opcode in ("div", "shr") and place == 0:
-        if i.opcode == "div" and source[0] != "u":
-            return None
+    if i.opcode in ("div", "shr") and place == 0:  # the result only grows with the operand, or only falls
         return Check(operand.name, distance, f"{'s' if source[0] == 's' else 'u'}{bits}", same=True)
     if (i.opcode == "cvt" and len(types) == 2 and type_bytes(types[0]) > type_bytes(source)) or (
         i.opcode in ("mul", "mad") and "wide" in i.modifiers and place < 2
@@ -497,6 +507,25 @@ def check_of(i: Instruction, distances: Mapping[str, int], to_check: ToCheck = w
     """Return what must be checked for an instruction whose result is scalar, None if nothing must."""
     by = [_operand(operand, distances)[1] or 0 for operand in i.operands[1:]]
     return to_check(i, by) if any(by) else None
+
+
+def place_in_line(i: Instruction) -> tuple[Operand, Operand] | None:
+    """Return the texture and the place of a fetch at an integer place of a line, None for other instructions."""
+    address = i.operands[1] if i.opcode == "tex" else None
+    if not isinstance(address, Address) or not address.coordinates or address.base is None:
+        return None
+    if "1d" not in i.modifiers or types_of(i)[-1] != "s32":
+        return None
+    return address.base, elements(address.coordinates[-1])[0]
+
+
+def distance_in_line(i: Instruction, found: Mapping[str, int | None]) -> int | None:
+    """Return the distance of the places of a line at which neighbors fetch from one texture, None if they do not."""
+    fetched = place_in_line(i)
+    if fetched is None or i.guard is not None:
+        return None
+    (_, texture), (_, distance) = (_operand(operand, found) for operand in fetched)
+    return distance if texture == 0 else None
 
 
 # ---- parts ----
@@ -637,8 +666,10 @@ def _is_worth_it(region: Region, parts: Mapping[int, Part], found: Mapping[str, 
         return False
     for part in rounds:
         for number in part.blocks:
-            if not all(_is_side_by_side(one, by_row=by_row) for one in region.instructions(number)):
-                return False
+            for one in region.instructions(number):
+                fetches = not by_row and number in part.chain and distance_in_line(one, found) is not None
+                if not (fetches or _is_side_by_side(one, by_row=by_row)):
+                    return False
             if number in _reached_inside(region, part, region.after(number)) and number not in part.chain:
                 return False  # a loop of each thread's own
     return True

@@ -196,7 +196,7 @@ class ByRow(Together):
                 f"store {stored} {value}, ptr {e.op(f'getelementptr {stored}, ptr {self._slots(e, name)}, i64 {wide}')}"
             )
 
-    def _meet(self, e: Emitter, one: Instruction) -> None:
+    def _meet(self, e: Emitter, one: Instruction, conditions: list[str]) -> None:
         if one.opcode != "ld" or space_of(one) not in ("global", "generic"):
             return
         base = getattr(one.operands[1], "base", None)

@@ -148,6 +148,9 @@ class Stretches(Together):
 
     # ---- where a stretch ends ----
 
+    def _meet(self, e: Emitter, one: Instruction, conditions: list[str]) -> None:
+        pass  # stretches end for comparisons and sums only
+
     def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
         kind = f"i{check.type_name[1:]}"
         signed = check.type_name[0] == "s"

@@ -13,7 +13,7 @@ from cudatool.sim.jit.emit import ENVIRONMENT, READ, WRITE, Emitter
 from cudatool.sim.jit.instrument import Flag
 from cudatool.sim.jit.table import lowers, types_of
 
-__all__: list[str] = []
+__all__ = ["first_in_line", "take_word"]
 
 _GEOMETRIES = {"1d": 0, "2d": 1, "3d": 2, "a1d": 3, "a2d": 4, "cube": 5, "acube": 6}
 _OUTSIDE = {"trap": 0, "clamp": 1, "zero": 2}
@@ -66,13 +66,17 @@ def _place(e: Emitter, geometry: str, coordinates: list[Operand], kind: str) -> 
     return layer, values
 
 
-def _take(e: Emitter, i: Instruction, found: str) -> None:
+def _take(e: Emitter, i: Instruction, found: list[str]) -> None:
     target = i.operands[0]
     if isinstance(target, Pair):  # whether the texture's memory is there: it always is
         e.set(target.second, "true", "pred")
         target = target.first
     for index, register in enumerate(elements(target)):
-        e.set(register, e.op(f"extractelement {_WORDS} {found}, i32 {index}"), "b32")
+        e.set(register, found[index], "b32")
+
+
+def _words(e: Emitter, found: str) -> list[str]:
+    return [e.op(f"extractelement {_WORDS} {found}, i32 {index}") for index in range(4)]
 
 
 def _fetched(e: Emitter, i: Instruction, function: str, how: str, choice: str) -> None:
@@ -88,8 +92,8 @@ def _fetched(e: Emitter, i: Instruction, function: str, how: str, choice: str) -
     arguments = (*texture, f"i32 {choice}", *place, *([level] if how != _GATHER else []))
     if not e.instrument:
         if how == _WHOLE and geometry == "1d":
-            return _take(e, i, _quickly(e, record, coordinates[0], function, arguments))
-        return _take(e, i, e.call(_WORDS, function, *arguments))
+            return _take(e, i, _words(e, _quickly(e, record, coordinates[0], function, arguments)))
+        return _take(e, i, _words(e, e.call(_WORDS, function, *arguments)))
     start, fetch, after = e.new_label(), e.new_label(), e.new_label()
     readable = _observe(e, i, *texture, f"i32 {how}", *place, level)
     e.emit(f"br label %{start}")
@@ -99,24 +103,15 @@ def _fetched(e: Emitter, i: Instruction, function: str, how: str, choice: str) -
     found = e.call(_WORDS, function, *arguments)
     e.emit(f"br label %{after}")
     e.label(after)
-    return _take(e, i, e.op(f"phi {_WORDS} [ {found}, %{fetch} ], [ zeroinitializer, %{start} ]"))
+    return _take(e, i, _words(e, e.op(f"phi {_WORDS} [ {found}, %{fetch} ], [ zeroinitializer, %{start} ]")))
 
 
 def _quickly(e: Emitter, record: str, place: Operand, function: str, arguments: tuple[str, ...]) -> str:
     """Return the texel at an integer place of a line: in most textures, one word that is read as it is."""
-
-    def field(name: str, kind: str) -> str:
-        return e.op(
-            f"load {kind}, ptr {e.op(f'getelementptr i8, ptr {record}, i64 {_FIELDS[name]}')}, !invariant.load !0"
-        )
-
     index = e.get(place, "s32")
-    inside = e.op(f"icmp ult i32 {index}, {field('width', 'i32')}")
-    one_word = e.op(f"icmp eq i64 {field('channels', 'i64')}, {4 << 32 | 1}")  # and bytes of a channel
-    as_it_is = e.op(f"icmp uge i64 {field('kind', 'i64')}, 2")  # floating, or read as integers
-    one_level = e.op(f"icmp eq i32 {field('levels', 'i32')}, 0")
-    data = field("data", "ptr")
-    quick = e.op(f"and i1 {e.op(f'and i1 {inside}, {one_word}')}, {e.op(f'and i1 {as_it_is}, {one_level}')}")
+    inside = e.op(f"icmp ult i32 {index}, {_field(e, record, 'width', 'i32')}")
+    data = _field(e, record, "data", "ptr")
+    quick = e.op(f"and i1 {inside}, {_is_of_words(e, record)}")
     here, there, after = e.new_label(), e.new_label(), e.new_label()
     e.emit(f"br i1 {quick}, label %{here}, label %{there}")
     e.label(here)
@@ -128,6 +123,40 @@ def _quickly(e: Emitter, record: str, place: Operand, function: str, arguments: 
     e.emit(f"br label %{after}")
     e.label(after)
     return e.op(f"phi {_WORDS} [ {found}, %{here} ], [ {fetched}, %{there} ]")
+
+
+def _field(e: Emitter, record: str, name: str, kind: str) -> str:
+    pointer = e.op(f"getelementptr i8, ptr {record}, i64 {_FIELDS[name]}")
+    return e.op(f"load {kind}, ptr {pointer}, !invariant.load !0")
+
+
+def _is_of_words(e: Emitter, record: str) -> str:
+    """Return whether a texture's elements are words that are read as they are."""
+    one_word = e.op(f"icmp eq i64 {_field(e, record, 'channels', 'i64')}, {4 << 32 | 1}")  # and bytes of a channel
+    as_it_is = e.op(f"icmp uge i64 {_field(e, record, 'kind', 'i64')}, 2")  # floating, or read as integers
+    one_level = e.op(f"icmp eq i32 {_field(e, record, 'levels', 'i32')}, 0")
+    return e.op(f"and i1 {e.op(f'and i1 {one_word}, {as_it_is}')}, {one_level}")
+
+
+def first_in_line(e: Emitter, i: Instruction, reach: str, conditions: list[str]) -> str:
+    """Return where the texel is that a thread fetches at an integer place of a line.
+
+    Added to the `conditions` is what must hold for it to be a word that is read as it is, and for the one of a thread
+    whose place is further by `reach` (i64), too.
+    """
+    record, coordinates = _object(e, i, i.operands[1])
+    first = e.op(f"sext i32 {e.get(coordinates[0], 's32')} to i64")
+    width = e.op(f"zext i32 {_field(e, record, 'width', 'i32')} to i64")
+    for place in (first, e.op(f"add nsw i64 {first}, {reach}")):
+        conditions.append(e.op(f"icmp ult i64 {place}, {width}"))
+    conditions.append(_is_of_words(e, record))
+    return e.op(f"getelementptr i32, ptr {_field(e, record, 'data', 'ptr')}, i64 {first}")
+
+
+def take_word(e: Emitter, i: Instruction, pointer: str) -> None:
+    """Emit a fetch of a word that is read as it is."""
+    word = e.op(f"load i32, ptr {pointer}, align 4{e.group('global')}")
+    _take(e, i, [word, "0", "0", "0"])
 
 
 def _observe(e: Emitter, i: Instruction, *fetch: str) -> str:

@@ -25,8 +25,9 @@ from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
-from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, whole_check
+from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, distance_in_line, whole_check
 from cudatool.sim.jit.scheduler import VALUES, Cell, parameters
+from cudatool.sim.jit.texture import first_in_line, take_word
 
 __all__ = ["THREAD", "UNROLLED", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning", "in_pieces"]
 
@@ -238,12 +239,20 @@ class Together:
                 else:
                     self._checked(e, one, check, conditions)
                 values[place] = e.read(writes(one)[0])[0]
-            else:
-                self._meet(e, one)
+            elif (found := self._meet(e, one, conditions)) is not None:
+                values[place] = found
         return values, conditions
 
-    def _meet(self, e: Emitter, one: Instruction) -> None:
-        """Look at an instruction that each thread runs, where what is computed once is as it is there."""
+    def _meet(self, e: Emitter, one: Instruction, conditions: list[str]) -> str | None:
+        """Look at an instruction that each thread runs, where what is computed once is as it is there.
+
+        Return where the first thread fetches a word from a texture, if neighbors do so at a known distance. Then what
+        must hold is added to the `conditions`.
+        """
+        distance = distance_in_line(one, self.even.distances)
+        if distance is None:
+            return None
+        return first_in_line(e, one, self._reach(e, distance, "i64"), conditions)
 
     def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
         base, kind = e.read(check.register)
@@ -554,8 +563,19 @@ class Body:
         if value is None:
             self.kernel.instruction(self.e, one)
             self.set.update(writes(one))
+        elif one.opcode == "tex":
+            self._fetch(one, value)
         else:
             self.scalar(writes(one)[0], value)
+
+    def _fetch(self, one: Instruction, value: str) -> None:
+        """Emit a fetch of a texture's word: `value` is where the first thread finds its own."""
+        distance = distance_in_line(one, self.region.even.distances)
+        first = f"%given.{len(self.given)}"
+        self.given.append(("ptr", value))
+        mine = self.e.op(f"getelementptr i32, ptr {first}, i64 {self.e.op(f'mul nsw i64 %place.x, {distance}')}")
+        take_word(self.e, one, mine)
+        self.set.update(writes(one))
 
     def load_slot(self, name: str) -> None:
         offset, kind = self.kernel.slot(name)

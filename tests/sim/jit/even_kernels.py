@@ -69,6 +69,7 @@ class _EvenWriter(Writer):
                     f"shr.u32 {result}, {one}, {self.rng.randrange(8)};",
                     f"shr.s32 {result}, {one}, {self.rng.randrange(8)};",
                     f"div.u32 {result}, {one}, {self.rng.choice((1, 16, 64, 1000))};",
+                    f"div.s32 {result}, {one}, {self.rng.choice((0, 1, 16, 1000, 0xFFFFFFFF, 0xFFFFFFC0))};",
                     f"not.b32 {result}, {one};",
                     f"neg.s32 {result}, {one};",
                 )

@@ -73,6 +73,13 @@ def _product(step: Step, a: int, b: int) -> int:
     return a * b >> step.types[-1][1] if "hi" in step.modifiers else a * b
 
 
+def _quotient(a: int, b: int) -> int:
+    """Return the quotient, rounded towards zero; a GPU gives all ones for a division by zero."""
+    if not b:
+        return -1
+    return abs(a) // abs(b) * (-1 if (a < 0) != (b < 0) else 1)
+
+
 def _sum(step: Step, value: int) -> int:
     return _clamped(value, "s", 32) if "sat" in step.modifiers else value
 
@@ -188,7 +195,7 @@ _OPERATIONS: dict[str, Callable[..., int]] = {
     "sub": lambda step, a, b: _sum(step, a - b),
     "mul": _product,
     "mad": lambda step, a, b, c: _product(step, a, b) + c,
-    "div": lambda step, a, b: a // b if b else -1,  # of unsigned numbers
+    "div": lambda step, a, b: _quotient(a, b),
     "mul24": _mul24,
     "mad24": _mul24,
     "sad": lambda step, a, b, c: abs(a - b) + c,

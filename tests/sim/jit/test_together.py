@@ -497,3 +497,35 @@ LOOP:
 }}"""
     assert runs_together(jit.load(text.encode()).kernels["k"])
     assert 0 < len(looks) < 100  # 62: one for each block, and one for each branch
+
+
+FETCHES = """extern "C" __global__ void k(cudaTextureObject_t lines, float *out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    float sum = 0;
+    for (int j = 0; j < n; j++) sum += tex1Dfetch<float>(lines, %s);
+    out[i] = sum;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("place", "together"), [("i + j * n", True), ("j", True), ("3 * i - j", True), ("i * i + j", False)]
+)
+def test_fetches_at_places_that_are_a_known_distance_apart_are_made_together(ptx_of, place, together):
+    assert together == runs_together(jit.load(ptx_of(FETCHES % place)).kernels["k"])
+
+
+CONSTANTS = """__constant__ int ends[8];
+extern "C" __global__ void k(const float *in, float *out) {
+    float sum = 0;
+    for (int j = 0; j < ends[blockIdx.x]; j++) sum += in[j * 64 + threadIdx.x];
+    out[threadIdx.x] = sum;
+}"""
+
+
+def test_a_loop_goes_on_alike_as_long_as_a_constant_says(ptx_of):
+    assert runs_together(jit.load(ptx_of(CONSTANTS)).kernels["k"])
+
+
+def test_a_loop_that_the_thread_chooses_a_constant_for_does_not(ptx_of):
+    source = CONSTANTS.replace("ends[blockIdx.x]", "ends[threadIdx.x]")
+    assert not runs_together(jit.load(ptx_of(source)).kernels["k"])
