@@ -369,8 +369,8 @@ void cudatool_after_launches(void) {
     interruptible = NOT_ASKED;
 }
 
-/* Let a team run with these arguments. Returns whether it ended early, -1 with an exception. */
-static int run_team(PyObject *team, void *arguments) {
+/* Let a team run with these arguments, from a block on. Returns whether it ended early, -1 with an exception. */
+static int run_team(PyObject *team, void *arguments, uint64_t first) {
     PyObject *address = PyObject_GetAttr(team, n_calls), *answer = NULL;
     struct cudatool_calls *calls = address ? PyLong_AsVoidPtr(address) : NULL;
     Py_XDECREF(address);
@@ -379,7 +379,7 @@ static int run_team(PyObject *team, void *arguments) {
     int is_interruptible = answer == Py_True, ended_early;
     Py_XDECREF(answer);
     for (uint32_t n = 0; n < calls->count; ++n) *(void **)(calls->arguments[n] + calls->params) = arguments;
-    *calls->next_block = 0;
+    *calls->next_block = first;
     Py_BEGIN_ALLOW_THREADS
     ended_early = guarded_calls(calls, is_interruptible);
     Py_END_ALLOW_THREADS
@@ -388,12 +388,13 @@ static int run_team(PyObject *team, void *arguments) {
 
 static PyObject *py_run_team(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (count != 2 || !guarded_calls) {
-        PyErr_SetString(PyExc_TypeError, "run_team(team, arguments)");
+    if (count != 3 || !guarded_calls) {
+        PyErr_SetString(PyExc_TypeError, "run_team(team, arguments, first)");
         return NULL;
     }
     void *arguments = PyLong_AsVoidPtr(args[1]);
-    int ended_early = PyErr_Occurred() ? -1 : run_team(args[0], arguments);
+    uint64_t first = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[2]);
+    int ended_early = PyErr_Occurred() ? -1 : run_team(args[0], arguments, first);
     return ended_early < 0 ? NULL : PyBool_FromLong(ended_early);
 }
 
@@ -441,7 +442,7 @@ static int run_plainly(Launch *self, PyObject *given) {
     if (!team) return PyErr_Occurred() ? -1 : 0;
     PyObject *repeats = PyObject_CallMethodNoArgs((PyObject *)self, n_repeats);
     Py_XDECREF(repeats);
-    int ended_early = repeats == Py_True ? run_team(team, self->arguments) : repeats ? 0 : -1;
+    int ended_early = repeats == Py_True ? run_team(team, self->arguments, 0) : repeats ? 0 : -1;
     int failed = ended_early < 0;
     if (!ended_early) failed = PyList_Append(teams, team);
     if (ended_early > 0) { /* kernels.py knows what that means */

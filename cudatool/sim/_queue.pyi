@@ -198,8 +198,8 @@ def again_as(config: int, f: int, pointers: int, /) -> bool:
 def take_team(plan: Plan, /) -> Team | None:
     """Return an idle team that is ready for `plan`, which is no longer idle; None if there is none."""
 
-def run_team(team: Team, arguments: int, /) -> bool:
-    """Let a team run a launch with the arguments at this address; return whether it ended early."""
+def run_team(team: Team, arguments: int, first: int, /) -> bool:
+    """Let a team run a launch with the arguments at this address, from a block on; return whether it ended early."""
 
 def install_launches(
     *,

@@ -7,7 +7,8 @@ work, and for those after launches that were much work together:
     work = (threads + rounds of their loops) * instructions of the kernel
     optimized, if the work of the launches before, and of this one's threads, is more than 32 M instructions
 
-Code that is not optimized counts the rounds of its loops, so at most one launch is long in such code.
+Code that is not optimized counts the rounds of its loops. A launch that turns out to be much work by them begins no
+more blocks in such code: it leaves the others to optimized code.
 
 No clock is looked at: a program runs the same code whenever it runs. The results are the same in both, unless threads
 of one kernel race with each other.
@@ -15,9 +16,10 @@ of one kernel race with each other.
 
 from __future__ import annotations
 
-__all__ = ["Optimizing"]
+__all__ = ["ENOUGH", "Optimizing"]
 
-_ENOUGH = 1 << 25  # instructions: some 5 ms in code that is not optimized
+ENOUGH = 1 << 25
+"""Instructions: some 5 ms in code that is not optimized."""
 
 
 class Optimizing:
@@ -35,7 +37,7 @@ class Optimizing:
 
     def pays(self, threads: int, rounds: int) -> bool:
         """Return whether the next launch, of so many threads, is to run optimized code; `rounds` is of those before."""
-        return (self._threads + threads + rounds) * self._instructions > _ENOUGH
+        return (self._threads + threads + rounds) * self._instructions > ENOUGH
 
     def launched(self, threads: int, rounds: int) -> bool:
         """Note a launch; return whether it is to run optimized code."""

@@ -270,6 +270,7 @@ class _Kernel(Regions):
             grid(
                 self.layout.param_bytes,
                 parks=parks,
+                counts=self.counts,
                 constants={} if order else self.constants,
                 beside=self._beside() if is_beside else 0,
                 far=is_beside and is_far(self.code),

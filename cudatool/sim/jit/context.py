@@ -74,8 +74,9 @@ class Context(ctypes.Structure):
         it is parked when native code returns: its threads wait for other blocks.
     progress
         Counts what threads do that are not waiting (:mod:`.progress`).
-    rounds
-        Counts how often threads go back to the beginning of a loop, in code that is not optimized.
+    rounds, most_rounds
+        Counts how often threads go back to the beginning of a loop, in code that is not optimized; and after how many
+        of them such code begins no more blocks.
     message
         What the first assertion that failed says (``malloc`` of the C library), else 0.
     status, site, at_*
@@ -135,6 +136,7 @@ class Context(ctypes.Structure):
         ("current", ctypes.c_uint64),
         ("progress", ctypes.c_uint64),
         ("rounds", ctypes.c_uint64),
+        ("most_rounds", ctypes.c_uint64),
         ("resume", ctypes.c_uint32),
         ("parked", ctypes.c_uint32),
         ("message", ctypes.c_uint64),

@@ -255,6 +255,14 @@ block{number}:
     return "".join([*code, "end:\n  ret void\n}\n"])
 
 
+_ENOUGH_ROUNDS = f"""{field("rounds", "rounds", volatile=True)}
+{field("most_rounds", "most.rounds")}
+  %enough = icmp ugt i64 %rounds, %most.rounds
+  br i1 %enough, label %end, label %another
+another:
+"""
+
+
 def _filled(constants: Mapping[str, int]) -> str:
     """Return code that fills argument arrays, each with a byte."""
     return "".join(
@@ -280,15 +288,19 @@ def _chunk(beside: int) -> str:
     return f"{field('chunk', 'share')}\n  %chunk = mul i64 %share, {factor}"
 
 
-def grid(param_bytes: int, *, parks: bool, constants: Mapping[str, int], beside: int, far: bool, steps: bool) -> str:
+def grid(
+    param_bytes: int, *, parks: bool, counts: bool, constants: Mapping[str, int], beside: int, far: bool, steps: bool
+) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
-    If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
-    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads. `constants` are
+    If it `counts` rounds of loops, it also ends when there were many. If blocks can be parked it returns when one is,
+    and begins with the one that its argument says to continue. Parameters are declared dereferenceable, so that loading
+    them can move out of the loop over threads. `constants` are
     the bytes that some argument arrays are filled with. Blocks run in rows of up to `beside` threads, unless it is 0;
     of fewer if neighbors access memory `far` from each other. If the kernel `steps`, several run in step.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
+    enough = _ENOUGH_ROUNDS if counts else ""
     run, step = _run(beside, far=far, steps=steps)
     if parks:
         resume = f"""{field("resume", "resume", volatile=True)}
@@ -322,7 +334,7 @@ entry:
   %current.at = getelementptr i8, ptr %context, i64 {Context.current.offset}
 {_filled(constants)}{resume}
 take:
-  %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
+{enough}  %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
   %none = icmp uge i64 %first, %blocks
   br i1 %none, label %end, label %some
 some:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from cudatool.sim.jit.launch import KernelError, NativeLaunch, run, workers_for
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.team import Plan, Team, run_plain, why_ended
 from cudatool.sim.jit.translation import Translated, Translation, Variant
+from cudatool.sim.optimizing import ENOUGH
 from cudatool.source_text import SourceLine
 
 if TYPE_CHECKING:
@@ -290,8 +292,18 @@ class JitKernel:
             return plan
 
     def launch_planned(self, plan: Plan, params: int) -> None:
-        """Do as :meth:`launch` in the plainest case."""
-        if (stopped := run_plain(plan, params)) is not None:
+        """Do as :meth:`launch` in the plainest case.
+
+        If that is much work, which shows in code that is not optimized, optimized code runs the blocks that are left.
+        """
+        stopped, begun = run_plain(plan, params)
+        launch = plan.launch
+        if stopped is None and launch.most_rounds is not None and begun < math.prod(launch.grid):
+            shape = launch.grid, launch.block, launch.dynamic_bytes, plan.threads, launch.heap, launch.stack_bytes
+            rest = self.plan(*shape, optimized=True)
+            assert rest is not None  # what parks or is large is so in any code
+            stopped, _ = run_plain(rest, params, begun)
+        if stopped is not None:
             raise explain(stopped, self.text, self.text.plain)
 
     def explain(self, team: Team) -> None:
@@ -345,6 +357,8 @@ class JitKernel:
         if translated.parks:
             return None
         plan = self._described(translated, grid, block, shared_bytes, heap, stack_bytes)
+        if plan.rounds is not None:
+            plan = replace(plan, most_rounds=ENOUGH // len(self.text.declared.instructions))
         return Plan(plan, workers_for(grid, block, threads), optimized)
 
 

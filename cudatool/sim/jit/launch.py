@@ -49,6 +49,7 @@ _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that n
 _WORTH_SHARING = 2048  # threads of a grid; for less, waking another host thread takes longer than running them
 _MAX_PARKED = 4224  # blocks that a worker has begun and that wait for others: what a GPU has room for
 _KEPT_MEMORIES = 64
+_NEVER = (1 << 64) - 1
 _SHARED_IN_STEP = 16384  # bytes: shared memory of the blocks that run in step, so that the host's caches hold it
 _STALLED_S, _STALLED_ROUNDS = 5.0, 100  # without progress before the launch counts as deadlocked
 _REPORTED_BLOCKS = 4
@@ -139,6 +140,8 @@ class NativeLaunch:
         The host's memory that instrumented code may meet.
     rounds
         What code that counts the rounds of loops adds them to.
+    most_rounds
+        After which a worker begins no more blocks in such code; None for never.
     """
 
     entry: int
@@ -159,6 +162,7 @@ class NativeLaunch:
     timeout_s: float = 0
     host: HostPlaces | None = None
     rounds: ctypes.c_uint64 | None = None
+    most_rounds: int | None = None
 
     @property
     def in_step(self) -> int:
@@ -370,7 +374,9 @@ class Run:
         context.threads = math.prod(launch.block)
         context.dynamic_shared = launch.dynamic_bytes
         context.blocks = self.blocks
-        context.chunk = 1 if launch.parks else max(1, min(self.blocks // (8 * len(self.workers)), 1024))
+        one_by_one = launch.parks or launch.most_rounds is not None  # a block that is taken has begun
+        context.chunk = 1 if one_by_one else max(1, min(self.blocks // (8 * len(self.workers)), 1024))
+        context.most_rounds = _NEVER if launch.most_rounds is None else launch.most_rounds
         context.order_multiplier, context.order_offset = self.order
         context.first_thread = self.first_thread
         context.next_block = ctypes.addressof(self.counter)

@@ -106,8 +106,11 @@ def _make(plan: Plan) -> Team:
     return Team(plan)
 
 
-def run_plain(plan: Plan, params: int) -> Stopped | None:
+def run_plain(plan: Plan, params: int, first: int = 0) -> tuple[Stopped | None, int]:
     """Do as :func:`.launch.run` for a launch that has the packed arguments at `params`.
+
+    It begins with the block `first`, and may leave blocks (:attr:`.NativeLaunch.most_rounds`). Returns, beside why it
+    was stopped, the first of these.
 
     Raises
     ------
@@ -115,11 +118,12 @@ def run_plain(plan: Plan, params: int) -> Stopped | None:
         The code touched memory that does not exist.
     """
     team = _queue.take_team(plan) or _make(plan)
-    if not _queue.run_team(team, params):
-        count_rounds(plan.launch, team.workers)
-        _queue.teams.append(team)
-        return None
-    return why_ended(team)
+    if _queue.run_team(team, params, first):
+        return why_ended(team), first
+    begun = team.next_block.value
+    count_rounds(plan.launch, team.workers)
+    _queue.teams.append(team)
+    return None, begun
 
 
 def why_ended(team: Team) -> Stopped | None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cudatool.sim import jit
+from cudatool.sim.jit import kernel as jit_kernel
 
 FORMS = {
     "each by itself": "while (i < limit[t]) i++;",
@@ -52,3 +53,23 @@ def test_rounds_under_a_checker_are_counted(looping, launch):
     shadow = jit.Shadow(memory[first:].ctypes.data, 8192, jit.Instrument.RACECHECK)
     launch(kernel, 1, 64, *arrays, optimized=False, shadow=shadow)
     assert 7 * 64 <= kernel.rounds <= 10 * 64
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 8])
+def test_blocks_that_are_left_after_much_work_run_optimized_code(looping, launch, monkeypatch, threads, blocks):
+    monkeypatch.setattr(jit_kernel, "ENOUGH", 0)
+    kernel, expected, out = looping(), np.zeros(640, "i4"), np.zeros(640, "i4")
+    given = np.arange(640, dtype="i4") % 3, np.full(640, 9, "i4")
+    launch(looping(), blocks, 64, expected, *given)
+    launch(kernel, blocks, 64, out, *given, optimized=False, threads=threads)
+    assert np.array_equal(expected, out)
+    assert ({False, True} if blocks > 1 else {False}) == {variant.optimized for variant in kernel.translation.variants}
+    assert 0 < kernel.rounds <= 10 * 64, "of one block"
+
+
+def test_blocks_are_begun_in_code_that_is_not_optimized_until_they_were_much_work(looping, launch, monkeypatch):
+    monkeypatch.setattr(jit_kernel, "ENOUGH", 1 << 40)
+    kernel = looping()
+    launch(kernel, 8, 64, np.zeros(640, "i4"), np.zeros(640, "i4"), np.full(640, 9, "i4"), optimized=False)
+    assert {False} == {variant.optimized for variant in kernel.translation.variants}
