@@ -44,9 +44,9 @@ def test_results_stay_the_same_when_code_is_optimized_between_launches(monkeypat
     made = []
     compile_text = native.compile_text
 
-    def compiled(text: str, *, optimized: bool) -> bytes:
+    def compiled(text: str, *, optimized: bool, **options: bool) -> bytes:
         made.append(optimized)
-        return compile_text(text, optimized=optimized)
+        return compile_text(text, optimized=optimized, **options)
 
     monkeypatch.setattr(native, "compile_text", compiled)
     monkeypatch.setattr(CodeCache, "get", lambda *_: None)

@@ -59,6 +59,7 @@ from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, Even
 from cudatool.sim.jit.far import is_far
+from cudatool.sim.jit.gathers import gathers_pay
 from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
@@ -108,6 +109,8 @@ class Native:
         Whether it counts rounds of loops (:attr:`Context.rounds`).
     in_step
         Whether several blocks may run in step (:attr:`Context.in_step`).
+    gathers
+        Whether vectors are worth gathers (:func:`.gathers_pay`).
     """
 
     text: str
@@ -115,6 +118,7 @@ class Native:
     parks: bool
     counts: bool
     in_step: bool
+    gathers: bool
 
 
 def generate(
@@ -279,7 +283,7 @@ class _Kernel(Regions):
         )
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order))
+        return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order), gathers_pay(self.code))
 
     def _beside(self) -> int:
         """Return of how many threads rows of blocks beside each other are."""

@@ -50,17 +50,23 @@ def _target() -> Any:
 
 
 @cache
-def _machine(level: int) -> Any:
+def _machine(level: int, *, gathers: bool = False) -> Any:
     return _target().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=_features(), opt=level, reloc="pic", codemodel="jitdefault", jit=True
+        cpu=llvm.get_host_cpu_name(),
+        features=_features(gathers=gathers),
+        opt=level,
+        reloc="pic",
+        codemodel="jitdefault",
+        jit=True,
     )
 
 
-def _features() -> str:
+def _features(*, gathers: bool = False) -> str:
     """Return what the host's processor has, and is to be used of that."""
     found = str(llvm.get_host_cpu_features().flatten())
     # AMD's processors take longer for a gather than for its loads one by one (a bitonic sort: a fifth longer).
-    return f"{found},+prefer-no-gather" if llvm.get_host_cpu_name().startswith("znver") else found
+    is_slow = llvm.get_host_cpu_name().startswith("znver") and not gathers
+    return f"{found},+prefer-no-gather" if is_slow else found
 
 
 @cache
@@ -107,18 +113,18 @@ class CompileError(Exception):
         self.reason, self.line = reason, line
 
 
-def compile_text(text: str, *, optimized: bool = True) -> bytes:
+def compile_text(text: str, *, optimized: bool = True, gathers: bool = False) -> bytes:
     """Return the object code of an LLVM module; raise CompileError where LLVM refuses it.
 
     Code that is not `optimized` computes the same, takes a tenth of the time to compile, and several times as long to
-    run.
+    run. With `gathers`, these are made also where the host's processor is slow at it (:mod:`.gathers`).
     """
     global compiled
     with _lock:
         compiled += 1
         began = time.monotonic()
         with progress.step(f"compiling kernels, {compiled} so far", before_s=_compiling.took_s):
-            code = _compiled(text, optimized=optimized)
+            code = _compiled(text, optimized=optimized, gathers=gathers)
         _compiling.add(time.monotonic() - began)
         return code
 
@@ -149,8 +155,8 @@ class _Compiling:
 _compiling = _Compiling()
 
 
-def _compiled(text: str, *, optimized: bool) -> bytes:
-    machine = _machine(3 if optimized else 0)
+def _compiled(text: str, *, optimized: bool, gathers: bool) -> bytes:
+    machine = _machine(3 if optimized else 0, gathers=gathers)
     try:
         module = llvm.parse_assembly(text)
     except RuntimeError as error:

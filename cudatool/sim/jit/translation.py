@@ -97,12 +97,12 @@ class Translation:
 
     def _compiled(self, made: Native, variant: Variant) -> bytes:
         try:
-            return native.compile_text(made.text, optimized=variant.optimized)
+            return native.compile_text(made.text, optimized=variant.optimized, gathers=made.gathers)
         except native.CompileError:
             pass
         marked = self.generate(variant, marked=True).text
         try:  # again, to see which instruction it is
-            return native.compile_text(marked, optimized=variant.optimized)
+            return native.compile_text(marked, optimized=variant.optimized, gathers=made.gathers)
         except native.CompileError as error:
             before = marked.split("\n")[: error.line]
             # What is wrong outside of the functions of the kernel's threads has no mark above it in its function.

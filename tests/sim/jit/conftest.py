@@ -39,12 +39,12 @@ def compiled_once() -> Iterator[None]:
     machine = (native.llvm.get_host_cpu_name(), native._features(), str(native.llvm.llvm_version_info))
     begun = hashlib.sha256(Path(native.__file__).read_bytes() + repr(machine).encode())
 
-    def found_or_compiled(text: str, *, optimized: bool) -> bytes:
+    def found_or_compiled(text: str, *, optimized: bool, gathers: bool) -> bytes:
         digest = begun.copy()
-        digest.update(f"{optimized} {text}".encode())
+        digest.update(f"{optimized} {gathers} {text}".encode())
         key = digest.hexdigest()
         if (found := kept.get(key)) is None:
-            found = compiled(text, optimized=optimized)
+            found = compiled(text, optimized=optimized, gathers=gathers)
             kept.put(key, found)
         return found
 

@@ -1,0 +1,34 @@
+"""Whether threads that read memory in any order are worth to be made vectors of, at the price of a *gather*.
+
+A gather fetches what the threads of a vector want, each at its place. AMD's processors take longer for it than for the
+same loads one by one, so LLVM is told to do without. Then it makes no vectors of loops with such loads at all, also
+where threads compute much with what they have read. There the gathers cost less than vectors save: the first kernel of
+Rodinia's srad reads 8 numbers at places that it has read and makes 5 divisions, and takes 0.6 of the time.
+
+What decides is how much a kernel computes in floating point for each load. Only speed depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cudatool.ptx import Instruction
+from cudatool.sim.jit.table import types_of
+
+__all__ = ["gathers_pay"]
+
+_FAST = frozenset({"add", "sub", "mul", "fma", "mad", "min", "max"})
+_SLOW = frozenset({"div", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh"})
+_COSTS = 4  # of a slow instruction, in fast ones
+_ENOUGH = 2.5  # fast ones for each load (hotspot has 2.7 and gains 15 %; srad2 of srad v1 has 0.6 and loses a third)
+
+
+def gathers_pay(code: Iterable[Instruction]) -> bool:
+    """Return whether a kernel computes so much for each load that gathers do not matter."""
+    computes = loads = 0
+    for one in code:
+        if one.opcode == "tex" or (one.opcode == "ld" and {"param", "const"}.isdisjoint(one.modifiers)):
+            loads += 1
+        elif one.opcode in _FAST | _SLOW and any("f" in name for name in types_of(one)):
+            computes += _COSTS if one.opcode in _SLOW else 1
+    return computes > _ENOUGH * loads
