@@ -20,9 +20,12 @@ def call(library: Path, arguments: Sequence[str]) -> int:
     """Load a program, and the modules that lie beside it, and call its main()."""
     _driver.initialize()
     program = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    for module in sorted(library.parent.glob("*.ptx")):
+    modules = sorted(library.parent.glob("*.ptx"))
+    for module in modules:
         if program.add_module(module.read_bytes()):
             raise RuntimeError(f"{module.name} cannot be loaded")
+    if modules and program.start():
+        raise RuntimeError("the device cannot launch a kernel")
     words = [library.stem.encode(), *(word.encode() for word in arguments)]
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
     return int(program.main(len(words), argv))

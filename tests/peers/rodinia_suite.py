@@ -10,8 +10,8 @@ What the device gives to a program is held against the same program with its ker
 own OpenMP program on as many threads as there are processors, in turns: whole programs, input and output included.
 
 Both are compiled with ``-O3 -march=native``. Sizes are those of the suite's ``run`` files, or larger. Beside whole
-processes stand the parts of them that are counterparts: calls of the driver, and OpenMP's parallel regions. On a machine
-that does other work as well, processor time with ``--threads 1`` is what can be compared.
+processes stand the parts of them that are counterparts: calls of the driver by main(), and OpenMP's parallel regions. On
+a machine that does other work as well, processor time with ``--threads 1`` is what can be compared.
 
 Not here: mummergpu, which binds CUDA arrays to references of textures.
 """
@@ -598,7 +598,7 @@ class Run:
     Attributes
     ----------
     start
-        Processors' until the program's own code began.
+        Processors' until main() began: the interpreter, the device, what loads with a first launch, reading PTX.
     parts
         Processors' in the calls of each name (``cudart.cpp``, ``omp_times.c``).
     """
@@ -714,7 +714,7 @@ def measure(program: Program, folder: Path, work: Path, rounds: int, threads: in
             statistics.median(of(run) for run in times["ours"]) / statistics.median(of(run) for run in times["openmp"])
             for of in (lambda run: run.wall, lambda run: run.processor, lambda run: sum(run.parts.values()))
         )
-        lines.append(f"{wall:.2f} times OpenMP's; of processors {whole:.2f}, in its regions {part:.2f}")
+        lines.append(f"{wall:.2f} times OpenMP's; of processors {whole:.2f}, copies and kernels to regions {part:.2f}")
     return "\n".join(" " * 23 + line for line in lines)
 
 
