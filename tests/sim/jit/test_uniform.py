@@ -221,3 +221,30 @@ def test_numbers_of_a_row_that_wrap_around_are_what_each_thread_has(launch, kern
 def test_nothing_is_looked_at_of_which_the_distance_is_known(kernels):
     text = kernels["wraps"].llvm_ir()
     assert "call i32 @regular_" in text and "looking:" not in text
+
+
+CONSTANT = """__constant__ int rounds[4] = {0, 3, 1, 7};
+extern "C" __global__ void k(int *y) {
+    __shared__ int s[64];
+    int t = threadIdx.x;
+    y += blockIdx.x * blockDim.x;
+    s[t] = y[t];
+    __syncthreads();
+    for (int k = rounds[BLOCK]; k > 0; k--) { int a = s[(t + 1) % 64]; __syncthreads(); s[t] = a + k; __syncthreads(); }
+    y[t] = s[t];
+}"""
+
+
+def test_a_constant_of_the_block_lets_threads_march(ptx_of, launch, place_variables):
+    module = jit.load(ptx_of(CONSTANT.replace("BLOCK", "blockIdx.x")))
+    place_variables(module)
+    y = np.arange(256, dtype="i4") ** 2
+    expected = [counted(row, rounds) for row, rounds in zip(y.reshape(4, 64), (0, 3, 1, 7), strict=True)]
+    assert "@ahead_" in module.kernels["k"].llvm_ir()
+    launch(module.kernels["k"], 4, 64, y)
+    assert np.array_equal(np.concatenate(expected), y)
+
+
+def test_a_constant_that_threads_choose_does_not(ptx_of):
+    text = jit.load(ptx_of(CONSTANT.replace("BLOCK", "threadIdx.x % 4"))).kernels["k"].llvm_ir()
+    assert "@ahead_" not in text
