@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from cudatool._driver import gpu_names
+
+
+class _NoGpu(pytest.Module):
+    """A file of tests that is imported, as it would be with a GPU, and skipped as one."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        assert self.obj
+        pytest.skip("no NVIDIA GPU answers", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip files where no test of theirs can run: to skip each of 1,500 tests takes both workers many seconds."""
+    return None if gpu_names() else _NoGpu.from_parent(parent, path=module_path)
 
 
 @pytest.fixture
