@@ -501,6 +501,7 @@ def test_streams_show_kernels_and_copies_on_the_clock_of_the_device(hostile_page
     assert hostile_page.evaluate(COLOURS.format("#streams")) > 3
     assert "Device time" in hostile_page.evaluate("byId('streams').closest('.card').textContent")
     hostile_page.evaluate("byId('streams').scrollIntoView()")
+    hostile_page.evaluate(SETTLE)
     box = read(hostile_page, "byId('streams').getBoundingClientRect()")
     hostile_page.mouse("mouseMoved", box["x"] + 152, box["y"] + 17)
     assert "40 ns" in hostile_page.evaluate("byId('tip').textContent")
