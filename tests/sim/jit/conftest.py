@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,17 @@ def launch(
 
 
 def elementwise(
-    code: str, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, Any], declare: str = ""
+    code: str,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Mapping[str, Any],
+    declare: str = "",
+    *,
+    optimized: Sequence[bool] = (False, True),
 ) -> dict[str, np.ndarray]:
-    """Run `code` for each element: registers ``%a`` hold the elements of inputs, and of outputs afterwards."""
+    """Run `code` for each element: registers ``%a`` hold the elements of inputs, and of outputs afterwards.
+
+    It runs in each way that `optimized` has, which must give the same bits.
+    """
     count = len(next(iter(inputs.values())))
     results = {name: np.zeros(count, dtype) for name, dtype in outputs.items()}
     arrays = {**inputs, **results}
@@ -115,7 +124,13 @@ def elementwise(
         else:
             after += [*address, f"st.global.{memory} [%addr_1], %{name};"]
     text = HEADER + "\n".join([*lines, *body, code, *after, "ret;", "}"])
-    launch(jit.load(text.encode()).kernels["k"], 1, count, *arrays.values())
+    kernel, found = jit.load(text.encode()).kernels["k"], set()
+    for is_optimized in optimized:
+        for result in results.values():
+            result.fill(0)
+        launch(kernel, 1, count, *arrays.values(), optimized=is_optimized)
+        found.add(tuple(result.tobytes() for result in results.values()))
+    assert 1 == len(found)
     return results
 
 
@@ -143,8 +158,18 @@ def place_variables_fixture() -> Iterator[Callable[..., dict[str, ctypes.Array[c
 
 
 @pytest.fixture(name="elementwise")
-def elementwise_fixture() -> Callable[..., dict[str, np.ndarray]]:
-    return elementwise
+def elementwise_fixture(request: pytest.FixtureRequest) -> Callable[..., dict[str, np.ndarray]]:
+    """Run code as small launches do, not optimized; a third of it optimized, too, another third in each run.
+
+    To optimize it takes longer than all else. Which third is decided by the run's seed; ``-p no:randomly`` optimizes all.
+    """
+    seed = request.config.getoption("randomly_seed", None)
+
+    def run(code: str, *rest: Any, **options: Any) -> dict[str, np.ndarray]:
+        is_optimized = seed is None or random.Random(f"{seed} {code}").random() < 1 / 3
+        return elementwise(code, *rest, optimized=(False, True) if is_optimized else (False,), **options)
+
+    return run
 
 
 @pytest.fixture(name="launch")
