@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -35,6 +36,22 @@ def pytest_configure() -> None:
     sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test marked ``some_of(name, values, count)`` so many of the values, other ones in each run.
+
+    For values that are interchangeable, as the seeds of random programs are: none of them stands for a rule. Where they
+    begin is decided by the run's seed, which the header names; with ``-p no:randomly`` a test has all of them. They
+    stand in a row, so that what tests choose by the remainder of a seed is there in each run.
+    """
+    seed = metafunc.config.getoption("randomly_seed", None)
+    for marker in metafunc.definition.iter_markers("some_of"):
+        name, values, count = marker.args
+        if seed is not None:
+            start = random.Random(f"{seed} {metafunc.definition.nodeid}").randrange(len(values))
+            values = [values[(start + index) % len(values)] for index in range(count)]
+        metafunc.parametrize(name, values)
 
 
 def pytest_collection_finish() -> None:

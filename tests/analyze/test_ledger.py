@@ -142,7 +142,7 @@ def test_without_readings_there_is_no_ledger(ledger_of):
     assert ledger_of(segment(0, 20)) is None
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.some_of("seed", range(30), 10)
 def test_lines_and_the_unknown_are_always_the_whole(ledger_of, seed):
     draw = np.random.default_rng(seed)
     events, address = [use(400, UseFlag.CONTEXT)], 0

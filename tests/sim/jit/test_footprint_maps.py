@@ -38,7 +38,7 @@ def runs_of(flags: np.ndarray, base: int) -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.some_of("seed", range(20), 6)
 def test_runs_are_those_of_the_bytes_that_were_accessed(seed: int) -> None:
     base, pages = 1 << 32, 24
     random = np.random.default_rng(seed)
