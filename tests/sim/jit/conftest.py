@@ -7,7 +7,7 @@ import hashlib
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -157,24 +157,31 @@ def place_variables_fixture() -> Iterator[Callable[..., dict[str, ctypes.Array[c
     kept.clear()
 
 
-@pytest.fixture(name="elementwise")
-def elementwise_fixture(request: pytest.FixtureRequest) -> Callable[..., dict[str, np.ndarray]]:
-    """Run code as small launches do, not optimized; a third of it optimized, too, another third in each run.
+@pytest.fixture
+def is_optimized(request: pytest.FixtureRequest) -> bool:
+    """Whether a test of an instruction runs it in optimized code, too: in each run a third of them, other ones in each.
 
-    To optimize it takes longer than all else. Which third is decided by the run's seed; ``-p no:randomly`` optimizes all.
+    To optimize a kernel takes longer than all else. The run's seed decides; ``-p no:randomly`` optimizes all.
     """
     seed = request.config.getoption("randomly_seed", None)
+    return seed is None or random.Random(f"{seed} {request.node.nodeid}").random() < 1 / 3
 
-    def run(code: str, *rest: Any, **options: Any) -> dict[str, np.ndarray]:
-        is_optimized = seed is None or random.Random(f"{seed} {code}").random() < 1 / 3
-        return elementwise(code, *rest, optimized=(False, True) if is_optimized else (False,), **options)
 
-    return run
+@pytest.fixture(name="elementwise")
+def elementwise_fixture(is_optimized: bool) -> Callable[..., dict[str, np.ndarray]]:
+    """Run code as small launches do, and optimized if this is the test's turn."""
+    return partial(elementwise, optimized=(False, True) if is_optimized else (False,))
 
 
 @pytest.fixture(name="launch")
 def launch_fixture() -> Callable[..., None]:
     return launch
+
+
+@pytest.fixture
+def launch_in_turn(is_optimized: bool) -> Callable[..., None]:
+    """Launch as small launches do or, if this is the test's turn, optimized."""
+    return partial(launch, optimized=is_optimized)
 
 
 @pytest.fixture

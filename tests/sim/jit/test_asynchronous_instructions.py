@@ -14,6 +14,11 @@ mov.u32 %t, %tid.x; ld.param.u64 %p, [p]; ld.param.u64 %q, [q]; mov.u32 %s, s; m
 PARAMS = ".param .u64 p, .param .u64 q"
 
 
+@pytest.fixture(name="launch")
+def launch_fixture(launch_in_turn):
+    return launch_in_turn
+
+
 @pytest.mark.parametrize("size", [4, 8, 16])
 @pytest.mark.parametrize("wait", ["cp.async.wait_all;", "cp.async.commit_group; cp.async.wait_group 0;"])
 def test_copy_is_there_after_the_wait(ptx_kernel, launch, size, wait):

@@ -16,6 +16,11 @@ BITS |= {"s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1}
 NARROW = {"f16": HALF, "bf16": BFLOAT16, "e4m3": E4M3, "e5m2": E5M2}
 
 
+@pytest.fixture(name="launch")
+def launch_fixture(launch_in_turn):
+    return launch_in_turn
+
+
 def encode(matrix, kind):
     """Return the bits of each element as unsigned integers."""
     if kind in NARROW:

@@ -12,6 +12,11 @@ from cudatool.sim import jit
 HEAD = ".reg .b32 %t, %x, %y; .reg .b64 %a, %b, %c; .reg .pred %p;\nmov.u32 %t, %tid.x;\nld.param.u64 %a, [p];\n"
 
 
+@pytest.fixture(name="launch")
+def launch_fixture(launch_in_turn):
+    return launch_in_turn
+
+
 @pytest.mark.parametrize("kind", ["u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"])
 def test_loads_extend_to_a_wider_register(ptx_kernel, launch, kind):
     size = int(kind[1:]) // 8
@@ -260,7 +265,7 @@ def test_native_code_comes_from_the_cache(ptx_kernel, launch):
         kernel.prepare()
         assert expected == native.compiled - before
         data = np.zeros(1, "u4")
-        launch(kernel, 1, 1, data)
+        launch(kernel, 1, 1, data, optimized=True)
         assert [1234] == data.tolist()
     assert 1 == len(cache)
 
