@@ -35,7 +35,7 @@ from cudatool.trace import Recorder, read
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "viz"))
-from chromium import Page  # noqa: E402  (the driver that the tests have)
+from chromium import Page, close  # noqa: E402  (the driver that the tests have)
 
 RECORDING = ROOT.parent / "shared" / "data" / "torch_snapshots" / "kvcache__round4.pickle.xz"
 LAYERS = 48
@@ -164,12 +164,15 @@ def measure(viewer: Viewer, snapshot: Path, folder: Path) -> Result:
     build = time.perf_counter() - start
     size = path.stat().st_size
     picture = "performance.getEntriesByName('first picture')[0]?.startTime"
-    with Page(path, ready=f"{picture} > 0", seconds=PATIENCE_S, settle=2) as page:
-        time.sleep(1)  # for work that a page does after its first picture
-        shown = page.evaluate(picture) / 1000
-        box = json.loads(page.evaluate(WHERE.format(viewer.target)))
-        frames = zoom_and_drag(page, box["x"] + box["width"] * 0.63, box["y"] + box["height"] * 0.4)
-        return Result(build, size, shown, frames, tuple(page.errors))
+    try:
+        with Page(path, ready=f"{picture} > 0", seconds=PATIENCE_S, settle=2) as page:
+            time.sleep(1)  # for work that a page does after its first picture
+            shown = page.evaluate(picture) / 1000
+            box = json.loads(page.evaluate(WHERE.format(viewer.target)))
+            frames = zoom_and_drag(page, box["x"] + box["width"] * 0.63, box["y"] + box["height"] * 0.4)
+            return Result(build, size, shown, frames, tuple(page.errors))
+    finally:
+        close()  # the next page is opened by another browser, which no page before it has warmed
 
 
 def zoom_and_drag(page: Page, x: float, y: float) -> float:
