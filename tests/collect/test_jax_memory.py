@@ -226,6 +226,22 @@ def test_profiles_take_a_hundredth_of_the_time_at_most(jax, profiles, monkeypatc
         assert expected == len(profiles), now
 
 
+def test_arrays_in_the_place_of_what_a_computation_needed_are_found_later(jax, profiles, held_events, monkeypatch):
+    """At the first profile something is in use that no array has; then an array gets as much."""
+    time = [0]
+    monkeypatch.setattr(jax_memory, "monotonic_ns", lambda: time[0])
+    memory = JaxMemory()
+    memory.sample()
+    assert (1, 2) == (len(profiles), len(held_events()))
+    said = jax_memory.held(b"")
+    monkeypatch.setattr(jax_memory, "held", lambda data: [*said, Held("gpu:5", "buffer", 1, 40, ())])
+    for now, made, told in ((0.9, 1, 2), (1.0, 2, 4), (2.5, 2, 4), (3.0, 3, 4), (6.5, 3, 4), (7.0, 4, 4)):
+        time[0] = int(now * 1e9)
+        memory.sample()
+        assert (made, told) == (len(profiles), len(held_events())), now
+    assert [60, 40] == [event.size for event in held_events()[2:]]  # of the device that holds more
+
+
 def test_a_profile_that_fails_says_nothing(jax, profiles, held_events):
     jax.fails = False
     memory = JaxMemory()

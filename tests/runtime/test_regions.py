@@ -87,7 +87,7 @@ def test_failure_to_free_is_told_and_hides_no_other(monkeypatch: pytest.MonkeyPa
 
 def test_region_is_made_once_and_has_a_size() -> None:
     region = Region(0x1000, 16, Owner())
-    with pytest.raises(RuntimeError, match="made anew"):
+    with pytest.raises(RuntimeError, match="cannot be initialized again"):
         region.__init__(0x2000, 16)  # type: ignore[misc]
     with pytest.raises(ValueError, match="not negative"):
         Region(0x1000, -1)
@@ -159,7 +159,7 @@ def test_launcher_that_is_made_while_it_is_made_stays_as_it_is() -> None:
     launcher = Launcher.__new__(Launcher)
     inner = (0, 0, [(0, 4)], int, float, lambda index, argument: b"")
     again = (0, 0, [(_Clears(0, lambda: launcher.__init__(*inner)), 8)] * 2, int, float, None)
-    with pytest.raises(RuntimeError, match="made anew"):
+    with pytest.raises(RuntimeError, match="cannot be initialized again"):
         launcher.__init__(*again)
     assert launcher.pack((1,)) == b"\1\0\0\0"
 
@@ -172,6 +172,6 @@ def test_launcher_takes_tuples_alone_for_parameters(parameter: object) -> None:
 
 def test_region_that_is_made_while_it_is_made_keeps_its_owner() -> None:
     owner, region = Owner(), Region.__new__(Region)
-    with pytest.raises(RuntimeError, match="made anew"):
+    with pytest.raises(RuntimeError, match="cannot be initialized again"):
         region.__init__(8, _Clears(16, lambda: region.__init__(4, 2, owner)), Owner())
     assert (region.address, region.size, region.owner) == (4, 2, owner)
