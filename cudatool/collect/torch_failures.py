@@ -39,9 +39,7 @@ class TorchFailures:
         self._history_share = history_share
         self._torch: Any = None
         self._history: TorchHistory | None = None
-        self._event: tuple[int, dict[str, Any]] | None = (
-            None  # a device, and its failure as PyTorch's snapshots have it
-        )
+        self._event: tuple[int, dict[str, Any]] | None = None  # a device, and its failure as snapshots have it
         self._finder = AfterImport({"torch": self._watch})
 
     def start(self) -> None:
@@ -98,17 +96,15 @@ class TorchFailures:
     def _observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         if self._failed is None:
             return
-        self._event = (
-            device,
-            {
-                "action": "oom",
-                "size": requested,
-                "device_free": free,
-                "stream": 0,
-                "time_us": time_ns() // 1000,
-                "frames": _frames(sys._getframe().f_back),  # None in a thread of autograd's
-            },
-        )
+        event = {
+            "action": "oom",
+            "size": requested,
+            "device_free": free,
+            "stream": 0,
+            "time_us": time_ns() // 1000,
+            "frames": _frames(sys._getframe().f_back),  # None in a thread of autograd's
+        }
+        self._event = device, event
         self._failed(device, requested, allowed, free)
 
 

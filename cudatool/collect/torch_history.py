@@ -51,7 +51,8 @@ class TorchHistory:
         self._set = torch.cuda.memory._record_memory_history
         # Ranges are noted by an observer that, of one thread, another could not take away again.
         known = signature(getattr(torch.cuda.memory, "_record_memory_history_impl", self._set)).parameters
-        self._any_thread = {name: True for name in ("global_record_annotations",) if name in known}
+        any_thread = "global_record_annotations"
+        self._any_thread = {any_thread: True} if any_thread in known else {}
         self._lock = threading.Lock()  # of what follows
         self._is_ours = self._is_on = True
         self._began = self._looked = monotonic_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -145,29 +146,27 @@ def by_call_site(trace: Trace, blocks: Lifetimes, others: Lifetimes | None = Non
     ]
     columns = (stacks, asked.tolist(), site_labels(trace, keys, before), size.tolist(), count.tolist())
     compiled = compiled_sites(trace, blocks, site, stacks)
-    alike = [
-        None if why is None or others is None else _alike(trace, others, requested)
-        for why, requested in zip(missing, keys[:, 1].tolist(), strict=True)
-    ]
+    sizes = keys[:, 1].tolist()
+    wanted = [one for one, why in zip(sizes, missing, strict=True) if why is not None]
+    known = {} if others is None or not wanted else _alike(trace, others, wanted)
+    alike = [None if why is None else known.get(one) for one, why in zip(sizes, missing, strict=True)]
     sites = (CallSite(*row) for row in zip(*columns, missing, compiled, alike, strict=True))
     return tuple(sorted(sites, key=lambda site: -site.size))
 
 
-def _alike(trace: Trace, blocks: Lifetimes, requested: int) -> Alike | None:
-    """Return where most of `blocks`, and of the requests that failed, come from that have a stack and this size."""
-    stacks, counts = np.unique(blocks.stack[blocks.requested == requested], return_counts=True)
-    known = Counter[str]()
-    for stack, count in zip(stacks.tolist(), counts.tolist(), strict=True):
-        if trace.stacks[stack]:
-            known[call_site(trace.stack(stack))] += count
+def _alike(trace: Trace, blocks: Lifetimes, sizes: Sequence[int]) -> dict[int, Alike]:
+    """Return by size where most of `blocks`, and of the requests that failed, come from that have a stack."""
+    has_stack = np.array([bool(stack) for stack in trace.stacks])
+    found: dict[int, Counter[str]] = {size: Counter() for size in sizes}
+    known = has_stack[blocks.stack] & np.isin(blocks.requested, sizes)
+    pairs, pair = distinct_pairs(blocks.stack[known], blocks.requested[known])
+    for (stack, size), count in zip(pairs.tolist(), np.bincount(pair, minlength=len(pairs)).tolist(), strict=True):
+        found[size][call_site(trace.stack(stack))] += count
     failed = trace.of_kind(Kind.OOM)
-    for stack in failed["stack"][failed["size"] == requested].tolist():  # a request that found no memory
-        if trace.stacks[stack]:
-            known[call_site(trace.stack(stack))] += 1
-    if not known:
-        return None
-    ((label, count),) = known.most_common(1)
-    return Alike(label, count, known.total())
+    for stack, size in zip(failed["stack"].tolist(), failed["size"].tolist(), strict=True):
+        if has_stack[stack] and size in found:
+            found[size][call_site(trace.stack(stack))] += 1
+    return {size: Alike(*sites.most_common(1)[0], sites.total()) for size, sites in found.items() if sites}
 
 
 @dataclass(frozen=True, slots=True)
