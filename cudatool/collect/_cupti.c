@@ -25,6 +25,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +35,14 @@
 
 #include "_log_rows.h"
 
-#if PY_VERSION_HEX < 0x030E0000 && !defined(Py_GIL_DISABLED)
+#if PY_VERSION_HEX < 0x03100000 && !defined(Py_GIL_DISABLED)
 #define READS_FRAMES 1
 #define Py_BUILD_CORE
+#if PY_VERSION_HEX >= 0x030E0000
+#include <internal/pycore_interpframe.h>
+#else
 #include <internal/pycore_frame.h>
+#endif
 #undef Py_BUILD_CORE
 #else
 #define READS_FRAMES 0  // stacks hold only the calling library
@@ -661,10 +666,7 @@ PyMODINIT_FUNC PyInit__cupti(void) {
   if (pthread_atfork(NULL, NULL, in_child)) return PyErr_NoMemory();
 #if READS_FRAMES
   if (pthread_key_create(&ended, end_thread)) return PyErr_NoMemory();
-#endif
-#if READS_FRAMES && PY_VERSION_HEX >= 0x030C0000
-  watches_code = PyCode_AddWatcher(on_code) >= 0;
-  if (!watches_code) PyErr_Clear();
+  watch_code();
 #endif
   PyObject* made = PyModule_Create(&module);
   PyObject* capsule = PyCapsule_New(&for_others, "cudatool.collect._cupti.log", NULL);

@@ -18,7 +18,6 @@ enum { MOST_UNNAMED = 64, MOST_NESTED = 16, MOST_VARIANTS = 64, MOST_PATH = 2048
 static struct { uint32_t path; uint64_t module; } unnamed[MOST_UNNAMED];  // seen so
 static int unnamed_count;
 static Table codes;  // addresses of the code objects in `places`
-static int watches_code;  // a destroyed code object is removed from `places`
 static uint32_t generation = 1;  // of what is known of frames: a new one begins when code is destroyed
 static uint32_t namings;         // of modules: how often one got a name, or lost it
 static uint32_t* frame_of_place;  // by the number of a place
@@ -59,29 +58,40 @@ static size_t put_text(char* out, size_t room, PyObject* text) {  // UTF-8, cut 
   return at;
 }
 
-static PyCodeObject* code_of(struct _PyInterpreterFrame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return frame->f_executable && PyCode_Check(frame->f_executable) ? (PyCodeObject*)frame->f_executable : NULL;
-#elif PY_VERSION_HEX >= 0x030C0000
-  return frame->owner == FRAME_OWNED_BY_CSTACK ? NULL : frame->f_code;
+// What a frame executes, mostly a code object; its instruction; its first variable; and a thread's innermost frame.
+#if PY_VERSION_HEX >= 0x030E0000
+#define EXECUTES(frame) ((PyCodeObject*)PyStackRef_AsPyObjectBorrow((frame)->f_executable))
+#define FIRST_VARIABLE(frame) PyStackRef_AsPyObjectBorrow((frame)->localsplus[0])
+#elif PY_VERSION_HEX >= 0x030D0000
+#define EXECUTES(frame) ((PyCodeObject*)(frame)->f_executable)
+#define FIRST_VARIABLE(frame) ((frame)->localsplus[0])
 #else
-  return frame->f_code;
+#define EXECUTES(frame) ((PyCodeObject*)(frame)->f_code)
+#define FIRST_VARIABLE(frame) ((frame)->localsplus[0])
 #endif
+#if PY_VERSION_HEX >= 0x030D0000
+#define INSTRUCTION(frame) ((const void*)(frame)->instr_ptr)
+static struct _PyInterpreterFrame* frame_of(const PyThreadState* state) { return state->current_frame; }
+#else
+#define INSTRUCTION(frame) ((const void*)(frame)->prev_instr)
+static struct _PyInterpreterFrame* frame_of(const PyThreadState* state) {
+  return state->cframe ? state->cframe->current_frame : NULL;
+}
+#endif
+
+// NULL for a frame that stands for a call from C.
+static PyCodeObject* code_of(struct _PyInterpreterFrame* frame) {
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+  if (frame->owner == FRAME_OWNED_BY_CSTACK) return NULL;
+#endif
+  PyCodeObject* code = EXECUTES(frame);
+  return code && PyCode_Check(code) ? code : NULL;
 }
 
 // The number of the frame at an instruction of a code object, 0 if out of memory. The lock is held.
 static uint32_t frame_at(PyCodeObject* code, int offset) {
-  uint64_t place[6] = {(uintptr_t)code, (uint64_t)offset};
-  size_t size = 2 * sizeof *place;
-  if (!watches_code) {  // then a new code object may reuse a destroyed one's address, but hardly all its parts'
-    const void* lines = PyBytes_AS_STRING(code->co_linetable);
-    place[2] = (uintptr_t)code->co_filename;
-    place[3] = (uintptr_t)code->co_qualname;
-    place[4] = (uint64_t)code->co_firstlineno;
-    place[5] = hashed(lines, (size_t)PyBytes_GET_SIZE(code->co_linetable));
-    size = sizeof place;
-  }
-  uint32_t known = places.count, at_place = intern(&places, place, size);
+  uint64_t place[2] = {(uintptr_t)code, (uint64_t)offset};
+  uint32_t known = places.count, at_place = intern(&places, place, sizeof place);
   if (!at_place) return 0;
   if (at_place > known) {
     char key[4096];
@@ -135,18 +145,6 @@ static Thread* this_threads(void) {
   return this_one;
 }
 
-#if PY_VERSION_HEX >= 0x030D0000
-#define EXECUTES(frame) ((PyCodeObject*)(frame)->f_executable)
-#define INSTRUCTION(frame) ((const void*)(frame)->instr_ptr)
-static struct _PyInterpreterFrame* frame_of(const PyThreadState* state) { return state->current_frame; }
-#else
-#define EXECUTES(frame) ((PyCodeObject*)(frame)->f_code)
-#define INSTRUCTION(frame) ((const void*)(frame)->prev_instr)
-static struct _PyInterpreterFrame* frame_of(const PyThreadState* state) {
-  return state->cframe ? state->cframe->current_frame : NULL;
-}
-#endif
-
 // Whether frame `at` of the last stack, and all outside of it, are where they were. If not, `*same` is how many of the
 // outermost may still be.
 static int is_known(const Known* known, int at, const struct _PyInterpreterFrame* frame, int* same) {
@@ -181,7 +179,7 @@ static int fresh_frames(Thread* thread, struct _PyInterpreterFrame* frame) {
 static uint32_t chain_with(Thread* thread, uint32_t outer, const Known* one) {
   uint64_t mixed = ((uintptr_t)one->instruction ^ (uint64_t)outer << 32) * 0x9E3779B97F4A7C15u;
   Step* step = &thread->steps[mixed >> 32 & (MOST_STEPS - 1)];
-  if (step->instruction == one->instruction && step->outer == outer && watches_code) return step->chain;
+  if (step->instruction == one->instruction && step->outer == outer) return step->chain;
   struct _PyInterpreterFrame* frame = (struct _PyInterpreterFrame*)one->at;
   PyCodeObject* code = code_of(frame);
   uint32_t chain = outer;
@@ -256,9 +254,10 @@ static uint32_t module_path(struct _PyInterpreterFrame* frame) {
   int nested = 0;
   uint32_t outer = 0;
   for (; frame && module_call && !outer; frame = frame->previous) {
-    if (EXECUTES(frame) != module_call || !frame->localsplus[0]) continue;
-    outer = name_of_module((uintptr_t)frame->localsplus[0]);  // its first variable, which is no cell
-    if (!outer && nested < MOST_NESTED) inside[nested++] = frame->localsplus[0];
+    PyObject* called = EXECUTES(frame) == module_call ? FIRST_VARIABLE(frame) : NULL;  // which is no cell
+    if (!called) continue;
+    outer = name_of_module((uintptr_t)called);
+    if (!outer && nested < MOST_NESTED) inside[nested++] = called;
   }
   return path_inside(outer, inside, nested);
 }
@@ -292,9 +291,7 @@ static uint32_t stack_below(uint32_t library) {
   PyThreadState* state = PyGILState_GetThisThreadState();
   if (!thread || !state) return stack_of(library, 0);
   struct _PyInterpreterFrame *frame = frame_of(state), *innermost = frame;
-  // A frame at the same instruction is the same, as long as no code object was destroyed. Code that is not watched may
-  // have been.
-  if (!watches_code) thread->depth = 0;
+  // A frame at the same instruction is the same, as long as no code object was destroyed.
   if (thread->generation != generation) {
     thread->depth = 0;
     thread->generation = generation;
@@ -324,7 +321,7 @@ static uint32_t stack_below(uint32_t library) {
   }
   struct _PyInterpreterFrame* calls = outer ? (struct _PyInterpreterFrame*)outer->module : NULL;
   if (!calls) return stack_of(library, chain);
-  uint64_t module = (uintptr_t)calls->localsplus[0];
+  uint64_t module = (uintptr_t)FIRST_VARIABLE(calls);
   Placed* placed = &thread->placed[(module >> 4 ^ chain * 0x9E3779B9u) & (MOST_STEPS - 1)];
   if (!library && module && placed->module == module && placed->chain == chain) return placed->stack;
   uint32_t stack = stack_in_module(library, chain, calls);
@@ -332,14 +329,13 @@ static uint32_t stack_below(uint32_t library) {
   return stack;
 }
 
-#if PY_VERSION_HEX >= 0x030C0000
 static void table_clear(Table* table) {
   table->used = table->count = table->sent = 0;
   if (table->slots) memset(table->slots, 0, (table->mask + 1) * sizeof *table->slots);
 }
 
-static int on_code(PyCodeEvent event, PyCodeObject* code) {
-  if (event != PY_CODE_EVENT_DESTROY || !codes.count) return 0;
+static void on_destroyed(PyCodeObject* code) {
+  if (!codes.count) return;
   uint64_t address = (uintptr_t)code;
   pthread_mutex_lock(&lock);
   uint64_t slot;
@@ -349,9 +345,31 @@ static int on_code(PyCodeEvent event, PyCodeObject* code) {
     generation++;
   }
   pthread_mutex_unlock(&lock);
+}
+
+// Python calls watchers from 3.12 on, eight at most. Otherwise code objects are destroyed by a function of ours.
+static destructor destroy_code;
+
+static void destroy_watched(PyObject* code) {
+  on_destroyed((PyCodeObject*)code);
+  destroy_code(code);
+}
+
+#if PY_VERSION_HEX >= 0x030C0000
+static int on_code(PyCodeEvent event, PyCodeObject* code) {
+  if (event == PY_CODE_EVENT_DESTROY) on_destroyed(code);
   return 0;
 }
 #endif
+
+static void watch_code(void) {
+#if PY_VERSION_HEX >= 0x030C0000
+  if (PyCode_AddWatcher(on_code) >= 0) return;
+  PyErr_Clear();
+#endif
+  destroy_code = PyCode_Type.tp_dealloc;
+  PyCode_Type.tp_dealloc = destroy_watched;
+}
 #else
 static uint32_t stack_below(uint32_t library) {
   uint32_t found[2] = {library, 0};
@@ -421,13 +439,14 @@ static PyObject* py_called_modules(PyObject* self, PyObject* unused) {
   for (PyThreadState* state = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); state && !failed;
        state = PyThreadState_Next(state)) {
     for (struct _PyInterpreterFrame* frame = frame_of(state); !failed; frame = frame->previous) {
-      if (frame && (EXECUTES(frame) != module_call || !frame->localsplus[0])) continue;
+      PyObject* one = frame && EXECUTES(frame) == module_call ? FIRST_VARIABLE(frame) : NULL;
+      if (frame && !one) continue;
       if (count == room) {
         PyObject** more = realloc(called, (room = 2 * room + 64) * sizeof *called);
         if ((failed = !more)) break;
         called = more;
       }
-      called[count++] = frame ? Py_NewRef(frame->localsplus[0]) : NULL;  // the latter ends a thread
+      called[count++] = Py_XNewRef(one);  // NULL ends a thread
       if (!frame) break;
     }
   }
