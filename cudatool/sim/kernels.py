@@ -30,7 +30,7 @@ from cudatool.whole_imports import whole_imports
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cudatool.sim.jit import Found, Instrument, JitKernel, JitModule, KernelError
+    from cudatool.sim.jit import Found, Instrument, JitKernel, JitModule, KernelError, LaunchShape
 
 __all__ = [
     "COOPERATIVE",
@@ -292,8 +292,7 @@ class Launch(_queue.Launch):
         plan = None
         try:
             if not self.cooperative and state.machine.runs_plainly:
-                heap, stack_bytes = _heap_of(context), limit_of(context, STACK_SIZE)
-                plan = self.kernel.plan(self.grid, self.block, self.shared, _threads(), heap, stack_bytes, optimized)
+                plan = self.kernel.plan(_shape_of(self, context), _threads(), optimized=optimized)
         except PtxError as error:
             raise _untranslated(error) from error
         if plan is None:
@@ -466,9 +465,13 @@ def _threads() -> int:
     return state.machine.options.threads or _processors()
 
 
-def _heap_of(context: Context) -> int:
-    """Return what native code knows a context's heap by, 0 if it has none."""
-    return context.heap.handle if context.heap is not None else 0
+def _shape_of(launch: Launch, context: Context) -> LaunchShape:
+    """Return what native code needs to know of a launch and of the context that it runs in."""
+    heap = context.heap.handle if context.heap is not None else 0
+    shape: LaunchShape = _translator().LaunchShape(
+        launch.grid, launch.block, launch.shared, heap, limit_of(context, STACK_SIZE)
+    )
+    return shape
 
 
 def _untranslated(error: PtxError) -> DriverError:
@@ -494,21 +497,19 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
     found: Sequence[Found]
     try:
         found = launch.kernel.launch(
-            grid=launch.grid,
-            block=launch.block,
-            shared_bytes=launch.shared,
-            params=launch.address,
-            # One thread makes also the order of atomics the same when the tape is replayed.
-            threads=1 if machine.tape is not None else _threads(),
-            footprint=footprint,
-            shadow=checkers.shadow if checkers is not None else None,
-            host=host,
-            heap=_heap_of(operation.stream.context),
-            stack_bytes=limit_of(operation.stream.context, STACK_SIZE),
-            cooperative=launch.cooperative,
-            seed=_order_of_blocks(operation),
-            timeout_s=machine.options.timeout,
-            optimized=optimized,
+            _shape_of(launch, operation.stream.context),
+            launch.address,
+            jit.LaunchOptions(
+                # One thread makes also the order of atomics the same when the tape is replayed.
+                threads=1 if machine.tape is not None else _threads(),
+                optimized=optimized,
+                seed=_order_of_blocks(operation),
+                cooperative=launch.cooperative,
+                timeout_s=machine.options.timeout,
+                footprint=footprint,
+                shadow=checkers.shadow if checkers is not None else None,
+                host=host,
+            ),
         )
     except jit.KernelError as error:
         found, failure = error.found, error

@@ -20,6 +20,7 @@ from cudatool.sim.jit.launch import (
     KernelTimeout,
     KernelTrap,
 )
+from cudatool.sim.jit.launch_options import LaunchOptions, LaunchShape
 from cudatool.sim.jit.module import GlobalVariable, JitModule, load
 from cudatool.sim.jit.race_engine import Reason
 from cudatool.sim.jit.unsupported import UnsupportedInstruction
@@ -31,6 +32,8 @@ __all__ = [
     "load",
     "JitModule",
     "JitKernel",
+    "LaunchOptions",
+    "LaunchShape",
     "Param",
     "GlobalVariable",
     "Footprint",

@@ -14,6 +14,7 @@ from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.independent import Independent, needless
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.kernel_text import KernelText
+from cudatool.sim.jit.launch_options import LaunchShape
 from cudatool.sim.jit.race_engine import Order
 from cudatool.sim.jit.translation import Translation, Variant
 
@@ -57,27 +58,19 @@ class CheckedLaunches:
         self._translation = translation
         self.found: dict[tuple[object, ...], Checked] = {}
 
-    def find(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        params: int,
-        variant: Variant,
-        shadow: Shadow,
-    ) -> Checked:
+    def find(self, shape: LaunchShape, params: int, variant: Variant, shadow: Shadow) -> Checked:
         """Return how a launch is checked: found once for launches that are alike while memory is as it was.
 
         `variant` is its code if no check is left out.
         """
         instrument = variant.instrument
         arguments = ctypes.string_at(params, self._text.layout.param_bytes)
-        key = shadow.version, arguments, grid, block, shared_bytes, variant
+        key = shadow.version, arguments, shape, variant
         if (known := self.found.get(key)) is not None:
             return known
         device = range(shadow.base, shadow.base + shadow.size)
-        of_launch = self.independent.of_launch(arguments, grid, block, device, self._text.address_of)
-        left_out = needless(of_launch, instrument, shadow, self._text.shared_bytes(shared_bytes))
+        of_launch = self.independent.of_launch(arguments, shape.grid, shape.block, device, self._text.address_of)
+        left_out = needless(of_launch, instrument, shadow, self._text.shared_bytes(shape.shared_bytes))
         is_plain = self.independent.leaves_nothing(instrument, left_out)
         if not is_plain:
             left_out = self._translation.nearest(variant, left_out)

@@ -13,11 +13,11 @@ from cudatool.ptx import Function, KernelAccesses, PtxError, accesses_of_launch,
 from cudatool.sim.jit.checked_launches import Checked, CheckedLaunches
 from cudatool.sim.jit.context import MAX_THREADS, Context
 from cudatool.sim.jit.endings import explain
-from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.kernel_text import MAX_STACK, Image, KernelText
 from cudatool.sim.jit.launch import KernelError, NativeLaunch, run, workers_for
+from cudatool.sim.jit.launch_options import LaunchOptions, LaunchShape
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.team import Plan, Team, run_plain, why_ended
 from cudatool.sim.jit.translation import Translated, Translation, Variant
@@ -25,11 +25,12 @@ from cudatool.sim.optimizing import ENOUGH
 from cudatool.source_text import SourceLine
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit.shadow import Found, Launching, Shadow
+    from cudatool.sim.jit.shadow import Found, Launching
 
 __all__ = ["JitKernel", "Param"]
 
 _MOST_PLANS = 256  # shapes of launches that a kernel keeps what they need for
+_PLAINLY = LaunchOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class JitKernel:
         self.checks = CheckedLaunches(self.text, self.translation)
         self._rounds = ctypes.c_uint64()
         self._accesses: KernelAccesses | None = None
-        self._plans: dict[tuple[object, ...], Plan | None] = {}
+        self._plans: dict[tuple[LaunchShape, int, bool], Plan | None] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -162,93 +163,39 @@ class JitKernel:
 
     # ---- running ----
 
-    def launch(
-        self,
-        *,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        params: int,
-        threads: int = 1,
-        seed: int | None = None,
-        footprint: Footprint | None = None,
-        shadow: Shadow | None = None,
-        host: HostPlaces | None = None,
-        heap: int = 0,
-        stack_bytes: int = 1024,
-        cooperative: bool = False,
-        timeout_s: float = 0,
-        optimized: bool = True,
-    ) -> list[Found]:
-        """Run the kernel to its end.
+    def launch(self, shape: LaunchShape, params: int, options: LaunchOptions = _PLAINLY) -> list[Found]:
+        """Run the kernel to its end; return what the checkers found.
 
-        Parameters
-        ----------
-        shared_bytes
-            Dynamic shared memory.
-        params
-            Address of the packed parameters, in the device's layout.
-        threads
-            Host threads that run blocks. One gives the same order of everything each time.
-        seed
-            Permutes the order in which blocks run.
-        footprint
-            Filled with what the kernel accesses.
-        shadow
-            What the checkers know of memory; they check the kernel. When races are looked for it runs on one thread.
-        host
-            The host memory that the kernel may access.
-        heap
-            Of ``malloc`` in kernels; 0 for none.
-        stack_bytes
-            Stack of a thread, for calls that cannot be inlined; at most :data:`MAX_STACK`.
-        cooperative
-            All blocks run at the same time and may synchronize with each other.
-        timeout_s
-            Longest time that it may take, 0 for any.
-        optimized
-            Run code that takes long to compile and runs fast. Other code gives the same results, unless threads of the
-            kernel race with each other.
-
-        Returns
-        -------
-        What the checkers found.
+        `params` is the address of the packed parameters, in the device's layout.
 
         Raises
         ------
         KernelFault, KernelTrap, KernelAssert, KernelDeadlock, KernelTimeout
             The kernel did not run to its end; memory holds what it wrote until then, and the error what was found.
         """
-        if (
-            footprint is None
-            and shadow is None
-            and seed is None
-            and not timeout_s
-            and not cooperative
-            and (plan := self.plan(grid, block, shared_bytes, threads, heap, stack_bytes, optimized)) is not None
-        ):
+        if options.is_plain and (plan := self.plan(shape, options.threads, optimized=options.optimized)) is not None:
             self.launch_planned(plan, params)
             return []
-        large = _is_large(grid, block)
-        instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
+        shadow, threads = options.shadow, options.threads
+        instrument = Instrument.FOOTPRINT if options.footprint is not None else Instrument.NONE
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
-        optimized |= large
+        variant = Variant(instrument, options.optimized or shape.is_large, shape.is_large)
         how = Checked(instrument, Needless(), None, (), fills=True)
         if shadow is not None and instrument & ~Instrument.SYNCCHECK:
-            how = self.checks.find(grid, block, shared_bytes, params, Variant(instrument, optimized, large), shadow)
-        translated = self.translation.code(Variant(how.kinds, optimized, large, how.left_out))
+            how = self.checks.find(shape, params, variant, shadow)
         workspace = (ctypes.c_uint32 * 16)()
-        places = HostPlaces({}) if host is None else host
-        if cooperative:  # its blocks synchronize by memory that the driver gives it
+        places = HostPlaces({}) if options.host is None else options.host
+        if options.cooperative:  # its blocks synchronize by memory that the driver gives it
             places.add_unwatched(ctypes.addressof(workspace), ctypes.sizeof(workspace))
+        translated = self.translation.code(variant._replace(instrument=how.kinds, needless=how.left_out))
         launch = replace(
-            self._described(translated, grid, block, shared_bytes, heap, stack_bytes),
+            self._described(translated, shape),
             params=params,
-            cooperative=cooperative,
-            workspace=ctypes.addressof(workspace) if cooperative else 0,
-            timeout_s=timeout_s,
+            cooperative=options.cooperative,
+            workspace=ctypes.addressof(workspace) if options.cooperative else 0,
+            timeout_s=options.timeout_s,
             host=places,
         )
         checked: list[Launching] = []
@@ -259,7 +206,7 @@ class JitKernel:
                 checked.append(shadow.prepare(contexts, lines, places, order, how.written, how.sound))
 
         try:
-            stopped = run(launch, threads, seed, footprint, watch)
+            stopped = run(launch, threads, options.seed, options.footprint, watch)
             if stopped is not None:
                 raise explain(stopped, self.text, self.text.stepping if how.kinds else self.text.plain)
         except KernelError as error:
@@ -270,25 +217,18 @@ class JitKernel:
                 shadow.changed()
         return [found for launching in checked for found in launching.found()]
 
-    def plan(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        threads: int,
-        heap: int,
-        stack_bytes: int,
-        optimized: bool,
-    ) -> Plan | None:
+    def plan(self, shape: LaunchShape, threads: int, *, optimized: bool) -> Plan | None:
         """Return what plain launches of this shape need, found out once so that small ones cost little.
 
-        None if no launch of this shape is so plain.
+        None if no launch of this shape is so plain. `threads` and `optimized` are those of :class:`.LaunchOptions`.
         """
-        key = grid, block, shared_bytes, threads, heap, stack_bytes, optimized
+        key = shape, threads, optimized
         try:
             return self._plans[key]
         except KeyError:
-            plan = self._plans[key] = self._plan(*key)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(shape, threads, optimized=optimized)
             return plan
 
     def launch_planned(self, plan: Plan, params: int) -> None:
@@ -299,8 +239,7 @@ class JitKernel:
         stopped, begun = run_plain(plan, params)
         launch = plan.launch
         if stopped is None and launch.most_rounds is not None and begun < math.prod(launch.grid):
-            shape = launch.grid, launch.block, launch.dynamic_bytes, plan.threads, launch.heap, launch.stack_bytes
-            rest = self.plan(*shape, optimized=True)
+            rest = self.plan(plan.shape, plan.threads, optimized=True)
             assert rest is not None  # what parks or is large is so in any code
             stopped, _ = run_plain(rest, params, begun)
         if stopped is not None:
@@ -311,57 +250,33 @@ class JitKernel:
         if (stopped := why_ended(team)) is not None:
             raise explain(stopped, self.text, self.text.plain)
 
-    def _described(
-        self,
-        translated: Translated,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        heap: int,
-        stack_bytes: int,
-    ) -> NativeLaunch:
+    def _described(self, translated: Translated, shape: LaunchShape) -> NativeLaunch:
         """Return what a launch needs, but for its arguments."""
         return NativeLaunch(
             entry=translated.code.entry,
-            grid=grid,
-            block=block,
+            grid=shape.grid,
+            block=shape.block,
             params=0,
             table=ctypes.addressof(self.text.image.table),
-            shared_bytes=self.text.shared_bytes(shared_bytes),
-            dynamic_bytes=shared_bytes,
+            shared_bytes=self.text.shared_bytes(shape.shared_bytes),
+            dynamic_bytes=shape.shared_bytes,
             local_bytes=self.text.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
-            heap=heap,
-            stack_bytes=min(stack_bytes, MAX_STACK),
+            heap=shape.heap,
+            stack_bytes=min(shape.stack_bytes, MAX_STACK),
             parks=translated.parks,
             rounds=self._rounds if translated.counts else None,
             steps=translated.steps,
         )
 
-    def _plan(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        threads: int,
-        heap: int,
-        stack_bytes: int,
-        optimized: bool,
-    ) -> Plan | None:
+    def _plan(self, shape: LaunchShape, threads: int, *, optimized: bool) -> Plan | None:
         """Return what launches of this shape need, None if :func:`run_plain` is not for them."""
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        if _is_large(grid, block):
+        if shape.is_large:
             return None
         translated = self.translation.code(Variant(Instrument.NONE, optimized))
         if translated.parks:
             return None
-        plan = self._described(translated, grid, block, shared_bytes, heap, stack_bytes)
-        if plan.rounds is not None:
-            plan = replace(plan, most_rounds=ENOUGH // len(self.text.declared.instructions))
-        return Plan(plan, workers_for(grid, block, threads), optimized)
-
-
-def _is_large(grid: tuple[int, int, int], block: tuple[int, int, int]) -> bool:
-    """Whether 32 bits do not number the threads along an axis."""
-    return any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
+        launch = self._described(translated, shape)
+        if launch.rounds is not None:
+            launch = replace(launch, most_rounds=ENOUGH // len(self.text.declared.instructions))
+        return Plan(launch, shape, workers_for(shape.grid, shape.block, threads), optimized)

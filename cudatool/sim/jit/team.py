@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cudatool.sim import _queue, signals
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.launch import KernelFault, NativeLaunch, Run, Stopped, Worker, count_rounds
+from cudatool.sim.jit.launch_options import LaunchShape
 from cudatool.sim.jit.native import STOP_SIGNAL
 
 __all__ = ["Plan", "Team", "run_plain", "why_ended"]
@@ -30,6 +31,7 @@ class Plan:
     """
 
     launch: NativeLaunch
+    shape: LaunchShape
     threads: int
     optimized: bool
 

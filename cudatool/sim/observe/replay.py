@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cudatool.sim.arena import PAGE, renew
-from cudatool.sim.jit import KernelError
+from cudatool.sim.jit import KernelError, LaunchOptions, LaunchShape
 from cudatool.sim.observe.watched import WatchedMemory, bytes_at, view
 from cudatool.sim.transfers import fill_row
 
@@ -151,16 +151,11 @@ class Replay:
         if entry.function in self._again:
             self._again[entry.function](entry.argument)
         if entry.launch is not None:
-            entry.launch.kernel.launch(
-                grid=entry.launch.grid,
-                block=entry.launch.block,
-                shared_bytes=entry.launch.shared,
-                params=entry.launch.address,
-                threads=1,
-                stack_bytes=entry.stack_bytes,
-                cooperative=entry.launch.cooperative,
-                timeout_s=_TIMEOUT_S,
-                optimized=entry.launch.is_optimized,
+            launch = entry.launch
+            launch.kernel.launch(
+                LaunchShape(launch.grid, launch.block, launch.shared, stack_bytes=entry.stack_bytes),
+                launch.address,
+                LaunchOptions(optimized=launch.is_optimized, cooperative=launch.cooperative, timeout_s=_TIMEOUT_S),
             )
 
     def _read(self, address: int, size: int) -> bytes:

@@ -339,11 +339,9 @@ ld.param.u32 %r8, [zero];
             return wrong
         shadow = jit.Shadow(self.memory.ctypes.data, 4096, Instrument.RACECHECK)
         found = self.kernel.launch(
-            grid=(self.blocks, 1, 1),
-            block=(*self.block, 1),
-            shared_bytes=0,
-            params=ctypes.addressof(self.params),
-            shadow=shadow,
+            jit.LaunchShape((self.blocks, 1, 1), (*self.block, 1)),
+            ctypes.addressof(self.params),
+            jit.LaunchOptions(shadow=shadow),
         )
         races = self.races()
         stale = {one.line for one in found if one.defect is Defect.STALE_READ}
@@ -386,11 +384,9 @@ ld.param.u32 %r8, [zero];
             defects = []
             for _ in range(2):  # the second launch finds what the first one wrote
                 defects += self.kernel.launch(
-                    grid=(self.blocks, 1, 1),
-                    block=(*self.block, 1),
-                    shared_bytes=0,
-                    params=ctypes.addressof(self.params),
-                    shadow=shadow,
+                    jit.LaunchShape((self.blocks, 1, 1), (*self.block, 1)),
+                    ctypes.addressof(self.params),
+                    jit.LaunchOptions(shadow=shadow),
                 )
             found.append(sorted((one.defect, one.line, one.address - start, one.thread, one.count) for one in defects))
         self.defects = len(found[1])

@@ -82,12 +82,19 @@ def pack(*arguments: Any) -> ctypes.Array[ctypes.c_char]:
 
 
 def launch(
-    kernel: jit.JitKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0, **options: Any
+    kernel: jit.JitKernel,
+    grid: Any,
+    block: Any,
+    *arguments: Any,
+    shared_bytes: int = 0,
+    stack_bytes: int = 1024,
+    **options: Any,
 ) -> None:
     """Launch with a grid and block of one to three dimensions."""
-    shape = [(*s, 1, 1)[:3] if isinstance(s, tuple) else (s, 1, 1) for s in (grid, block)]
+    sizes = [(*s, 1, 1)[:3] if isinstance(s, tuple) else (s, 1, 1) for s in (grid, block)]
+    shape = jit.LaunchShape(*sizes, shared_bytes, stack_bytes=stack_bytes)
     buffer = pack(*arguments)
-    kernel.launch(grid=shape[0], block=shape[1], shared_bytes=shared_bytes, params=ctypes.addressof(buffer), **options)
+    kernel.launch(shape, ctypes.addressof(buffer), jit.LaunchOptions(**options))
 
 
 def elementwise(

@@ -40,12 +40,9 @@ class Checker:
         first = self._memory.ctypes.data
         params = (ctypes.c_uint64 * 2)(first, first + 4 * _INTEGERS)
         return self._kernels[module][kernel_name(pair, racy=racy)].launch(
-            grid=(pair.grid, 1, 1),
-            block=(pair.block, 1, 1),
-            shared_bytes=0,
-            params=ctypes.addressof(params),
-            shadow=self._shadow,
-            optimized=False,  # as the driver launches kernels that are so small
+            jit.LaunchShape((pair.grid, 1, 1), (pair.block, 1, 1)),
+            ctypes.addressof(params),
+            jit.LaunchOptions(shadow=self._shadow, optimized=False),
         )
 
     def difference(self, module: str, pair: Pair) -> str:

@@ -49,11 +49,9 @@ def run(text: str, arena: Arena, values: bytes, block: int = 32):
     kernel = jit.load(text.encode()).kernels["k"]
     inferred = accesses_of_launch(infer_accesses(parse(text), "k"), values, arena.find)
     kernel.launch(
-        grid=(2, 1, 1),
-        block=(block, 1, 1),
-        shared_bytes=0,
-        params=ctypes.addressof(buffer),
-        footprint=arena.footprint,
+        jit.LaunchShape((2, 1, 1), (block, 1, 1)),
+        ctypes.addressof(buffer),
+        jit.LaunchOptions(footprint=arena.footprint),
     )
     return {arena.starts.index(one.address): one.mode for one in inferred.ranges}, inferred
 

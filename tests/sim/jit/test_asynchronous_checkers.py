@@ -27,7 +27,7 @@ def check(ptx_kernel):
         shadow.written(memory.ctypes.data, allocated)
         params = ctypes.c_uint64(memory.ctypes.data)
         return ptx_kernel(".param .u64 p", HEAD + body).launch(
-            grid=(1, 1, 1), block=(block, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (block, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
 
     return run
@@ -67,7 +67,7 @@ def copies(ptx_kernel):
         def run(given, written=0, *, block=1, **observers):
             params = (ctypes.c_uint64 * 3)(memory.ctypes.data, given, written)
             address = ctypes.addressof(params)
-            return kernel.launch(grid=(1, 1, 1), block=(block, 1, 1), shared_bytes=0, params=address, **observers)
+            return kernel.launch(jit.LaunchShape((1, 1, 1), (block, 1, 1)), address, jit.LaunchOptions(**observers))
 
         return memory, run
 

@@ -62,13 +62,11 @@ def check(memory, ptx_kernel) -> Check:
         params = ctypes.c_uint64(memory.ctypes.data if address is None else address)
         kernel = ptx_kernel(".param .u64 p", HEAD + body)
         return kernel.launch(
-            grid=(grid, 1, 1),
-            block=(block, 1, 1),
-            shared_bytes=shared_bytes,
-            params=ctypes.addressof(params),
-            shadow=shadow,
-            host=jit.HostPlaces(dict(host), range(shadow.base, memory.ctypes.data)),
-            **options,
+            jit.LaunchShape((grid, 1, 1), (block, 1, 1), shared_bytes),
+            ctypes.addressof(params),
+            jit.LaunchOptions(
+                shadow=shadow, host=jit.HostPlaces(dict(host), range(shadow.base, memory.ctypes.data)), **options
+            ),
         )
 
     return run
@@ -123,7 +121,7 @@ def test_freed_memory_must_not_be_used(memory, ptx_kernel):
     for offset, expected in ((508, 0), (512, 1), (4096, 1), (8700, 1), (8704, 0), (16380, 0)):
         kernel = ptx_kernel(".param .u64 p", HEAD + f"ld.global.u32 %r2, [%a1+{offset}];\nret;")
         found = kernel.launch(
-            grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (1, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
         assert expected == len(found), offset
 
@@ -140,7 +138,7 @@ def test_constant_memory_may_be_read_and_not_written(memory, ptx_kernel, body, s
     def run(body: str, block: int) -> list[jit.Found]:
         kernel = ptx_kernel(".param .u64 p", HEAD + body + "\nret;")
         return kernel.launch(
-            grid=(1, 1, 1), block=(block, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (block, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
 
     assert [] == run("ld.b32 %r2, [%a2];\nld.v2.b32 {%r3, %r4}, [%a1];", 64)
@@ -287,7 +285,7 @@ def test_checks_are_left_out_once_a_kernel_gave_memory_values(memory, ptx_kernel
     looked_for = []
     for _ in range(2):
         kernel.launch(
-            grid=(1, 1, 1), block=(1024, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (1024, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
         looked_for.append(list(kernel.checks.found.values())[-1].kinds)
     assert [Instrument.INITCHECK, Instrument.NONE] == looked_for
@@ -350,7 +348,9 @@ def alike(memory, ptx_kernel) -> Callable[..., list[jit.Found]]:
         if body not in kernels:
             kernels[body] = ptx_kernel(".param .u64 p", HEAD + body)
         launch = kernels[body].launch
-        found = launch(grid=(1, 1, 1), block=(64, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow)
+        found = launch(
+            jit.LaunchShape((1, 1, 1), (64, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
+        )
         return [one.defect for one in found]
 
     return run
@@ -408,7 +408,7 @@ def test_a_copy_carries_what_is_known_of_its_source(memory, ptx_kernel):
     for offset, expected in ((4096, 0), (4100, 0), (4104, 1)):
         kernel = ptx_kernel(".param .u64 p", HEAD + f"ld.global.u32 %r2, [%a1+{offset}];\nret;")
         found = kernel.launch(
-            grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (1, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
         assert expected == len(found), offset
 
@@ -483,7 +483,7 @@ def test_launches_follow_each_other(memory, ptx_kernel):
     kernel = ptx_kernel(".param .u64 p", HEAD + "ld.global.u32 %r2, [%a2];\nst.global.u32 [%a2], 1;\nret;")
     for _ in range(3):
         found = kernel.launch(
-            grid=(1, 1, 1), block=(64, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (64, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
         assert [] == found
 
@@ -530,7 +530,7 @@ def heap_check(memory, ptx_kernel) -> Iterator[Callable[[Instrument, str], list[
         shadow.heap(memory.ctypes.data, memory.nbytes)
         kernel = ptx_kernel("", TAKE + body, before=HEAP_CALLS)
         found = kernel.launch(
-            grid=(1, 1, 1), block=(8, 1, 1), shared_bytes=0, params=0, shadow=shadow, heap=heap.handle
+            jit.LaunchShape((1, 1, 1), (8, 1, 1), heap=heap.handle), 0, jit.LaunchOptions(shadow=shadow)
         )
         assert all(
             shadow.in_freed_block(f.address) == ("free" in body.rpartition("st.b32")[0])
@@ -576,12 +576,9 @@ def test_a_block_that_a_kernel_gave_back_is_not_in_use_for_the_next_launch(memor
     def launch(kernel: jit.JitKernel, argument: int) -> list[Defect]:
         params = ctypes.c_uint64(argument)
         found = kernel.launch(
-            grid=(1, 1, 1),
-            block=(1, 1, 1),
-            shared_bytes=0,
-            params=ctypes.addressof(params),
-            shadow=shadow,
-            heap=heap.handle,
+            jit.LaunchShape((1, 1, 1), (1, 1, 1), heap=heap.handle),
+            ctypes.addressof(params),
+            jit.LaunchOptions(shadow=shadow),
         )
         return [one.defect for one in found]
 

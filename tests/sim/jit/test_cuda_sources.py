@@ -132,7 +132,7 @@ def test_a_bit_of_everything(place_variables, ptx_of):
             np.frombuffer(pair.tobytes(), "u1"),
         ]
     )
-    kernel.launch(grid=(3, 1, 1), block=(128, 1, 1), shared_bytes=512, params=buffer.ctypes.data)
+    kernel.launch(jit.LaunchShape((3, 1, 1), (128, 1, 1), 512), buffer.ctypes.data)
     i = np.arange(n)
     t = i % 128
     scanned = np.minimum(t % 32 + 1, n - (i - t % 32))

@@ -195,11 +195,9 @@ ret; }}""".encode()
     memory[64] = offset
     params = ctypes.c_uint64(memory.ctypes.data)
     found = kernel.launch(
-        grid=(1, 1, 1),
-        block=(2, 1, 1),
-        shared_bytes=0,
-        params=ctypes.addressof(params),
-        shadow=jit.Shadow(memory.ctypes.data, 4096, Instrument.RACECHECK),
+        jit.LaunchShape((1, 1, 1), (2, 1, 1)),
+        ctypes.addressof(params),
+        jit.LaunchOptions(shadow=jit.Shadow(memory.ctypes.data, 4096, Instrument.RACECHECK)),
     )
     assert races == bool(found)
 
@@ -280,8 +278,8 @@ def test_a_launch_of_which_nothing_need_be_looked_at_runs_the_code_of_one_that_i
     shadow.allocated(memory.ctypes.data, memory.nbytes)
     shadow.written(memory.ctypes.data, memory.nbytes)
     params = (ctypes.c_uint64 * 2)(memory.ctypes.data, memory.ctypes.data + 4096)
-    shape = {"grid": (1, 1, 1), "block": (64, 1, 1), "shared_bytes": 0}
-    assert [] == kernel.launch(**shape, params=ctypes.addressof(params), shadow=shadow)
+    shape, options = jit.LaunchShape((1, 1, 1), (64, 1, 1)), jit.LaunchOptions(shadow=shadow)
+    assert [] == kernel.launch(shape, ctypes.addressof(params), options)
     assert is_plain == ([Instrument.NONE] == [variant.instrument for variant in kernel.translation.variants])
 
 
@@ -304,7 +302,7 @@ def test_a_read_after_the_write_is_reported_though_reads_before_it_stood_for_all
     shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
     params = (ctypes.c_uint64 * 3)(*(memory.ctypes.data + offset for offset in (0, 1024, 2048)))
     found = kernel.launch(
-        grid=(6, 1, 1), block=(1, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+        jit.LaunchShape((6, 1, 1), (1, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
     )
     races = {(one.defect, one.block[0]) for one in found if one.defect is not jit.Defect.STALE_READ}
     assert {(jit.Defect.WRITE_AFTER_READ, 4), (jit.Defect.READ_AFTER_WRITE, 5)} == races

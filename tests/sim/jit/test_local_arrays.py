@@ -71,12 +71,9 @@ def both(kernel: jit.JitKernel, x: np.ndarray, *, optimized: bool) -> tuple[np.n
         shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, kinds)
         shadow.allocated(memory.ctypes.data, memory.nbytes)
         kernel.launch(
-            grid=(len(x) // 64, 1, 1),
-            block=(64, 1, 1),
-            shared_bytes=0,
-            params=ctypes.addressof(params),
-            shadow=shadow if kinds else None,
-            optimized=optimized,
+            jit.LaunchShape((len(x) // 64, 1, 1), (64, 1, 1)),
+            ctypes.addressof(params),
+            jit.LaunchOptions(shadow=shadow if kinds else None, optimized=optimized),
         )
         found.append(memory[4096:].view(np.int32)[: len(x)].copy())
         memory[4096:] = 0

@@ -41,12 +41,9 @@ def check(pair: Pair, kernels, memory, shadow, *, optimized: bool) -> None:
         memory[:] = 0
         params = ctypes.c_uint64(memory.ctypes.data)
         return kernels[f"{kind}_{pair.name}"].launch(
-            grid=(pair.grid, 1, 1),
-            block=(pair.block, 1, 1),
-            shared_bytes=0,
-            params=ctypes.addressof(params),
-            shadow=shadow,
-            optimized=optimized,
+            jit.LaunchShape((pair.grid, 1, 1), (pair.block, 1, 1)),
+            ctypes.addressof(params),
+            jit.LaunchOptions(shadow=shadow, optimized=optimized),
         )
 
     assert [] == found("correct")
@@ -85,12 +82,9 @@ def test_a_race_that_depends_on_which_warp_comes_first_is_found_under_some_order
     def found(seed: int | None) -> set[Reason | None]:
         memory[:] = 0
         races = kernel.launch(
-            grid=(1, 1, 1),
-            block=(64, 1, 1),
-            shared_bytes=0,
-            params=ctypes.addressof(params),
-            shadow=shadow,
-            seed=seed,
+            jit.LaunchShape((1, 1, 1), (64, 1, 1)),
+            ctypes.addressof(params),
+            jit.LaunchOptions(shadow=shadow, seed=seed),
         )
         assert 2 == memory.view(np.int32)[8]
         return {one.reason for one in races}

@@ -77,7 +77,7 @@ def test_random_programs_do_the_same_under_the_checkers_which_find_nothing(seed)
         shadow.allocated(memory.ctypes.data, memory.nbytes)
         shadow.written(memory.ctypes.data, memory.nbytes)
         found += kernel.launch(
-            grid=(1, 1, 1), block=(THREADS, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (THREADS, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
         outputs.append(memory.tobytes())
     assert outputs[0] == outputs[1]

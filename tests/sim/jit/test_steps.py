@@ -155,11 +155,9 @@ def test_races_of_threads_that_step_together_are_found(ptx_of, name, option, rac
     start = memory.ctypes.data
     arguments = np.array([start, start + 4096, 1000 | option << 32], np.uint64)
     found = kernel.launch(
-        grid=(2, 1, 1),
-        block=(64, 1, 1),
-        shared_bytes=0,
-        params=arguments.ctypes.data,
-        shadow=jit.Shadow(start, 2 * 4096, jit.Instrument.RACECHECK),
+        jit.LaunchShape((2, 1, 1), (64, 1, 1)),
+        arguments.ctypes.data,
+        jit.LaunchOptions(shadow=jit.Shadow(start, 2 * 4096, jit.Instrument.RACECHECK)),
     )
     assert races == len({one.line for one in found}), found
     if name == "count" and not races:

@@ -34,7 +34,7 @@ def fetch(memory, ptx_kernel, record: Record, instruction: str, threads: int = 1
     kernel = ptx_kernel(".param .u64 handle, .param .u64 out", body)
     params = (ctypes.c_uint64 * 2)(ctypes.addressof(record), memory[32768:].ctypes.data)
     return kernel.launch(
-        grid=(1, 1, 1), block=(threads, 1, 1), shared_bytes=0, params=ctypes.addressof(params), **options
+        jit.LaunchShape((1, 1, 1), (threads, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(**options)
     )
 
 
@@ -109,7 +109,7 @@ def test_a_fetch_after_a_write_of_its_own_launch_is_reported_and_one_before_it_i
     shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
     for _ in range(2):  # what the launch before has written may be fetched
         found = kernel.launch(
-            grid=(1, 1, 1), block=(8, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+            jit.LaunchShape((1, 1, 1), (8, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
         )
         assert expected == {one.defect: one.count for one in found}
         assert all((one.address, one.thread) == (memory.ctypes.data, one.other_thread) for one in found)
