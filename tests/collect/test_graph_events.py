@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from warm_process import run_python
 
-from cudatool.collect import sim_driver
+from cudatool.collect import sim_graph_calls
 from cudatool.overview.execution import kernels, operations
 from cudatool.sim.abi import ENTRIES
 from cudatool.trace.events import AccessFlag, Kind
@@ -231,4 +231,4 @@ def test_each_call_that_sets_a_node_of_an_executable_graph_is_reported():
     importlib.import_module("cudatool.sim.api.graph_exec")
     setters = {name for name in ENTRIES if name.startswith("cuGraphExec") and "NodeSet" in name}
     assert setters
-    assert setters - sim_driver._REPORT.keys() == set()
+    assert setters - sim_graph_calls.REPORTS.keys() == set()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 
 from cudatool import recording, sanitize
-from cudatool.collect import sim_driver
+from cudatool.collect import sim_driver, sim_graph_calls, sim_memory, sim_streams, sim_work
 from cudatool.sanitize.findings import GapKind
+from cudatool.sim import api
+from cudatool.sim.abi import ENTRIES
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
 
@@ -49,6 +53,15 @@ def test_a_call_without_a_report_is_a_gap_that_names_it(tmp_path: Path, monkeypa
     monkeypatch.delitem(sim_driver._REPORT_OFTEN, "cuLaunchKernel")
     said = "cuLaunchKernel: what it enqueues is not recorded", "call-not-recorded"
     assert [said] == gaps_of_a_launch(tmp_path)
+
+
+def test_each_report_is_of_a_call_that_the_device_has_and_no_call_has_two() -> None:
+    tables = (sim_streams.REPORTS, sim_memory.REPORTS, sim_work.REPORTS, sim_graph_calls.REPORTS)
+    names = [name for table in (*tables, sim_driver._REPORT_OFTEN) for name in table]
+    assert len(names) == len(set(names))
+    for module in iter_modules(api.__path__, "cudatool.sim.api."):
+        import_module(module.name)
+    assert set(names) - ENTRIES.keys() == set()
 
 
 def test_a_launch_that_is_refused_is_a_warning_with_the_reason(tmp_path: Path) -> None:

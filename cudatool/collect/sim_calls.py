@@ -1,0 +1,112 @@
+"""The calls of the software driver that are in progress, and what reports of them ask of it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cudatool.collect.callers import calling_api
+from cudatool.collect.sim_graphs import GraphWatcher
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind, WarningCode, WarningFlag
+
+if TYPE_CHECKING:
+    from cudatool.sim import Machine
+
+__all__ = ["Call", "Calls", "Report", "not_recorded", "pointed"]
+
+
+class Call:
+    """The driver call in progress on a thread."""
+
+    __slots__ = (
+        "copies",
+        "device",
+        "is_ready",
+        "later",
+        "memory",
+        "memory_of_array",
+        "on_host",
+        "operation",
+        "owners",
+        "shape",
+        "size",
+        "values",
+    )
+
+    def __init__(self) -> None:
+        self.operation: Any = None  # the last operation that it enqueued
+        self.shape: Any = None  # of that, if it is a launch: the kernel, the grid, the block
+        self.copies: tuple[Any, ...] = ()  # those of them that copy or fill
+        self.memory: tuple[Any, ...] = ()  # those of them that allocate or free
+        self.values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
+        self.is_ready = False  # whether what it asks for has completed
+        self.later: list[Any] | None = None  # operations executed during the call, reported after the call itself
+        self.size = 0  # of the allocation that it is about to free
+        self.on_host = False  # whether that is host memory
+        self.device = 0  # of the stream that it is about to destroy
+        self.memory_of_array: Any = None  # that it is about to destroy
+        # Correlation and stream id of each operation that it enqueued; another thread may have run it since.
+        self.owners: dict[int, tuple[int, int]] = {}
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.call = Call()
+
+
+class Calls:
+    """The calls in progress, one on each thread.
+
+    Attributes
+    ----------
+    machine
+        The software device.
+    graphs
+        Describes graphs that calls make or change.
+    thread
+        Its ``call`` is that of the calling thread.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.graphs = GraphWatcher(machine)
+        self.thread = _Thread()
+
+    @property
+    def device(self) -> int:
+        """The device of the thread's current context."""
+        stack = self.machine.thread.contexts
+        return stack[-1].device.ordinal if stack else 0
+
+    def stream(self, handle: int) -> tuple[int, int]:
+        """Return device and stream id for a handle that a program passed."""
+        handle = handle or self.machine.null_stream
+        found = self.machine.objects.get(handle)
+        ordinal = found.context.device.ordinal if found is not None else self.device
+        return ordinal, hooks.stream_id(ordinal, handle, api=calling_api)
+
+    def owner(self) -> tuple[int, int, int]:
+        """Return correlation, device and stream id of what the call enqueued; zeros if it enqueued nothing."""
+        operation = self.thread.call.operation
+        if operation is None:
+            return 0, self.device, 0
+        correlation, stream = self.thread.call.owners[operation.sequence]
+        return correlation, operation.stream.context.device.ordinal, stream
+
+
+Report = Callable[[Calls, dict[str, Any], str], None]
+"""Emits the event that a call stands for; it gets the call's arguments by their names, and the call's own name."""
+
+
+def not_recorded(calls: Calls, values: dict[str, Any], name: str) -> None:
+    """Report that the call enqueued accesses that no event describes."""
+    text = f"{name}: what it enqueues is not recorded"
+    hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
+
+
+def pointed(address: int) -> int:
+    """Return the 64-bit word that a call stored through an output pointer."""
+    return ctypes.c_uint64.from_address(address).value

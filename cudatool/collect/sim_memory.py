@@ -1,0 +1,152 @@
+"""What calls of the software driver that allocate, map, share or free memory are reported as."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from cudatool.collect.sim_calls import Calls, Report, pointed
+from cudatool.memory import observers
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind, WarningFlag
+from cudatool.trace.libraries import Library
+
+__all__ = ["ALLOCATE", "REPORTS", "out_of_memory"]
+
+# Calls that ask for memory of a device.
+ALLOCATE = frozenset(
+    [
+        *("cuMemAlloc", "cuMemAllocPitch", "cuMemAllocManaged", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"),
+        *("cuMemCreate", "cuArrayCreate", "cuArray3DCreate", "cuMipmappedArrayCreate"),
+    ]
+)
+
+
+def _mem_alloc(calls: Calls, values: dict[str, Any], name: str) -> None:
+    address = pointed(values["dptr"])
+    found = calls.machine.allocations.at(address)
+    if found is None:
+        return  # captured: graphs allocate when they are launched
+    _, device, stream = calls.owner()
+    if found.device < 0:  # from a pool of pinned memory
+        hooks.emit(Kind.HOST_ALLOC, address=address, size=found.size, name=name)
+        return
+    hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=found.size, name=name)
+
+
+def _mem_free(calls: Calls, values: dict[str, Any], name: str) -> None:
+    if values["dptr"] and (calls.thread.call.operation is not None or name == "cuMemFree"):
+        _, device, stream = calls.owner()
+        size = calls.thread.call.size
+        if calls.thread.call.on_host:
+            hooks.emit(Kind.HOST_FREE, address=values["dptr"], size=size, name=name)
+            return
+        hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
+
+
+def out_of_memory(calls: Calls, values: dict[str, Any]) -> None:
+    """Report that the program asked the driver for memory and did not get it."""
+    pool = calls.machine.objects.get(values.get("pool", 0))
+    if pool is not None and pool.device < 0:
+        return  # of the host
+    device = calls.stream(values["hStream"])[0] if "hStream" in values else calls.device
+    size = values.get("bytesize", values.get("size", 0)) or values.get("WidthInBytes", 0) * values.get("Height", 0)
+    limit = pool.max_size if pool is not None else 0
+    memory = calls.machine.devices[device].memory
+    free = memory.size - memory.used
+    hooks.emit(Kind.LIBRARY_OOM, device=device, size=size, aux0=free, aux1=limit, name=Library.DRIVER)
+    observers.notify(device, size, limit, free)
+
+
+def _physical_alloc(calls: Calls, values: dict[str, Any], name: str) -> None:
+    physical = calls.machine.objects[pointed(values["handle"])]
+    device = physical.device.ordinal
+    hooks.emit(Kind.PHYSICAL_ALLOC, device=device, aux0=physical.handle, size=physical.size, name=name)
+
+
+def _physical_free(calls: Calls, values: dict[str, Any], name: str) -> None:
+    """Report memory whose last handle or mapping the call dropped."""
+    for physical in calls.machine.virtual.dropped:
+        device = physical.device.ordinal
+        hooks.emit(Kind.PHYSICAL_FREE, device=device, aux0=physical.handle, size=physical.size, name=name)
+
+
+def _mem_map(calls: Calls, values: dict[str, Any], name: str) -> None:
+    mapping = calls.machine.virtual.mapping_at(values["ptr"])
+    assert mapping is not None  # the call has just made it
+    other = calls.machine.virtual.mapped_elsewhere(mapping)
+    elsewhere = other.address if other is not None else 0
+    device = mapping.device
+    hooks.emit(Kind.MEM_MAP, device=device, address=values["ptr"], size=values["size"], aux0=elsewhere, name=name)
+
+
+def _mem_unmap(calls: Calls, values: dict[str, Any], name: str) -> None:
+    hooks.emit(Kind.MEM_UNMAP, device=calls.device, address=values["ptr"], size=values["size"], name=name)
+    _physical_free(calls, values, name)
+
+
+def _array_create(calls: Calls, values: dict[str, Any], name: str) -> None:
+    array = calls.machine.objects[pointed(values["pHandle"])]
+    found = array.allocation
+    hooks.emit(Kind.MEM_ALLOC, device=found.device, address=found.address, size=found.size, name=name)
+
+
+def _array_destroy(calls: Calls, values: dict[str, Any], name: str) -> None:
+    found = calls.thread.call.memory_of_array
+    hooks.emit(Kind.MEM_FREE, device=found.device, address=found.address, size=found.size, name=name)
+
+
+def _host_alloc(calls: Calls, values: dict[str, Any], name: str) -> None:
+    hooks.emit(Kind.HOST_ALLOC, address=pointed(values["pp"]), size=values["bytesize"], name=name)
+
+
+def _host_register(calls: Calls, values: dict[str, Any], name: str) -> None:
+    hooks.emit(Kind.HOST_ALLOC, address=values["p"], size=values["bytesize"], name=name)
+
+
+def _host_free(calls: Calls, values: dict[str, Any], name: str) -> None:
+    hooks.emit(Kind.HOST_FREE, address=values["p"], size=calls.thread.call.size, name=name)
+
+
+def _share(calls: Calls, values: dict[str, Any], name: str) -> None:
+    opened = values.get("pdptr") or values.get("ptr_out")
+    address = pointed(opened) if opened else values["dptr" if "dptr" in values else "ptr"]
+    found = calls.machine.allocations.at(address)
+    size = found.size if found is not None else 0
+    hooks.emit(Kind.WARNING, name=name, device=calls.device, address=address, size=size, flags=WarningFlag.SHARED)
+
+
+def _share_physical(calls: Calls, values: dict[str, Any], name: str) -> None:
+    handle = pointed(values["handle"]) if "osHandle" in values else values["handle"]
+    size = calls.machine.objects[handle].size
+    hooks.emit(Kind.WARNING, name=name, device=calls.device, size=size, flags=WarningFlag.SHARED)
+
+
+REPORTS: Final[dict[str, Report]] = {
+    "cuIpcGetMemHandle": _share,
+    "cuIpcOpenMemHandle": _share,
+    "cuMemPoolExportPointer": _share,
+    "cuMemPoolImportPointer": _share,
+    "cuMemExportToShareableHandle": _share_physical,
+    "cuMemImportFromShareableHandle": _share_physical,
+    "cuMemAlloc": _mem_alloc,
+    "cuMemAllocPitch": _mem_alloc,
+    "cuMemAllocManaged": _mem_alloc,
+    "cuMemAllocAsync": _mem_alloc,
+    "cuMemAllocFromPoolAsync": _mem_alloc,
+    "cuMemFree": _mem_free,
+    "cuMemFreeAsync": _mem_free,
+    "cuMemCreate": _physical_alloc,
+    "cuMemRelease": _physical_free,
+    "cuMemMap": _mem_map,
+    "cuMemUnmap": _mem_unmap,
+    "cuArrayCreate": _array_create,
+    "cuArray3DCreate": _array_create,
+    "cuMipmappedArrayCreate": _array_create,
+    "cuArrayDestroy": _array_destroy,
+    "cuMipmappedArrayDestroy": _array_destroy,
+    "cuMemAllocHost": _host_alloc,
+    "cuMemHostAlloc": _host_alloc,
+    "cuMemHostRegister": _host_register,
+    "cuMemFreeHost": _host_free,
+    "cuMemHostUnregister": _host_free,
+}
