@@ -139,90 +139,95 @@ def copy_box(
     footprint
         Whether the operation says what it touches, for who cannot see it from the call's arguments.
     """
-    machine = state.machine
     stream = stream_of(hStream or 0)
     if not extent.size:
         return
     if not to.address or not source.address:
         raise DriverError(Result.INVALID_VALUE)
-    size, to_span, source_span = extent.size, to.span(extent), source.span(extent)
-    target = machine.locate(to.address, to_span, to_write=True)
-    origin = machine.locate(source.address, source_span)
-    for must, found, box in ((known[0], target, to), (known[1], origin, source)):
-        if must and found is None:
-            raise _unknown(box.address)
-    if not peer:
-        _check_access([target, origin], stream)
-    # Without gaps on either side, the box is one row.
-    lines = Extent(size) if to_span == source_span == size else extent
     operation = Operation(stream, "memcpy", name, abi.call.correlation)
-    move = _Move(operation, to, source, lines, target, origin)
-    operation.host_memory = [(source.address, source_span), (to.address, to_span)]
-    if machine.scheduler.watch is not None:
-        machine.scheduler.watch.look(operation.host_memory)  # before the driver itself writes there, below
-    is_staged = hStream is not None and (origin is None or now)
-    if is_staged:
-        # Pageable memory is staged before the call returns: later changes to it are not seen.
-        move.stage()
-    if hStream is not None and target is not None and move.from_device and not move.to_device:
-        # Until the copy runs, its destination holds neither the old nor the new bytes; unless something earlier is
-        # still going to read the old ones, as it may.
-        if not machine.scheduler.may_read_host(to.address, to_span):
-            move.poison()
-    elif not is_staged and origin is not None and not move.from_device:
-        operation.host_source = source.address, source_span
+    move = _Move(operation, to, source, extent)
+    move.check(known, peer=peer)
+    operation.host_memory = [move.read, move.written]
+    if (watch := state.machine.scheduler.watch) is not None:
+        watch.look(operation.host_memory)  # before the driver itself writes there, below
+    if hStream is not None:
+        move.keep_apart(now=now)
+    elif move.origin is not None and not move.from_device:
+        operation.host_source = move.read
     if footprint:
-        operation.footprint = [
-            (row, lines.width, flag) for box, flag in ((source, _READ), (to, _WRITE)) for row in box.rows(lines)
-        ]
+        operation.footprint = move.footprint()
     operation.run = move.run
     on_device = move.to_device and move.from_device
-    machine.scheduler.enqueue(operation, cost=profile.copy_cost(size, on_device=on_device), engine=move.engine)
+    cost = profile.copy_cost(extent.size, on_device=on_device)
+    state.machine.scheduler.enqueue(operation, cost=cost, engine=move.engine)
     # Synchronous calls return when done, except device to device, and so do all from host to host ("Memcpy"). An
     # asynchronous one to pageable memory waits too, as the driver may, and as this one must: it cannot know how long
     # that memory lives.
     promised = (hStream is None and not on_device) or not (move.to_device or move.from_device)
-    if promised or target is None:
-        try:
-            machine.scheduler.wait(operation, promised=promised)
-        except signals.Interrupted:
-            machine.scheduler.drop([operation])
-            raise
-        machine.scheduler.check(stream.context)
+    if promised or move.target is None:
+        _wait(operation, promised=promised)
+
+
+def _wait(operation: Operation, *, promised: bool) -> None:
+    """Wait for a copy; Ctrl-C takes it back."""
+    scheduler = state.machine.scheduler
+    try:
+        scheduler.wait(operation, promised=promised)
+    except signals.Interrupted:
+        scheduler.drop([operation])
+        raise
+    scheduler.check(operation.stream.context)
 
 
 class _Move:
     """The bytes of one copy, from its call until it has run; an allocation is None where memory is pageable."""
 
-    def __init__(
-        self,
-        operation: Operation,
-        to: Box,
-        source: Box,
-        lines: Extent,
-        target: Allocation | None,
-        origin: Allocation | None,
-    ) -> None:
+    def __init__(self, operation: Operation, to: Box, source: Box, extent: Extent) -> None:
         self._operation = operation
         self._to = to
         self._source = source
-        self._lines = lines
-        self._target = target
-        self._origin = origin
+        to_span, source_span = to.span(extent), source.span(extent)
+        self.target = state.machine.locate(to.address, to_span, to_write=True)
+        self.origin = state.machine.locate(source.address, source_span)
+        self.read, self.written = (source.address, source_span), (to.address, to_span)
+        # Without gaps on either side, the box is one row.
+        is_dense = extent.width < to_span == source_span == extent.size
+        self._lines = Extent(extent.size) if is_dense else extent
         self._staged: list[bytes] = []
-        self.to_device = target is not None and target.device >= 0
-        self.from_device = origin is not None and origin.device >= 0
+        self.to_device = self.target is not None and self.target.device >= 0
+        self.from_device = self.origin is not None and self.origin.device >= 0
 
     @property
     def engine(self) -> str:
         """What copies: ``"h2d"`` and ``"d2h"`` beside kernels, else the stream itself."""
         return "" if self.to_device == self.from_device else "h2d" if self.to_device else "d2h"
 
-    def stage(self) -> None:
-        """Keep the bytes that the source has now."""
-        self._staged = [ctypes.string_at(row, self._lines.width) for row in self._source.rows(self._lines)]
+    def check(self, known: tuple[bool, bool], *, peer: bool) -> None:
+        """Fail as :func:`copy_box` does for memory that the driver must know, or that no device may access."""
+        if known[0] and self.target is None:
+            raise _unknown(self._to.address)
+        if known[1] and self.origin is None:
+            raise _unknown(self._source.address)
+        if not peer:
+            _check_access([self.target, self.origin], self._operation.stream)
 
-    def poison(self) -> None:
+    def keep_apart(self, *, now: bool) -> None:
+        """Let the host's memory be, until an asynchronous copy runs, what a GPU could make of it.
+
+        `now`: the source is read before the call returns, as pageable memory always is.
+        """
+        is_staged = self.origin is None or now
+        if is_staged:  # later changes to it are not seen
+            self._staged = [ctypes.string_at(row, self._lines.width) for row in self._source.rows(self._lines)]
+        if self.target is not None and self.from_device and not self.to_device:
+            # Until the copy runs, its destination holds neither the old nor the new bytes; unless something earlier is
+            # still going to read the old ones, as it may.
+            if not state.machine.scheduler.may_read_host(*self.written):
+                self._poison()
+        elif not is_staged and not self.from_device:
+            self._operation.host_source = self.read
+
+    def _poison(self) -> None:
         """Let the destination hold what is neither its old nor its new bytes."""
         machine, width = state.machine, self._lines.width
         poison = _POISON if machine.scheduler.watch is None else _WATCHED
@@ -232,7 +237,12 @@ class _Move:
             ctypes.memset(row, poison, width)
             self._operation.host_target.append((row, width))
         if machine.scheduler.watch is not None:
-            machine.scheduler.watch.wrote(self._operation.host_memory[1:])
+            machine.scheduler.watch.wrote([self.written])
+
+    def footprint(self) -> list[tuple[int, int, int]]:
+        """Return each row that it reads or writes."""
+        sides = (self._source, _READ), (self._to, _WRITE)
+        return [(row, self._lines.width, flag) for box, flag in sides for row in box.rows(self._lines)]
 
     def run(self, _: Operation) -> None:
         """Copy.
@@ -243,7 +253,7 @@ class _Move:
             ILLEGAL_ADDRESS: memory of either side was freed since the call.
         """
         machine, lines = state.machine, self._lines
-        for allocation in (self._target, self._origin):
+        for allocation in (self.target, self.origin):
             if allocation is not None and machine.allocations.at(allocation.address) is not allocation:
                 raise DriverError(
                     Result.ILLEGAL_ADDRESS, f"{self._operation.name} accesses memory that was freed before it ran"
