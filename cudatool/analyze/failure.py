@@ -160,59 +160,91 @@ def failure(trace: Trace, *, total: int | None = None, enough: Callable[[], bool
     index = int(failed[0])
     part = trace.selecting(trace.records[: index + 1], np.arange(index + 1))
     record = part.records[index]
+    of_library = bool(record["kind"] == Kind.LIBRARY_OOM)
+    settings = None if of_library else _settings(part)
     device, size = int(record["device"]), int(record["size"])
-    is_librarys = record["kind"] == Kind.LIBRARY_OOM
-    settings = None if is_librarys else _settings(part)
-    blocks = lifetimes.blocks(part).of_device(device)
-    segments = lifetimes.segments(part).of_device(device)
-    curve = lifetimes.timeline(part, blocks, segments)
-    split = fragmentation(part, blocks, segments, curve, device, settings or Settings())
-    beside = outside(part, segments, curve, device, index, total)
-    steps = find_steps(part, blocks, device)
-    in_modules = block_modules(part, blocks)
-    categories = categorize(part, blocks, curve, steps, device, index, in_modules)
-    grows = leaks(part, blocks, device, steps)
-    held = by_call_site(part, blocks.at(index), blocks)
-    is_larger = beside.total is not None and size > beside.total  # than the device's memory: no advice helps
-    tried = None if settings is None or is_larger else _tried(part, device, settings, beside, enough)
+    memory = _memory(part, device, settings or Settings(), total)
+    total = memory.outside.total
+    is_larger = total is not None and size > total  # than the device's memory: no advice helps
+    tried = None if settings is None or is_larger else _tried(part, device, settings, total, enough)
     free = None if record["flags"] & FREE_UNKNOWN else int(record["aux0"])
-    last = split[-1] if split and not is_librarys else None
-    needed = size if is_librarys else _needed(size, settings or Settings())
+    needed = size if of_library else _needed(size, settings or Settings())
     if is_larger:
         why, missing = Shortage.LARGER, 0
-    elif is_librarys:
+    elif of_library:
         why, missing = _reason_of_library(size, free, is_limited=bool(record["aux1"]))
     else:
-        reserves_nothing = not len(segments) and not held
-        unused = last.reserved - last.active if last is not None else 0 if reserves_nothing else None
-        why, missing = _reason(size, needed, free, unused)
-    of_device = ledger(part, blocks, segments, device)
-    remedies = [*advice(split, categories, grows, beside, held, tried), *_of_others(beside, of_device)]
+        why, missing = _reason(size, needed, free, memory.unused)
     stack = part.stack(int(record["stack"]))
     return Failure(
         device=device,
         index=index,
         time=int(record["time"]),
-        library=part.names[int(record["name"])] if is_librarys else "",
+        library=part.names[int(record["name"])] if of_library else "",
         thread=part.threads[int(record["thread"])] if int(record["thread"]) < len(part.threads) else "",
         size=size,
         needed=needed,
         site=call_site(stack),
         frames=user_frames(stack),
         free=free,
-        total=beside.total,
+        total=total,
         why=why,
         missing=missing,
-        split=last,
-        held=held,
-        categories=categories,
-        modules=modules(part, blocks, in_modules, categories, index),
-        leaks=grows,
-        ledger=of_device,
+        split=None if of_library else memory.last,
+        held=memory.held,
+        categories=memory.categories,
+        modules=memory.modules,
+        leaks=memory.leaks,
+        ledger=memory.ledger,
         library_blocks=tuple(one for one in library_blocks(trace) if one.device == device),
         settings=tried,
-        remedies=() if is_larger else tuple(sorted(remedies, key=lambda remedy: -remedy.size)),
+        remedies=() if is_larger else _remedies(memory, tried),
         later=len(failed) - 1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What held a device's memory when a trace ends; for the rest see :class:`Failure`."""
+
+    split: tuple[Fragmentation, ...]  # at the peak, and at the request that failed
+    outside: Outside
+    has_segments: bool
+    held: tuple[CallSite, ...]
+    categories: Categories
+    modules: Modules | None
+    leaks: Leaks
+    ledger: Ledger | None
+
+    @property
+    def last(self) -> Fragmentation | None:
+        return self.split[-1] if self.split else None
+
+    @property
+    def unused(self) -> int | None:
+        """Reserved bytes in no live block; None if that is not known."""
+        if self.last is not None:
+            return self.last.reserved - self.last.active
+        return None if self.has_segments or self.held else 0  # nothing was ever reserved
+
+
+def _memory(part: Trace, device: int, settings: Settings, total: int | None) -> _Memory:
+    index = len(part.records) - 1
+    blocks = lifetimes.blocks(part).of_device(device)
+    segments = lifetimes.segments(part).of_device(device)
+    curve = lifetimes.timeline(part, blocks, segments)
+    steps = find_steps(part, blocks, device)
+    in_modules = block_modules(part, blocks)
+    categories = categorize(part, blocks, curve, steps, device, index, in_modules)
+    return _Memory(
+        split=fragmentation(part, blocks, segments, curve, device, settings),
+        outside=outside(part, segments, curve, device, index, total),
+        has_segments=bool(len(segments)),
+        held=by_call_site(part, blocks.at(index), blocks),
+        categories=categories,
+        modules=modules(part, blocks, in_modules, categories, index),
+        leaks=leaks(part, blocks, device, steps),
+        ledger=ledger(part, blocks, segments, device),
     )
 
 
@@ -223,11 +255,13 @@ def _settings(trace: Trace) -> Settings | None:
         return None
 
 
-def _tried(trace: Trace, device: int, settings: Settings, beside: Outside, enough: Callable[[], bool]) -> Advice | None:
+def _tried(
+    trace: Trace, device: int, settings: Settings, total: int | None, enough: Callable[[], bool]
+) -> Advice | None:
     if enough():
         return Advice(None, None, None, 0, (), NoAdvice.TOO_LONG)
     try:
-        return advise(trace, device, recorded=settings, recorded_memory=beside.total, enough=enough)
+        return advise(trace, device, recorded=settings, recorded_memory=total, enough=enough)
     except ConfigError:  # an allocator that is not modelled
         return None
     except FileFormatError:  # events that contradict each other
@@ -262,6 +296,12 @@ def _reason(size: int, needed: int, free: int | None, unused: int | None) -> tup
     if free is None:
         return Shortage.UNKNOWN, 0
     return Shortage.FULL, size - unused - free
+
+
+def _remedies(memory: _Memory, tried: Advice | None) -> tuple[Remedy, ...]:
+    """Return what to do, the most bytes first."""
+    found = advice(memory.split, memory.categories, memory.leaks, memory.outside, memory.held, tried)
+    return tuple(sorted([*found, *_of_others(memory.outside, memory.ledger)], key=lambda remedy: -remedy.size))
 
 
 def _of_others(beside: Outside, of_device: Ledger | None) -> Iterator[Remedy]:
