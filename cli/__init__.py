@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from cudatool.config import COMPLETE, DEBUG
 from cudatool.errors import CudatoolError, OutputError, did_you_mean
 from cudatool.files import open_standard_files
 from cudatool.text import QUOTED, printable, shortened
@@ -130,7 +131,7 @@ def _say(message: str) -> None:
 def main() -> None:
     """Run the command line; the one place where errors are printed."""
     open_standard_files()
-    if "_CUDATOOL_COMPLETE" in os.environ:
+    if COMPLETE in os.environ:
         from cudatool.cli._completion import register  # only a shell needs it
 
         register()
@@ -172,7 +173,7 @@ def _discard_stdout() -> None:
 
 def _print_internal_error(error: Exception) -> None:
     """Print one line, and the traceback if ``CUDATOOL_DEBUG`` is set."""
-    if os.environ.get("CUDATOOL_DEBUG", "0") not in ("", "0"):
+    if DEBUG.is_on():
         traceback.print_exception(error)
     at = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({os.path.basename(at[0].filename)}:{at[0].lineno})" if at else ""

@@ -12,6 +12,7 @@ import click
 from cudatool._driver import KINDS, SCHEDULES
 from cudatool.cli._command import Files, Listed, option
 from cudatool.cli._recording_files import ENDINGS
+from cudatool.config import DEVICE
 from cudatool.errors import UsageError
 from cudatool.units import parse_bytes
 
@@ -40,12 +41,12 @@ def _devices() -> list[str]:
 
 device_option = option(
     "--device",
-    envvar="CUDATOOL_DEVICE",
+    envvar=DEVICE.name,
     setting="device",
     type=Listed(_devices),
     metavar="DEVICE",
     group="Device",
-    help="auto, cuda, or sim with options, such as sim:memory=8GiB,count=2. Default: $CUDATOOL_DEVICE, else auto: a "
+    help=f"auto, cuda, or sim with options, such as sim:memory=8GiB,count=2. Default: ${DEVICE.name}, else auto: a "
     "GPU where one answers, else sim.",
 )
 

@@ -17,8 +17,8 @@ import click
 
 from cudatool.cli._proof import Proof
 from cudatool.cli._recorded import checked, trace_of
+from cudatool.config import QUIET
 from cudatool.errors import CudatoolError, UsageError
-from cudatool.progress import QUIET
 from cudatool.sanitize import joined_processes, parse_checks, render_json
 from cudatool.sanitize.explore import Run, SeededSchedule, device_for, joined, report_from_json, schedules
 from cudatool.sanitize.findings import Gap, GapKind, Report

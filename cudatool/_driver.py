@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cudatool import config
 from cudatool.after_import import AfterImport
 from cudatool.attached import attached
 from cudatool.code_cache import CodeCache, size_limit
@@ -171,7 +172,7 @@ def _pass_device_to_children() -> None:
     """Let the processes that this one starts use the device that was asked for."""
     if _spec is None:
         return  # they have the environment that this one has
-    os.environ["CUDATOOL_DEVICE"] = _spec
+    os.environ[config.DEVICE.name] = _spec
     if _spec.partition(":")[0] == "sim" and os.path.exists(_GPU_DEVICE):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # also those that use CUDA without cudatool
 
@@ -319,7 +320,7 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 def _wanted() -> tuple[str, dict[str, Any], list[str]]:
     """Return the kind of device that is asked for and is there, its options, and the names of the GPUs."""
-    kind, options = _parse(_spec or os.environ.get("CUDATOOL_DEVICE") or "auto")
+    kind, options = _parse(_spec or config.DEVICE.value())
     gpus = gpu_names() if kind in ("auto", "cuda") else []
     if kind == "cuda" and not gpus:
         raise DeviceUnavailableError("no NVIDIA GPU answers on this machine; use --device sim for the software device")

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
+from cudatool.config import CACHE_DIR, CACHE_SIZE
 from cudatool.errors import ConfigError
 from cudatool.progress import announce
 from cudatool.units import parse_bytes
@@ -54,11 +55,10 @@ def size_limit() -> int:
     ConfigError
         The setting is no size.
     """
-    text = os.environ.get("CUDATOOL_CACHE_SIZE") or "1GiB"
     try:
-        return parse_bytes(text)
+        return parse_bytes(CACHE_SIZE.value())
     except ConfigError as error:
-        raise ConfigError(f"CUDATOOL_CACHE_SIZE: {error}") from None
+        raise ConfigError(f"{CACHE_SIZE.name}: {error}") from None
 
 
 class CodeCache:
@@ -199,8 +199,7 @@ def _open_root() -> tuple[int, str] | None:
 
 def _paths() -> Iterator[str]:
     """Yield where the folder may be, best first."""
-    chosen = os.environ.get("CUDATOOL_CACHE_DIR")
-    if chosen:
+    if chosen := CACHE_DIR.given():
         yield os.path.abspath(chosen)
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -246,14 +245,14 @@ def _open_folder(name: str, within: int | None = None, *, shown: str) -> int:
         folder = os.open(name, _FOLDER, dir_fd=within)
     except OSError:
         if stat.S_ISLNK(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode):
-            _refuse(shown, "it is a symbolic link; name the folder itself in CUDATOOL_CACHE_DIR")
+            _refuse(shown, f"it is a symbolic link; name the folder itself in {CACHE_DIR.name}")
         raise
     found = os.fstat(folder)
     if _is_ours(found):
         return folder
     os.close(folder)
     if found.st_uid != os.geteuid():
-        _refuse(shown, f"it belongs to user {found.st_uid}; name a folder of your own in CUDATOOL_CACHE_DIR")
+        _refuse(shown, f"it belongs to user {found.st_uid}; name a folder of your own in {CACHE_DIR.name}")
     _refuse(shown, f"others can write to it; delete it, or run chmod -R go-w {shlex.quote(shown)} if you trust them")
 
 

@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["DELAY_S", "QUIET", "Step", "advance", "announce", "note", "step"]
+from cudatool.config import QUIET
+
+__all__ = ["DELAY_S", "Step", "advance", "announce", "note", "step"]
 
 DELAY_S: Final = 2.0
 """Seconds until the line appears."""
-QUIET: Final = "_CUDATOOL_QUIET"
-"""Environment variable of processes whose stderr belongs to the program alone: cudatool announces nothing there."""
 
 _INTERVAL_S: Final = 0.1
 _CLEAR: Final = "\r\x1b[K"
@@ -109,7 +109,7 @@ def note(text: str) -> None:
 
 
 def announce(text: str) -> None:
-    """Write one line on stderr, such as which device a program uses; nothing where :data:`QUIET` is set."""
+    """Write one line on stderr, such as which device a program uses; nothing where :data:`.QUIET` is set."""
     if sys.stderr is not None and QUIET not in os.environ:  # a program may have been started without stderr
         _put(f"{text}\n")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
+from cudatool.config import ALLOC_CONF
 from cudatool.errors import ConfigError
 from cudatool.limits import SETTINGS_LENGTH
 from cudatool.text import printable, quoted, shortened
@@ -32,7 +33,7 @@ __all__ = [
     "setting_texts",
 ]
 
-OWN_VARIABLE: Final = "CUDATOOL_ALLOC_CONF"
+OWN_VARIABLE: Final = ALLOC_CONF.name
 """What our allocator alone reads, before PyTorch's variables."""
 PYTORCHS_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
 """What every version of PyTorch reads."""

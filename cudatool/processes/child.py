@@ -15,14 +15,11 @@ from types import ModuleType
 from typing import Any, Final
 
 from cudatool.attached import attached
+from cudatool.config import CHILD
 from cudatool.processes.journal import BEGAN, REPLACED, STARTED, UNRECORDED, Journal
 from cudatool.processes.starts import Starts
 
-__all__ = ["VARIABLE", "journal", "leave_by", "noticed_in", "start", "stop"]
-
-VARIABLE: Final = "CUDATOOL_CHILD"
-"""Environment variable of the processes that a recorded one starts: the journal's path and identity, and the settings
-of :mod:`cudatool.recording.children`, a line each. They are empty if the process is not to be recorded."""
+__all__ = ["journal", "leave_by", "noticed_in", "start", "stop"]
 
 _USERS: Final = frozenset(
     (
@@ -40,11 +37,11 @@ _leave: Callable[[], None] | None = None
 
 
 def start() -> None:
-    """Begin, in a process whose environment has :data:`VARIABLE`."""
+    """Begin, in a process whose environment has :data:`.CHILD`."""
     global _settings, _waits
     if _waits is not None:  # in a virtual environment, Python reads the line twice
         return
-    place, identity, _settings = os.environ[VARIABLE].split("\n", 2)
+    place, identity, _settings = os.environ[CHILD].split("\n", 2)
     if place:
         noticed_in(Journal(place, identity))
     _waits = _BeforeImport()

@@ -29,11 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool import _driver, recording
+from cudatool.config import CHILD, QUIET
 from cudatool.errors import CudatoolError, OutputError
 from cudatool.files import KeptDescriptor
 from cudatool.processes import child
 from cudatool.processes.journal import BEGAN, IMPORTED, REPLACED, STARTED, TRACED, UNRECORDED, Journal, identity_of
-from cudatool.progress import QUIET, announce
+from cudatool.progress import announce
 from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport
 from cudatool.text import printable
@@ -90,13 +91,13 @@ _report: OomReport | None = None
 def recorded(settings: Settings, recorder: Recorder) -> Iterator[None]:
     """Record the processes that this one starts inside of the ``with`` block, and list them at its end."""
     global _settings, _first
-    before = os.environ.get(child.VARIABLE)
+    before = os.environ.get(CHILD)
     file = KeptDescriptor(os.memfd_create("cudatool journal"))
     number = file.number
     assert number is not None
     journal = Journal(f"/proc/{os.getpid()}/fd/{number}", identity_of(number))
     _settings, _first = settings, os.getpid()
-    os.environ[child.VARIABLE] = "\n".join((journal.path, journal.identity, json.dumps(asdict(settings))))
+    os.environ[CHILD] = "\n".join((journal.path, journal.identity, json.dumps(asdict(settings))))
     try:
         yield
     finally:
@@ -114,8 +115,8 @@ def unrecorded() -> Iterator[None]:
 
     This is needed for the software device, whose driver no library finds by itself.
     """
-    before = os.environ.get(child.VARIABLE)
-    os.environ[child.VARIABLE] = "\n\n"
+    before = os.environ.get(CHILD)
+    os.environ[CHILD] = "\n\n"
     try:
         yield
     finally:
@@ -124,9 +125,9 @@ def unrecorded() -> Iterator[None]:
 
 def _restore(before: str | None) -> None:
     if before is None:
-        os.environ.pop(child.VARIABLE, None)
+        os.environ.pop(CHILD, None)
     else:
-        os.environ[child.VARIABLE] = before
+        os.environ[CHILD] = before
 
 
 def _record_children(journal: Journal, recorder: Recorder) -> None:
@@ -231,7 +232,7 @@ def _forked() -> None:
         hooks.unsubscribe(_recorder)
     journal = child.journal()
     if journal is None:
-        place, identity, _ = os.environ[child.VARIABLE].split("\n", 2)
+        place, identity, _ = os.environ[CHILD].split("\n", 2)
         journal = Journal(place, identity)
     header = recording.observing()
     child.noticed_in(journal, began=_sees_all())

@@ -25,10 +25,10 @@ from typing import Final
 
 from cudatool.collect.library_failures import LibraryFailures
 from cudatool.collect.torch_failures import TorchFailures
+from cudatool.config import CHILD
 from cudatool.errors import CudatoolError
 from cudatool.files import write_whole
 from cudatool.memory import observers
-from cudatool.processes import child
 from cudatool.progress import announce
 from cudatool.text import printable
 
@@ -161,4 +161,4 @@ def _explained(trace: str) -> str:
     return done.stdout.decode(errors="replace")
 
 
-_NOT_PASSED_ON: Final = (child.VARIABLE, "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "FORCE_COLOR")
+_NOT_PASSED_ON: Final = (CHILD, "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "FORCE_COLOR")

@@ -35,8 +35,9 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
 from cudatool import recording
+from cudatool.config import QUIET
 from cudatool.errors import CudatoolError, UsageError
-from cudatool.progress import QUIET, announce
+from cudatool.progress import announce
 from cudatool.recording.armed import program_name
 from cudatool.text import printable
 from cudatool.trace.recorder import Recorder

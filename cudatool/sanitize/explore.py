@@ -7,7 +7,6 @@ runs only then, kernels that go out of bounds only then, and output that differs
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 import types
 import typing
@@ -16,6 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from cudatool.config import DEVICE
 from cudatool.errors import UsageError
 from cudatool.sanitize.coverage import merged_gaps
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
@@ -59,7 +59,7 @@ def device_for(device: str | None, schedule: SeededSchedule) -> str:
     UsageError
         `device` is a GPU.
     """
-    kind, _, text = (device or os.environ.get("CUDATOOL_DEVICE") or "sim").partition(":")
+    kind, _, text = (device or DEVICE.value()).partition(":")
     if kind == "cuda":
         raise UsageError("--explore needs the software device: the order of work on a GPU cannot be chosen")
     options = {item.partition("=")[0]: item for item in text.split(",") if item}

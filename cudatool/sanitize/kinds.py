@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Final
 
+from cudatool.config import DOCS
 from cudatool.errors import UsageError, unknown
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
 
@@ -182,5 +182,5 @@ def help_url(kind: FindingKind) -> str:
     ``CUDATOOL_DOCS`` is where the ``docs`` folder can be read, for example
     ``https://git.example.org/cudatool/blob/v1/docs``.
     """
-    base = os.environ.get("CUDATOOL_DOCS", "").rstrip("/")
+    base = DOCS.given().rstrip("/")
     return f"{base}/findings.md#{kind}" if base else ""

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from cudatool import _driver
+from cudatool.config import DEVICE
 from cudatool.errors import UsageError
 from cudatool.sanitize import Baseline, Outputs, Rule, parse_checks, parse_rules
 from cudatool.sanitize.report.outputs import FORMATS, Output
@@ -63,7 +64,7 @@ def read(config: pytest.Config) -> Options:
     CudatoolError
         One of them is wrong.
     """
-    device = given(config, "cudatool_device") or os.environ.get("CUDATOOL_DEVICE", "")
+    device = given(config, "cudatool_device") or DEVICE.given()
     _driver.choose(device or None)
     path, updates = given(config, "cudatool_baseline") or "", bool(_given_update(config))
     if updates and not path:

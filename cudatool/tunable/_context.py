@@ -10,7 +10,7 @@ import warnings
 from importlib.metadata import version
 from typing import Final
 
-from cudatool import _driver
+from cudatool import _driver, config
 from cudatool.blas import _gemm
 from cudatool.blas._gemm import Gemm
 from cudatool.errors import ConfigError, UsageError
@@ -52,7 +52,7 @@ __all__ = [
     "write_file_on_exit",
 ]
 
-_PREFIXES: Final = ("CUDATOOL_TUNABLEOP_", "PYTORCH_TUNABLEOP_")
+_PREFIXES: Final = (config.TUNABLEOP.name.removesuffix("*"), "PYTORCH_TUNABLEOP_")
 _DEFAULTS: Final[dict[str, int | str]] = {
     # PyTorch's; a switch is 0 or 1
     "ENABLED": 0,
