@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +145,12 @@ def test_imports_follow_the_arrows() -> None:
     assert (
         circles({room: allowed | (LEAVES if room not in LEAVES else set()) for room, allowed in ARROWS.items()}) == []
     )
+
+
+def test_every_package_is_installed() -> None:
+    installed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = {module for module, path in HOUSE.modules.items() if path.name == "__init__.py"}
+    assert packages == set(installed)
 
 
 def test_circles_stay_small() -> None:
