@@ -12,9 +12,9 @@ from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from cudatool import attached as _attached
+from cudatool.loading import attached as _attached
+from cudatool.loading.whole_imports import whole_imports as _whole_imports
 from cudatool.runtime.public_modules import PUBLIC_MODULES as _PUBLIC_MODULES
-from cudatool.whole_imports import whole_imports as _whole_imports
 
 if TYPE_CHECKING:
     from cuda.core import LaunchConfig, ProgramOptions

@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cudatool import config
-from cudatool.after_import import AfterImport
-from cudatool.attached import attached
 from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
+from cudatool.loading.after_import import AfterImport
+from cudatool.loading.attached import attached
+from cudatool.loading.shared_libraries import loaded
+from cudatool.loading.whole_imports import whole_imports
 from cudatool.progress import announce
-from cudatool.shared_libraries import loaded
 from cudatool.text import quoted
 from cudatool.units import format_bytes, parse_bytes, parse_count
-from cudatool.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine

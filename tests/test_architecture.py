@@ -15,7 +15,6 @@ from house import House, circles, room_of
 ROOT = Path(__file__).resolve().parents[1]
 
 LEAVES = {
-    "attached",
     "config",
     "errors",
     "units",
@@ -23,11 +22,9 @@ LEAVES = {
     "files",
     "limits",
     "progress",
-    "shared_libraries",
     "source_text",
     "text",
-    "whole_imports",
-    "after_import",
+    "loading",
 }  # which everything may import
 ARROWS = {
     # room -> the rooms that it may import; a room is a folder or a module right inside the package
@@ -37,12 +34,9 @@ ARROWS = {
     "units": {"errors", "text"},
     "code_cache": {"errors", "units"},
     "files": {"errors"},
-    "attached": set(),  # which names what is attached from above, and imports it when it is used
     "limits": set(),
-    "shared_libraries": set(),
     "source_text": set(),
-    "whole_imports": set(),
-    "after_import": set(),
+    "loading": set(),  # also what is attached from above, by its name
     "progress": set(),
     # What knows no device.
     "trace": set(),
@@ -97,7 +91,7 @@ LONG_FUNCTIONS = 4  # of more than 50 lines; may only fall
 LONGEST_FUNCTION = 80  # lines
 FUNCTION_LEVEL_IMPORTS = 49  # of our own modules; may only fall
 ONLY_NUMPY = {
-    *("config", "errors", "text", "units", "files", "limits", "progress", "source_text", "whole_imports"),
+    *("config", "errors", "text", "units", "files", "limits", "progress", "source_text", "loading"),
     *("ptx", "trace", "memory", "analyze", "overview", "sanitize"),
 }
 TESTS_OF_THE_WHOLE = {"gpu", "peers", "programs", "races", "security", "soak"}  # folders of tests that are no room's

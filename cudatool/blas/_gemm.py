@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 
 from cudatool import _driver
-from cudatool.attached import attached
 from cudatool.backends._settings import settings
 from cudatool.blas._layout import Product
+from cudatool.loading.attached import attached
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.calls import operation
 from cudatool.runtime.device import device as on_device

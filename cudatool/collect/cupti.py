@@ -33,7 +33,7 @@ from cudatool.collect.cupti_work import Enqueued, WorkDone
 from cudatool.collect.gpu_launches import Launches
 from cudatool.collect.levels import Level
 from cudatool.collect.torch_rows import Action
-from cudatool.shared_libraries import loaded, wheel_folders
+from cudatool.loading.shared_libraries import loaded, wheel_folders
 from cudatool.trace import hooks
 from cudatool.trace.events import WORK, Event, Kind
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 from types import FrameType, ModuleType
 from typing import Any
 
-from cudatool.after_import import AfterImport
 from cudatool.collect import _cupti
+from cudatool.loading.after_import import AfterImport
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, WarningCode, WarningFlag
 

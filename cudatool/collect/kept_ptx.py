@@ -31,12 +31,12 @@ from sysconfig import get_config_var
 from types import ModuleType
 from typing import Any
 
-from cudatool.after_import import AfterImport
 from cudatool.code_cache import CodeCache
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.errors import ConfigError
-from cudatool.shared_libraries import loaded, open_nvrtc_builtins, wheel_library
+from cudatool.loading.after_import import AfterImport
+from cudatool.loading.shared_libraries import loaded, open_nvrtc_builtins, wheel_library
 
 __all__ = ["KeptPtx"]
 

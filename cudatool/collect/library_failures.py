@@ -13,8 +13,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, Final
 
-from cudatool.after_import import AfterImport
 from cudatool.collect.replaced import Replaced
+from cudatool.loading.after_import import AfterImport
 from cudatool.trace import hooks
 from cudatool.trace.events import FREE_UNKNOWN, Kind
 from cudatool.trace.libraries import Library

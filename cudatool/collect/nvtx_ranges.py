@@ -24,10 +24,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.after_import import AfterImport
 from cudatool.collect import _cupti, _nvtx
 from cudatool.collect.cupti_rows import ROW
 from cudatool.collect.replaced import Replaced
+from cudatool.loading.after_import import AfterImport
 from cudatool.trace import hooks
 from cudatool.trace.events import RECORD, Event, Kind, WarningCode, WarningFlag
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.after_import import AfterImport
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_modules import TorchModules
+from cudatool.loading.after_import import AfterImport
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Kind, WarningCode, WarningFlag
 

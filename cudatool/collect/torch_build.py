@@ -20,7 +20,7 @@ from types import ModuleType
 
 from cudatool.code_cache import CodeCache
 from cudatool.errors import ConfigError, CudatoolError
-from cudatool.shared_libraries import wheel_folders
+from cudatool.loading.shared_libraries import wheel_folders
 
 __all__ = ["TorchBuildError", "load"]
 

@@ -10,9 +10,9 @@ from time import time_ns
 from types import FrameType, ModuleType
 from typing import Any
 
-from cudatool.after_import import AfterImport
 from cudatool.collect.torch_history import TorchHistory
 from cudatool.files import replacing
+from cudatool.loading.after_import import AfterImport
 
 __all__ = ["TorchFailures"]
 

@@ -29,11 +29,11 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, Final
 
-from cudatool.after_import import AfterImport
 from cudatool.code_cache import CodeCache
 from cudatool.collect.generated_source import Statement, is_backward, statements
 from cudatool.collect.replaced import Replaced
 from cudatool.errors import ConfigError
+from cudatool.loading.after_import import AfterImport
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Event, GeneratedFact, GeneratedFlag, Kind
 from cudatool.trace.model import Frame

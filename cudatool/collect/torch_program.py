@@ -23,13 +23,13 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from cudatool.after_import import AfterImport
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_accesses import Argument, Plan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Note
+from cudatool.loading.after_import import AfterImport
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind, WarningCode, WarningFlag
 

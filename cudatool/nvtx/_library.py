@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
-from cudatool.shared_libraries import wheel_folders
+from cudatool.loading.shared_libraries import wheel_folders
 
 __all__ = ["Nvtx", "nvtx"]
 

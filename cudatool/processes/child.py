@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from cudatool.attached import attached
 from cudatool.config import CHILD
+from cudatool.loading.attached import attached
 from cudatool.processes.journal import BEGAN, REPLACED, STARTED, UNRECORDED, Journal
 from cudatool.processes.starts import Starts
 

@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
-from cudatool.after_import import AfterImport
 from cudatool.collect import deferred_frees
 from cudatool.collect.children import child_processes
 from cudatool.collect.hand_overs import HandOvers
 from cudatool.collect.levels import Level
 from cudatool.collect.nvtx_ranges import RangeLog, nvtx_ranges
 from cudatool.errors import OutputError
+from cudatool.loading.after_import import AfterImport
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
 from cudatool.recording.before import Before

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.attached import attached
 from cudatool.errors import ShapeError, UsageError
+from cudatool.loading.attached import attached
 from cudatool.runtime import interop, peer, transfer
 from cudatool.runtime._native import address_of
 from cudatool.runtime.allocator import Layout, Memory, MemoryOwner, Shape, allocate

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cudatool import _driver
 from cudatool.errors import CompileError, CudaError, OutOfMemoryError
+from cudatool.loading.whole_imports import whole_imports
 from cudatool.trace import hooks
-from cudatool.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     core: Any

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from cudatool.errors import CompileError, DeviceUnavailableError, UsageError
-from cudatool.shared_libraries import wheel_folders
+from cudatool.loading.shared_libraries import wheel_folders
 from cudatool.text import quoted
 
 __all__ = ["architecture_number", "include_paths", "to_ptx"]

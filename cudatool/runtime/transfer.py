@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.attached import attached
 from cudatool.errors import ShapeError, UsageError
+from cudatool.loading.attached import attached
 from cudatool.runtime import calls
 from cudatool.runtime._native import address_of
 from cudatool.runtime.allocator import Layout, allocate

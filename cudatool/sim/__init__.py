@@ -13,7 +13,8 @@ import importlib
 import os
 import re
 
-from cudatool.shared_libraries import open_nvrtc_builtins, wheel_library
+from cudatool.loading.shared_libraries import open_nvrtc_builtins, wheel_library
+from cudatool.loading.whole_imports import whole_imports
 from cudatool.sim import _calls, abi, device_runtime, machine, signals
 from cudatool.sim.abi import ENTRIES, Entry, Subscriber, subscribe, unsubscribe
 from cudatool.sim.host_library import path_of
@@ -21,7 +22,6 @@ from cudatool.sim.machine import Machine, Options
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import AddressSpaceError, Result
 from cudatool.sim.toolchain import nvjitlink, nvrtc, runtime_api
-from cudatool.whole_imports import whole_imports
 
 __all__ = [
     "AddressSpaceError",

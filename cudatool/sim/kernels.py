@@ -12,6 +12,7 @@ from ctypes import c_int, c_size_t, c_uint
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from cudatool.loading.whole_imports import whole_imports
 from cudatool.ptx import Module, PtxError, orders_others, parse_image
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import _queue, abi, profile
@@ -25,7 +26,6 @@ from cudatool.sim.optimizing import Optimizing
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
 from cudatool.units import format_bytes
-from cudatool.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

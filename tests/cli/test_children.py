@@ -206,7 +206,7 @@ def test_what_records_may_wait_for_the_import_before_which_it_begins(tmp_path, m
     import importlib
     import sys
 
-    from cudatool.after_import import AfterImport
+    from cudatool.loading.after_import import AfterImport
     from cudatool.processes import child
     from cudatool.recording import children
 

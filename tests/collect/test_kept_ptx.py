@@ -74,7 +74,7 @@ def test_nothing_stands_in_for_nvrtc_in_a_program_with_pytorch(tmp_path):
 STANDS_IN = """
 import ctypes, re
 from cudatool.collect import kept_ptx
-from cudatool.shared_libraries import wheel_library
+from cudatool.loading.shared_libraries import wheel_library
 real = wheel_library("libnvrtc.so.13")
 kept_ptx._watch_nvrtc(None)
 names = {name.decode() for name in re.findall(rb"\\0(_*nvrtc[A-Z]\\w*)(?=\\0)", real.read_bytes())}

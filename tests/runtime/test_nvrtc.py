@@ -11,8 +11,8 @@ from cuda.bindings import nvrtc
 from cuda.pathfinder import DynamicLibNotFoundError
 
 from cudatool.errors import DeviceUnavailableError
+from cudatool.loading.shared_libraries import wheel_library
 from cudatool.runtime.nvrtc import to_ptx
-from cudatool.shared_libraries import wheel_library
 
 
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

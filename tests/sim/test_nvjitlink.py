@@ -209,7 +209,7 @@ def test_machine_code_is_refused_and_said_to_be(nvjitlink):
 
 def test_names_of_each_release_are_there_in_the_version_of_the_library(nvjitlink) -> None:
     """As cuSPARSE asks for them, without which PyTorch cannot be imported."""
-    from cudatool.shared_libraries import wheel_library
+    from cudatool.loading.shared_libraries import wheel_library
 
     if wheel_library("libnvJitLink.so.13") is None:
         pytest.skip("nvJitLink is not installed as a wheel")

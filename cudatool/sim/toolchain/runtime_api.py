@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from cudatool.after_import import AfterImport
+from cudatool.loading.after_import import AfterImport
 
 __all__ = ["FUNCTIONS", "install"]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cudatool.after_import import AfterImport
+from cudatool.loading.after_import import AfterImport
 
 
 @pytest.mark.parametrize("imported_before", [False, True])

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from cudatool.whole_imports import whole_imports
+from cudatool.loading.whole_imports import whole_imports
 
 PROGRAM = """
 import signal, sys

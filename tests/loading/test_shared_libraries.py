@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from cudatool import shared_libraries
 from cudatool.collect import _unpickle
+from cudatool.loading import shared_libraries
 
 
 @pytest.fixture
