@@ -9,7 +9,7 @@ from time import process_time
 from typing import TYPE_CHECKING
 
 from cudatool import analyze
-from cudatool.analyze.whatif import NoAdvice
+from cudatool.analyze.settings_advice import NoAdvice
 from cudatool.cli._command import command, option
 from cudatool.cli._oom_text import print_failure
 from cudatool.cli._options import size_of, source_argument

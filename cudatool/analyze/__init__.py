@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from cudatool.analyze.calls import Call, Change, Verb
 from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
 from cudatool.analyze.diagnosis import Diagnosis, Remedy, Topic, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
@@ -27,22 +28,13 @@ from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings, torch_settings
 from cudatool.analyze.replay import Check, Divergence, check
 from cudatool.analyze.report import Report, report
-from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
+from cudatool.analyze.requests import Requests, requests
+from cudatool.analyze.settings_advice import Advice, LeftOut, NoAdvice, Record
 from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.analyze.usage import Usage, is_private_pool, pool_label, usage_by_pool, usage_by_stream
-from cudatool.analyze.whatif import (
-    Advice,
-    Caveat,
-    LeftOut,
-    NoAdvice,
-    Outcome,
-    OutOfMemory,
-    Record,
-    advise,
-    recorded_limit,
-    what_if,
-)
+from cudatool.analyze.whatif import advise, recorded_limit, what_if
+from cudatool.analyze.whatif_model import Caveat, Outcome, OutOfMemory
 from cudatool.overview.compiled import (
     Compiled,
     GeneratedShare,

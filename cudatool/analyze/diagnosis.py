@@ -14,10 +14,12 @@ from cudatool.analyze.leaks import PARTS_OF_LEAKS, Leaks, leaks
 from cudatool.analyze.modules import Modules, modules
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.recorded import recorded_settings
+from cudatool.analyze.settings_advice import Advice, NoAdvice
 from cudatool.analyze.sites import SiteTree, site_tree
 from cudatool.analyze.steps import PARTS_OF_STEPS, find_steps
 from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
-from cudatool.analyze.whatif import Advice, Caveat, NoAdvice, advise
+from cudatool.analyze.whatif import advise
+from cudatool.analyze.whatif_model import Caveat
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import LARGE_SEGMENT, UNLIMITED, Settings, setting_texts
 from cudatool.overview.moments import CallSite, by_call_site

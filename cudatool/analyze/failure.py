@@ -29,8 +29,9 @@ from cudatool.analyze.leaks import Leaks, leaks
 from cudatool.analyze.modules import Modules, modules
 from cudatool.analyze.outside import Outside, outside
 from cudatool.analyze.recorded import recorded_settings
+from cudatool.analyze.settings_advice import Advice, NoAdvice
 from cudatool.analyze.steps import find_steps
-from cudatool.analyze.whatif import Advice, NoAdvice, advise
+from cudatool.analyze.whatif import advise
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.blocks import segment_size
 from cudatool.memory.settings import Settings

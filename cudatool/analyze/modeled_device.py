@@ -6,7 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Final
 
-from cudatool.analyze.requests import Change, Requests
+from cudatool.analyze.calls import Change
+from cudatool.analyze.requests import Requests
 from cudatool.errors import OutOfMemoryError
 from cudatool.trace.events import Kind
 

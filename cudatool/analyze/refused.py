@@ -6,7 +6,8 @@ from bisect import bisect_left
 from dataclasses import replace
 from functools import cache
 
-from cudatool.analyze.requests import Calls, Requests, Verb
+from cudatool.analyze.calls import Calls, Verb
+from cudatool.analyze.requests import Requests
 from cudatool.memory.blocks import round_size
 from cudatool.memory.settings import Settings
 

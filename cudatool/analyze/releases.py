@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cudatool.analyze.requests import RELEASES, Call, Change
+from cudatool.analyze.calls import RELEASES, Call, Change
 from cudatool.memory.blocks import BlockPool
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from cudatool.analyze.calls import RELEASES, Call, Part, Verb
 from cudatool.analyze.releases import leading_releases, share_of_program
 from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.replay_script import Script
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Part, Requests, Verb, refuses_contradictions, requests
+from cudatool.analyze.requests import Requests, refuses_contradictions, requests
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, BlockPool, PoolId, round_size, segment_size
 from cudatool.memory.journal import Journal

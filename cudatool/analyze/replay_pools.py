@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cudatool.analyze.requests import Call, Change, Requests, call_time, change_time
+from cudatool.analyze.calls import Call, Change, call_time, change_time
+from cudatool.analyze.requests import Requests
 from cudatool.trace.events import Kind, pack_pool
 
 __all__ = ["UnnamedPools"]
@@ -20,7 +21,7 @@ _FIRST_ID: Final = 1 << 30  # of the second part of an id; programs count theirs
 
 
 class _Lifetime(NamedTuple):
-    """A segment from its allocation to its release; see :func:`cudatool.analyze.requests.call_time`."""
+    """A segment from its allocation to its release; see :func:`cudatool.analyze.calls.call_time`."""
 
     address: int
     size: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from cudatool.analyze.requests import Change
+from cudatool.analyze.calls import Change
 from cudatool.errors import OutOfMemoryError
 from cudatool.trace.events import Kind
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from cudatool.analyze.requests import Change, Requests
+from cudatool.analyze.calls import Change
+from cudatool.analyze.requests import Requests
 from cudatool.memory.blocks import SMALL_PAGE, Block, PoolId
 from cudatool.memory.policy import Policy
 from cudatool.memory.settings import Settings

@@ -10,10 +10,11 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import chain
 
+from cudatool.analyze.calls import RELEASES, Call, Part, Verb
 from cudatool.analyze.modeled_device import ModeledDevice
 from cudatool.analyze.replay import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Part, Requests, Verb, refuses_contradictions
+from cudatool.analyze.requests import Requests, refuses_contradictions
 from cudatool.errors import FileFormatError, OutOfMemoryError
 from cudatool.limits import FAILURE_STEPS, GAP_STEPS
 from cudatool.memory.blocks import Block, PoolId

@@ -16,8 +16,9 @@ import pytest
 from recordings import path_of
 
 from cudatool.analyze import Check, advise, check, recorded_settings
+from cudatool.analyze.calls import Verb, call_time, change_time
 from cudatool.analyze.replay import _Replay
-from cudatool.analyze.requests import Verb, call_time, change_time, requests
+from cudatool.analyze.requests import requests
 from cudatool.collect import torch_snapshot
 from cudatool.errors import FileFormatError
 from cudatool.memory import Settings

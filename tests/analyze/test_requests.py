@@ -9,7 +9,8 @@ import pytest
 from allocator_program import run
 
 from cudatool.analyze import check, what_if
-from cudatool.analyze.requests import Call, Calls, Change, Part, Verb, requests
+from cudatool.analyze.calls import Call, Calls, Change, Part, Verb
+from cudatool.analyze.requests import requests
 from cudatool.memory import Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
