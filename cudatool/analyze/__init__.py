@@ -26,7 +26,8 @@ from cudatool.analyze.modules import ModuleMemory, Modules, WithoutModule, Witho
 from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
 from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings, torch_settings
-from cudatool.analyze.replay import Check, Divergence, check
+from cudatool.analyze.replay import Check, check
+from cudatool.analyze.replay_pass import Divergence
 from cudatool.analyze.report import Report, report
 from cudatool.analyze.requests import Requests, requests
 from cudatool.analyze.settings_advice import Advice, LeftOut, NoAdvice, Record

@@ -12,7 +12,7 @@ from itertools import chain
 
 from cudatool.analyze.calls import RELEASES, Call, Part, Verb
 from cudatool.analyze.modeled_device import ModeledDevice
-from cudatool.analyze.replay import pool_ids
+from cudatool.analyze.replay_pass import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
 from cudatool.analyze.requests import Requests, refuses_contradictions
 from cudatool.errors import FileFormatError, OutOfMemoryError

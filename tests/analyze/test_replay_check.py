@@ -17,7 +17,7 @@ from recordings import path_of
 
 from cudatool.analyze import Check, advise, check, recorded_settings
 from cudatool.analyze.calls import Verb, call_time, change_time
-from cudatool.analyze.replay import _Replay
+from cudatool.analyze.replay_pass import ReplayPass
 from cudatool.analyze.requests import requests
 from cudatool.collect import torch_snapshot
 from cudatool.errors import FileFormatError
@@ -243,14 +243,14 @@ def test_inexact_recording_costs_three_exact_ones_at_most(
 def costs_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each pass of a replay from now on adds its cost."""
     costs: list[int] = []
-    run = _Replay.run
+    run = ReplayPass.run
 
-    def noted(self: _Replay, **options: Any) -> bool:
+    def noted(self: ReplayPass, **options: Any) -> bool:
         finished = run(self, **options)
         costs.append(self.cost)
         return finished
 
-    monkeypatch.setattr(_Replay, "run", noted)
+    monkeypatch.setattr(ReplayPass, "run", noted)
     return costs
 
 

@@ -27,7 +27,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.ptx import Flow, Function, Symbol
-from cudatool.ptx.affine import THREAD_INDICES, AffineAddresses, Form, Site, may_meet
+from cudatool.ptx.affine import AffineAddresses, Site
+from cudatool.ptx.forms import THREAD_INDICES, Form, may_meet
 from cudatool.ptx.isa import Mode
 from cudatool.ptx.operands import GENERIC, space_of
 from cudatool.sim.jit.collective import Kind, suspension_of

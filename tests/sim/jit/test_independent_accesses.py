@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from affine_kernels import Case, campaign
 
-from cudatool.ptx.affine import Form, may_meet
+from cudatool.ptx.forms import Form, may_meet
 from cudatool.sim import jit
 from cudatool.sim.jit import Instrument
 
