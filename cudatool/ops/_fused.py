@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.ops._complex import complex_functions
-from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, walk
-from cudatool.ops._pointwise import Pointwise, Types, lines
+from cudatool.ops._layout import LOADS, THREADS, lines, own_pack, plan_struct, walk
+from cudatool.ops._pointwise import Pointwise, Types
 from cudatool.ops._rows import RowCall, RowKernels
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import device as on_device
@@ -158,13 +158,11 @@ class Fused:
             numbers=NUMBERS + LOADS + _KEPT,
             functions=self._functions(),
             parts="\n".join(_part(k, part) for k, part in self.computed()),
-            arrays=len(names),
-            dimensions=MOST_DIMENSIONS,
+            plan=plan_struct(len(names)),
             threads=THREADS,
             name=self.name,
             parameters=", ".join(self._parameters()),
-            starts=lines(f"const char *{name}_at = (const char *){name}_array;" for name in names),
-            steps=lines((f"{name}_at += at * plan.strides[{k}][d];" for k, name in enumerate(names)), "        "),
+            pack=own_pack(names),
             loads=lines(
                 f"Pack<{kind}, N> {name}_pack; load({name}_pack, {name}_at, plan.strides[{k}][plan.ndim - 1], count);"
                 for k, (name, kind) in enumerate(self._arrays())
@@ -339,25 +337,12 @@ _BODY: Final = """
     }}"""
 
 _KERNEL: Final = """{numbers}
-struct Plan {{ long long size, packs, ndim, shape[{dimensions}], strides[{arrays}][{dimensions}]; }};
+{plan}
 {functions}
 {parts}
 template <int N>
 __global__ void __launch_bounds__({threads}) {name}({parameters}, unsigned zero, Plan plan) {{
-    long long rest = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (rest >= plan.packs) return;
-    long long first = rest * N;
-    int count = plan.size - first < N ? plan.size - first : N;
-    {starts}
-    #pragma unroll 1
-    for (int d = plan.ndim - 1; d >= 0; --d) {{
-        long long at = rest;
-        if (d) {{
-            rest /= plan.shape[d];
-            at -= rest * plan.shape[d];
-        }}
-        {steps}
-    }}
+    {pack}
     {loads}
     {body}
     {stores}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +14,20 @@ from cudatool.errors import UsageError
 from cudatool.runtime import calls
 from cudatool.runtime.array import ALIGNMENT, DeviceArray
 
-__all__ = ["LOADS", "MOST_DIMENSIONS", "THREADS", "Walk", "collapse", "linear", "offsets", "pack_width", "walk"]
+__all__ = [
+    "LOADS",
+    "MOST_DIMENSIONS",
+    "THREADS",
+    "Walk",
+    "collapse",
+    "linear",
+    "lines",
+    "offsets",
+    "own_pack",
+    "pack_width",
+    "plan_struct",
+    "walk",
+]
 
 THREADS: Final = 256
 """Of a block."""
@@ -64,12 +77,48 @@ class Walk(NamedTuple):
     config
         Of a launch with one thread a pack.
     parameters
-        The kernel's struct: size, packs, ndim, shape in packs, and the strides of each array in bytes a step.
+        The kernel's struct (:func:`plan_struct`): size, packs, ndim, shape in packs, and the strides of each array in
+        bytes a step.
     """
 
     width: int
     config: Any
     parameters: np.void
+
+
+def lines(statements: Iterable[str], indent: str = "    ") -> str:
+    """Return statements of C++ on lines of their own."""
+    return f"\n{indent}".join(statements)
+
+
+def plan_struct(arrays: int) -> str:
+    """Return the C++ of :attr:`Walk.parameters` for so many arrays."""
+    n = MOST_DIMENSIONS
+    return f"struct Plan {{ long long size, packs, ndim, shape[{n}], strides[{arrays}][{n}]; }};"
+
+
+def own_pack(names: Sequence[str]) -> str:
+    """Return the C++ by which a thread of a :class:`Walk` finds its pack in arrays; one that has none returns.
+
+    `first` is the pack's first element, `count` how many there are from there on, at most N, and ``NAME_at`` where it
+    is in each array ``NAME_array``, in the order of the walk.
+    """
+    starts = lines(f"const char *{name}_at = (const char *){name}_array;" for name in names)
+    steps = lines((f"{name}_at += at * plan.strides[{k}][d];" for k, name in enumerate(names)), "        ")
+    return f"""long long rest = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (rest >= plan.packs) return;
+    long long first = rest * N;
+    int count = plan.size - first < N ? plan.size - first : N;
+    {starts}
+    #pragma unroll 1
+    for (int d = plan.ndim - 1; d >= 0; --d) {{
+        long long at = rest;
+        if (d) {{
+            rest /= plan.shape[d];
+            at -= rest * plan.shape[d];
+        }}
+        {steps}
+    }}"""
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]], *, reorder: bool) -> list[list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 
 from cudatool.errors import UsageError
 from cudatool.ops._complex import complex_functions
-from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, Walk, walk
+from cudatool.ops._layout import LOADS, THREADS, Walk, lines, own_pack, plan_struct, walk
 from cudatool.runtime.allocator import Memory
 from cudatool.runtime.array import ALIGNMENT, DeviceArray, empty, may_overlap, signature
 from cudatool.runtime.calls import raise_status
@@ -478,14 +478,12 @@ class Pointwise:
             common=c_type(types.common),
             compute=c_type(compute_dtype(types.common)),
             result=c_type(types.result),
-            arrays=len(place),
-            dimensions=MOST_DIMENSIONS,
+            plan=plan_struct(len(place)),
             threads=THREADS,
             templates="".join(f"typename T_{name}, " for name in arrays),
             name=self.name,
             parameters=", ".join(parameters),
-            starts=lines(f"const char *{name}_at = (const char *){name}_array;" for name in place),
-            steps=lines((f"{name}_at += at * plan.strides[{k}][d];" for name, k in place.items()), "        "),
+            pack=own_pack(list(place)),
             loads=lines(
                 f"Pack<T_{name}, N> {name}_pack; load({name}_pack, {name}_at, plan.strides[{k}][plan.ndim - 1], count);"
                 for name, k in place.items()
@@ -499,34 +497,16 @@ class Pointwise:
         )
 
 
-def lines(statements: Iterable[str], indent: str = "    ") -> str:
-    """Return statements of C++ on lines of their own."""
-    return f"\n{indent}".join(statements)
-
-
 _KERNEL: Final = """{numbers}
 using Common = {common};  // what the operands are cast to
 using Compute = {compute};  // in which it is computed
 using Result = {result};
 
-struct Plan {{ long long size, packs, ndim, shape[{dimensions}], strides[{arrays}][{dimensions}]; }};
+{plan}
 {functions}
 template <typename Out, {templates}int N>
 __global__ void __launch_bounds__({threads}) {name}({parameters}, Plan plan) {{
-    long long rest = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (rest >= plan.packs) return;
-    long long first = rest * N;
-    int count = plan.size - first < N ? plan.size - first : N;
-    {starts}
-    #pragma unroll 1
-    for (int d = plan.ndim - 1; d >= 0; --d) {{
-        long long at = rest;
-        if (d) {{
-            rest /= plan.shape[d];
-            at -= rest * plan.shape[d];
-        }}
-        {steps}
-    }}
+    {pack}
     {loads}
     Pack<Out, N> {packs};
     #pragma unroll
