@@ -17,10 +17,10 @@ part: they find in their slots what they need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from cudatool.ptx import Flow, Function, Instruction, opcode_of, type_bytes
+from cudatool.ptx import Instruction, opcode_of, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT
@@ -29,7 +29,10 @@ from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, dist
 from cudatool.sim.jit.scheduler import VALUES, Cell, parameters
 from cudatool.sim.jit.texture import first_in_line, take_word
 
-__all__ = ["THREAD", "UNROLLED", "Body", "Kernel", "Together", "enter_at_heads", "from_the_beginning", "in_pieces"]
+if TYPE_CHECKING:
+    from cudatool.sim.jit.thread_code import ThreadCode
+
+__all__ = ["THREAD", "UNROLLED", "Body", "Together", "enter_at_heads", "from_the_beginning", "in_pieces"]
 
 _FIRST_LOOP = 1 << 21  # number of the metadata of loops over the threads of a row
 _SHORT = 100  # lines of a body up to which a loop of it is unrolled
@@ -37,43 +40,18 @@ UNROLLED = '!{!"llvm.loop.unroll.count", i32 4}'
 THREAD = "i32 %tx, i32 %ty, i32 %tz, i32 %t"
 
 
-class Kernel(Protocol):
-    """What is needed of the kernel that is translated."""
-
-    code: list[Instruction]
-    function: Function
-    flow: Flow
-    parts: list[str]
-    strides: Set[int]
-    region_of: dict[int, int]
-
-    def emitter(self) -> Emitter: ...
-    def finish(self, e: Emitter) -> None: ...
-    def slot(self, register: str) -> tuple[int, str]: ...
-    def instruction(self, e: Emitter, instruction: Instruction) -> None: ...
-    def branch(self, e: Emitter, instruction: Instruction, number: int, following: set[int]) -> None: ...
-    def count_round(self, e: Emitter, number: int, leads: Iterable[int]) -> None: ...
-    def suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None: ...
-    def kept(self, index: int, among: set[str]) -> list[str]: ...
-    def take(self, e: Emitter, register: str) -> None: ...
-    def resume(self, e: Emitter, index: int) -> None: ...
-    def suspends(self, index: int) -> bool: ...
-    def has_long_rows(self) -> bool: ...
-    def header(self, e: Emitter) -> list[str]: ...
-
-
-def _touched(kernel: Kernel, region: list[Instruction]) -> set[str]:
+def _touched(kernel: ThreadCode, region: list[Instruction]) -> set[str]:
     """Return the registers that a `region` reads or sets; others stay in their slots."""
     found = {name for one in region for names in (reads(one), writes(one)) for name in names}
     return found & kernel.function.registers.keys()
 
 
-def _live(kernel: Kernel, head: int, touched: set[str]) -> list[str]:
+def _live(kernel: ThreadCode, head: int, touched: set[str]) -> list[str]:
     """Return the registers, of those that the region has `touched`, that a part of it needs, or what follows that."""
     return sorted(kernel.flow.blocks[head].live_in & touched)
 
 
-def enter_at_heads(kernel: Kernel, e: Emitter, heads: list[int], region: list[Instruction]) -> None:
+def enter_at_heads(kernel: ThreadCode, e: Emitter, heads: list[int], region: list[Instruction]) -> None:
     """Emit how a thread finds where to begin: ``%from`` is one more than one of `heads`, 0 where the region begins."""
     cases = " ".join(f"i32 {head + 1}, label %from{head}" for head in heads)
     e.emit(f"switch i32 %from, label %start [ {cases} ]")
@@ -152,7 +130,7 @@ class Together:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: ThreadCode,
         number: int,
         index: int | None,
         even: Even,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.ptx import Flow, Instruction, opcode_of, symbols
 from cudatool.ptx.flow import reads, writes
@@ -27,7 +27,9 @@ from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import Region, find_distances
 from cudatool.sim.jit.scheduler import Cell, parameters
-from cudatool.sim.jit.together import Kernel
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit.thread_code import ThreadCode
 
 __all__ = ["Marching", "emit_ahead", "emit_most", "find_marching", "find_renewable"]
 
@@ -132,7 +134,7 @@ def _holding(flow: Flow, definitions: Mapping[str, int], sources: Mapping[str, S
 
 
 def emit_ahead(
-    kernel: Kernel,
+    kernel: ThreadCode,
     marching: Marching,
     number: int,
     first: int,
@@ -184,7 +186,7 @@ def emit_ahead(
 
 
 def emit_most(
-    kernel: Kernel,
+    kernel: ThreadCode,
     marching: Marching,
     number: int,
     bound: Bound,
@@ -211,7 +213,7 @@ def emit_most(
     _finish(kernel, e, f"most_{number}", f"{parameters(given.values())}, i32 %nx")
 
 
-def _finish(kernel: Kernel, e: Emitter, name: str, more: str) -> None:
+def _finish(kernel: ThreadCode, e: Emitter, name: str, more: str) -> None:
     registers = kernel.function.registers
     lines = [
         f"define internal i32 @{name}({ENVIRONMENT}{more}) #0 {{",
@@ -236,7 +238,7 @@ class _Way:
     """
 
     def __init__(
-        self, kernel: Kernel, marching: Marching, first: int, before: Sequence[Instruction], wanted: set[str]
+        self, kernel: ThreadCode, marching: Marching, first: int, before: Sequence[Instruction], wanted: set[str]
     ) -> None:
         self._kernel, self._marching, self._first = kernel, marching, first
         self._needed = wanted
