@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cudatool._driver import gpu_names
+from cudatool._driver import gpu_names, initialize
 
 
 class _NoGpu(pytest.Module):
@@ -22,6 +23,15 @@ class _NoGpu(pytest.Module):
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Skip files where no test of theirs can run: to skip each of 1,500 tests takes both workers many seconds."""
     return None if gpu_names() else _NoGpu.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """PyTorch on the GPU that this process uses, too."""
+    found = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not found.cuda.is_available() or initialize().kind != "cuda":
+        pytest.skip("PyTorch and this process do not both use a GPU")
+    return found
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import ml_dtypes
@@ -10,21 +9,10 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import _driver, amp, blas, ops, optim
+from cudatool import amp, blas, ops, optim
 from cudatool.amp._policy import POLICIES
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
-    import torch
-
-    if not torch.cuda.is_available() or _driver.initialize().kind != "cuda":
-        pytest.skip("PyTorch and this process do not both use a GPU")
-    return torch
 
 
 SQUARE, VECTOR, BATCH = (8, 8), (8,), (2, 8, 8)

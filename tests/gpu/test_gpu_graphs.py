@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import cudatool
 import cudatool.random
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch")]
 
 PROGRAM = Path(__file__).with_name("graph_requests.py")
 SEGMENT = ("address", "total_size", "allocated_size", "active_size", "stream", "segment_type", "is_expandable")
@@ -26,20 +25,6 @@ extern "C" __global__ void scale(const float *a, float factor, float *out, int n
     if (i < n) out[i] = a[i] * factor;
 }
 """
-
-
-@pytest.fixture(autouse=True)
-def torch_and_gpu() -> None:
-    if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
-    from cudatool import _driver
-
-    if _driver.initialize().kind != "cuda":
-        pytest.skip("this process uses the software device")
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
 
 
 def run(seed: int, conf: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -26,14 +26,6 @@ def gpu():
         pytest.skip("this process uses the software device")
 
 
-@pytest.fixture
-def torch():
-    module = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if not module.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    return module
-
-
 def test_properties_are_torchs(torch):
     ours, theirs = cudatool.get_device_properties(), torch.cuda.get_device_properties(0)
     compared = 0

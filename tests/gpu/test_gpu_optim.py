@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import ml_dtypes
@@ -10,24 +9,13 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import _driver, optim
+from cudatool import optim
 
 pytestmark = pytest.mark.gpu
 
 STEPS = 100
 SHAPES = [(257, 33), (70001,), (8, 4, 4), (1,)]
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-
-
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
-    import torch
-
-    if not torch.cuda.is_available() or _driver.initialize().kind != "cuda":
-        pytest.skip("PyTorch and this process do not both use a GPU")
-    return torch
 
 
 def to_torch(torch: Any, array: Any) -> Any:

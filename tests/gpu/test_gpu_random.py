@@ -18,14 +18,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*out of bound
 RECORDING = Path(__file__).parents[1] / "data" / "torch_rng.npz"
 
 
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    found = pytest.importorskip("torch", reason="compares with PyTorch")
-    if not found.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    return found
-
-
 @pytest.mark.parametrize("case", random_cases.cases(), ids=lambda case: "-".join(map(str, case.values())))
 def test_numbers_are_those_of_torch(torch: Any, case: dict[str, Any]) -> None:
     theirs = torch.Generator("cuda")

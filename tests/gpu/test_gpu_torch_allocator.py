@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.whole_device]
+pytestmark = [pytest.mark.gpu, pytest.mark.whole_device, pytest.mark.usefixtures("torch")]
 
 PROGRAM = Path(__file__).with_name("allocator_requests.py")
 ACTIONS = {
@@ -40,16 +39,6 @@ SEGMENT = (
     "is_expandable",
 )
 COUNT = 3000  # of requests, about
-
-
-@pytest.fixture(autouse=True)
-def torch_and_gpu() -> None:
-    if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
-    from cudatool import _driver
-
-    if _driver.initialize().kind != "cuda":
-        pytest.skip("this process uses the software device")
 
 
 def run(seed: int, conf: str, limit: int, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

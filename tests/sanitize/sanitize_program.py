@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from cudatool.sanitize import check
 from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
 R, W, RW, ATOMIC = AccessFlag.READ, AccessFlag.WRITE, AccessFlag.READ | AccessFlag.WRITE, AccessFlag.ATOMIC
+BUFFER, SIZE = 0x10000, 1024  # of an allocation that programs access
 
 
 class Program:
@@ -207,3 +209,15 @@ class Program:
     def free_block(self, address: int, size: int, stream: int) -> None:
         self.request_free(address, size, stream)
         self.complete_free(address, size, stream)
+
+
+def write(program: Program, stream: int) -> None:
+    program.kernel(stream, (W, BUFFER, SIZE), name="write")
+
+
+def read(program: Program, stream: int) -> None:
+    program.kernel(stream, (R, BUFFER, SIZE), name="read")
+
+
+def kinds(program: Program) -> list[str]:
+    return [finding.kind.value for finding in check(program.trace()).findings]

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sanitize_program import Program, R, W
+from sanitize_program import BUFFER, SIZE, Program, R, W, kinds
 
 from cudatool.sanitize import Finding, check
 from cudatool.trace.events import Kind, StreamFlag
 
-BUFFER, SIZE = 0x10000, 1024
 GRAPH, EXEC, OTHER = 1, 2, 3
-
-
-@pytest.fixture
-def program() -> Program:
-    return Program()
-
-
-def kinds(program: Program) -> list[str]:
-    return [finding.kind.value for finding in check(program.trace()).findings]
 
 
 def diamond(program: Program, stream: int, *edges: tuple[int, int]) -> None:

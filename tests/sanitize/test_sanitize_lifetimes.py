@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from sanitize_program import Program, R, W
+from sanitize_program import BUFFER, SIZE, Program, R, W, kinds
 
 from cudatool.sanitize import Finding, check
 from cudatool.trace.events import CopyFlag, Kind
 
-BUFFER, SIZE = 0x10000, 1024
-
 
 def findings(program: Program) -> tuple[Finding, ...]:
     return check(program.trace()).findings
-
-
-def kinds(program: Program) -> list[str]:
-    return [finding.kind.value for finding in findings(program)]
-
-
-@pytest.fixture
-def program() -> Program:
-    return Program()
 
 
 # The caching allocator ---------------------------------------------------------------------------------------------

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from sanitize_program import Program, R, W
+from sanitize_program import BUFFER, SIZE, Program, R, W, kinds, read, write
 
 from cudatool.sanitize import Gap, GapKind, check
 from cudatool.sanitize.report.views import which_bytes
 from cudatool.trace.events import CopyFlag, Kind, LaunchFlag, StreamFlag
 
-BUFFER, SIZE = 0x10000, 1024
 FLAG, PINNED = 0x500000, 0x900000
 ON_DEVICE = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
-
-
-@pytest.fixture
-def program() -> Program:
-    return Program()
-
-
-def kinds(program: Program) -> list[str]:
-    return [finding.kind.value for finding in check(program.trace()).findings]
-
-
-def write(program: Program, stream: int) -> None:
-    program.kernel(stream, (W, BUFFER, SIZE), name="write")
-
-
-def read(program: Program, stream: int) -> None:
-    program.kernel(stream, (R, BUFFER, SIZE), name="read")
 
 
 # Copies ------------------------------------------------------------------------------------------------------------

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from sanitize_program import RW, Program, R, W
+from sanitize_program import BUFFER, RW, SIZE, Program, R, W, kinds, read, write
 
 from cudatool.sanitize import FindingKind, Gap, GapKind, Outcome, check
 from cudatool.sanitize.report.views import verdict
 from cudatool.trace.events import CopyFlag, Kind, LaunchFlag, StreamFlag
 
-BUFFER, SIZE = 0x10000, 1024
 PINNED = 0x900000
 BLOCKING = StreamFlag(0)
 TO_HOST, TO_DEVICE = CopyFlag.SOURCE_DEVICE, CopyFlag.DESTINATION_DEVICE
 ON_DEVICE = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
-
-
-def kinds(program: Program) -> list[str]:
-    return [finding.kind.value for finding in check(program.trace()).findings]
-
-
-def write(program: Program, stream: int) -> None:
-    program.kernel(stream, (W, BUFFER, SIZE), name="write")
-
-
-def read(program: Program, stream: int) -> None:
-    program.kernel(stream, (R, BUFFER, SIZE), name="read")
-
-
-@pytest.fixture
-def program() -> Program:
-    return Program()
 
 
 def test_operations_of_one_stream_are_ordered(program: Program) -> None:

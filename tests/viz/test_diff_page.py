@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,14 +66,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before, after = recordings()
     viz.write_diff(before, after, analyze.diff(before, after), path)
     return path
-
-
-@pytest.fixture(scope="module")
-def opened(file: Path) -> Iterator[Page]:
-    with Page(file) as page:
-        yield page
-        assert [] == page.errors
-        assert [file.as_uri()] == [url for url in page.requests if not url.startswith(("data:", "about:"))]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,14 +190,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [pictured(3, name="first", differs=None), pictured()]
     viz.write_fleet("some/set", runs, compared(), path)
     return path
-
-
-@pytest.fixture(scope="module")
-def opened(file: Path) -> Iterator[Page]:
-    with Page(file) as page:
-        yield page
-        assert [] == page.errors
-        assert [file.as_uri()] == [url for url in page.requests if not url.startswith(("data:", "about:"))]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -49,13 +48,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("view") / "page.html"
     viz.write_page(torch_snapshot.read(RECORDING), path)
     return path
-
-
-@pytest.fixture(scope="module")
-def opened(file: Path) -> Iterator[Page]:
-    with Page(file) as page:
-        yield page
-        assert [] == page.errors
 
 
 @pytest.fixture

@@ -21,11 +21,6 @@ class _EvenWriter(Writer):
         self.by, self.has_loops, self.has_detours = by, has_loops, has_detours
         self.scalars: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
-        self.labels = 0
-
-    def label(self) -> str:
-        self.labels += 1
-        return f"$L_{self.labels}"
 
     def begin(self) -> None:
         self.load_inputs()

@@ -20,11 +20,6 @@ class _MarchingWriter(Writer):
         super().__init__(seed, threads)
         self.uniform: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
-        self.labels = 0
-
-    def label(self) -> str:
-        self.labels += 1
-        return f"$L_{self.labels}"
 
     def begin(self) -> None:
         self.load_inputs()

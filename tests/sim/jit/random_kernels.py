@@ -246,6 +246,11 @@ class Writer:
         self.count = Counter[str]()
         self.pool: dict[int, list[str]] = {2: [], 4: [], 8: [], 0: []}
         self.approximate = 0.0
+        self.labels = 0
+
+    def label(self) -> str:
+        self.labels += 1
+        return f"$L_{self.labels}"
 
     def new(self, size: int) -> str:
         letter = REGISTERS[size][1]
