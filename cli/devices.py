@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import cudatool
 from cudatool import _driver
 from cudatool.cli._command import command, option
 from cudatool.cli._options import device_option
 from cudatool.cli._text import echo_json, results
+from cudatool.runtime.device import device_count, get_device_properties
 from cudatool.units import format_bytes
 
 __all__ = ["devices"]
@@ -25,8 +25,8 @@ def devices(device: str | None, as_json: bool) -> None:
     _driver.choose(device)
     choice = _driver.initialize()
     rows = []
-    for index in range(cudatool.device_count()):
-        properties = cudatool.get_device_properties(index)
+    for index in range(device_count()):
+        properties = get_device_properties(index)
         rows.append(
             {
                 "device": index,

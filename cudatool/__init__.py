@@ -321,12 +321,19 @@ _HOMES = (
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 
+# What a room uses of one above it, and why it cannot be the other way round.
 _attached.HOMES.update(
-    ArrayMethods="cudatool.array_methods.ArrayMethods",  # what arrays can compute
-    copy="cudatool.ops._copy.copy",  # a copy that is a kernel
+    # `a + b` is looked up in the class of arrays; operations are made of arrays.
+    ArrayMethods="cudatool.array_methods.ArrayMethods",
+    # A copy between arrays with gaps is a kernel as other operations are; runtime.transfer chooses it.
+    copy="cudatool.ops._copy.copy",
+    # IPython looks for `%load_ext cudatool` in the package itself, which loads nothing.
     load_notebook="cudatool.notebook.load",
+    # Python starts each child process through `processes`, which may import next to nothing.
     record_child="cudatool.recording.children.begin",
+    # A program imports Triton, not this; the driver is what learns of it.
     serve_triton="cudatool.triton_driver.install",
+    # The environment may ask for it in a program that never imports cudatool.tunable.
     tune_products="cudatool.tunable._context.install",
 )
 

@@ -21,6 +21,7 @@ __all__ = [
     "QUIET",
     "TABLE",
     "TUNABLEOP",
+    "TUNABLEOP_PREFIXES",
     "Variable",
 ]
 
@@ -74,6 +75,9 @@ TUNABLEOP: Final = Variable(
 )
 DOCS: Final = Variable("CUDATOOL_DOCS", "", "address of the folder `docs`, to which reports link")
 DEBUG: Final = Variable("CUDATOOL_DEBUG", "0", "1 shows the traceback of an internal error")
+
+TUNABLEOP_PREFIXES: Final = (TUNABLEOP.name.removesuffix("*"), "PYTORCH_TUNABLEOP_")
+"""What the names of these switches begin with, ours first."""
 
 TABLE: Final = (DEVICE, ALLOC_CONF, CACHE_DIR, CACHE_SIZE, TUNABLEOP, DOCS, DEBUG)
 """Those that people set."""

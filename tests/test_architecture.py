@@ -79,7 +79,7 @@ ARROWS = {
     "workload": set(),
     "testing": {"_driver", "recording", "sanitize", "trace"},
     "cli": {
-        *("", "_driver", "analyze", "collect", "export", "fleet", "memory", "overview", "ptx", "recording"),
+        *("_driver", "analyze", "collect", "export", "fleet", "memory", "overview", "ptx", "recording"),
         *("runtime", "sanitize", "sim", "trace", "viz", "workload"),
     },
     "notebook": {"analyze", "cli", "recording", "sanitize", "trace", "viz"},

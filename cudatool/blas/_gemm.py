@@ -16,6 +16,7 @@ import numpy as np
 from cudatool import _driver
 from cudatool.backends._settings import settings
 from cudatool.blas._layout import Product
+from cudatool.config import TUNABLEOP_PREFIXES
 from cudatool.loading.attached import attached
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.calls import operation
@@ -211,7 +212,7 @@ def _start() -> None:
     global _default, _like
     module = import_module(_IMPLEMENTATIONS[_driver.initialize().kind])
     _default, _like = module.gemm, getattr(module, "like", None)
-    if any(name.endswith("_TUNABLEOP_ENABLED") for name in os.environ):
+    if any(f"{prefix}ENABLED" in os.environ for prefix in TUNABLEOP_PREFIXES):
         attached("tune_products")()
 
 

@@ -10,9 +10,10 @@ import warnings
 from importlib.metadata import version
 from typing import Final
 
-from cudatool import _driver, config
+from cudatool import _driver
 from cudatool.blas import _gemm
 from cudatool.blas._gemm import Gemm
+from cudatool.config import TUNABLEOP_PREFIXES
 from cudatool.errors import ConfigError, UsageError
 from cudatool.runtime import calls
 from cudatool.runtime.calls import check
@@ -52,7 +53,6 @@ __all__ = [
     "write_file_on_exit",
 ]
 
-_PREFIXES: Final = (config.TUNABLEOP.name.removesuffix("*"), "PYTORCH_TUNABLEOP_")
 _DEFAULTS: Final[dict[str, int | str]] = {
     # PyTorch's; a switch is 0 or 1
     "ENABLED": 0,
@@ -96,7 +96,7 @@ def reset() -> None:
 
 @functools.cache
 def _from_environment(name: str) -> int | str | None:
-    for prefix in _PREFIXES:
+    for prefix in TUNABLEOP_PREFIXES:
         text = os.environ.get(prefix + name)
         if text is None:
             continue
