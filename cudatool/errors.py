@@ -100,8 +100,7 @@ class CudaError(CudatoolError, RuntimeError):
         self.name = name
 
     def __str__(self) -> str:
-        message: str = self.args[0]
-        return message if self.name in message else f"{self.name}: {message}"
+        return f"{self.name}: {self.args[0]}"
 
 
 class OutOfMemoryError(CudaError):
