@@ -21,17 +21,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from cudatool.analyze.leaks import LeakVerdict
 from cudatool.fleet.ask import Ask
 from cudatool.fleet.pace import Collectives
 from cudatool.fleet.sequence import Difference, first_differences, parting
+from cudatool.units import counted
 
-__all__ = ["MemoryDifference", "Pair", "PairDifference", "pair"]
+__all__ = ["MemoryDifference", "Pair", "PairDifference", "leaks_untold", "pair"]
 
 _PEAK: Final = 0.05
 _SHARE: Final = 0.1  # of reserved memory, and of a step
 _FEWEST_STEPS: Final = 4  # of which three are three of four
 _ROWS: Final = 20  # of call sites, of categories and of libraries
 _ORDER: Final = tuple(Difference)
+_TOLD: Final = (LeakVerdict.LEAKS, LeakVerdict.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,13 @@ def pair(
     )
 
 
+def leaks_untold(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield of how many of these ranks it could not be told whether they leak, if there are any."""
+    untold = sum(row["leak_verdict"] not in _TOLD for row in rows)
+    if untold:
+        yield f"Leaks: for {untold:,} of {counted(len(rows), 'rank')} `cudatool leaks` could not tell; it says why."
+
+
 _BY_SITE: Final = (
     "SELECT CASE grouping(site) WHEN 0 THEN 'site' ELSE 'category' END AS division, "
     "coalesce(site, category, '') AS name, "
@@ -188,8 +198,8 @@ class _Two:
         yield from self._by_site(
             Difference.LEAK, "growth", "leaks", "is_certain", "count(DISTINCT rank) = 1", "greatest(one, two)"
         )
-        if "could not tell" in self.of("leak_verdict"):
-            self.say("Leaks: no steps that repeat were found on each of the ranks.")
+        for sentence in leaks_untold(self.rows):
+            self.say(sentence)
 
     def sequence(self) -> Iterator[PairDifference]:
         """Yield where the sequences part, and what is not freed where they do not."""

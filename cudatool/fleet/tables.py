@@ -468,5 +468,5 @@ _NOTHING: Final[dict[str, Any]] = {
     **dict.fromkeys(("peak_reserved", "reserved_at_peak", "peak_time", "first_oom_time"), NULL),
     "steps_source": "no device memory",
     "steps_marked": False,
-    "leak_verdict": "unclear",
+    "leak_verdict": str(analyze.LeakVerdict.UNCLEAR),
 }

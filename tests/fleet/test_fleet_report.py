@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pytest
 from fleets import EXPECTED, FAULTS, Fault, make
 from recordings import HERE
@@ -34,6 +35,21 @@ def test_a_healthy_fleet_has_no_findings(tmp_path: Path) -> None:
     run = report(make(tmp_path, RECORDING, RANKS, [], seed=2))
     assert run.compared and () == run.findings
     assert RANKS == len(run.ranks)
+
+
+@pytest.mark.parametrize(("ranks", "verdicts", "untold"), [(5, ["could not tell", "no growth", "?"], 2), (2, ["?"], 1)])
+def test_ranks_whose_leaks_could_not_be_told_are_counted(
+    ranks: int, verdicts: list[str], untold: int, tmp_path: Path
+) -> None:
+    dataset = make(tmp_path, RECORDING, ranks, [], seed=2)
+    for rank in range(ranks):
+        [part] = dataset.glob(f"run=*/rank={rank}/trace=*")
+        verdict = verdicts[rank] if rank < len(verdicts) else "leaks"
+        table = duckdb.read_parquet(str(part / "ranks.parquet")).project(f"* REPLACE ('{verdict}' AS leak_verdict)")
+        table.write_parquet(str(tmp_path / "new.parquet"))
+        (tmp_path / "new.parquet").replace(part / "ranks.parquet")
+    said = [sentence for sentence in report(dataset).not_looked_at if sentence.startswith("Leaks:")]
+    assert [f"Leaks: for {untold} of {ranks} ranks `cudatool leaks` could not tell; it says why."] == said
 
 
 def test_faults_on_two_ranks_are_both_named(tmp_path: Path) -> None:
