@@ -91,7 +91,7 @@ def find_gaps(
     left_open = left_open or LeftOpen()
     header, races = trace.header, "race" in checks
     in_kernels = {check for check in checks if check not in _ON_TRACES}
-    made = in_kernels.intersection(header.get("checks", checks))
+    made = in_kernels.intersection(header.get("checks", ()))
     gaps = []
     if lost := _lost(trace):
         gaps.append(_gap(GapKind.RECORDING, lost))
@@ -129,7 +129,7 @@ def _of_the_host(trace: Trace) -> Iterator[Gap]:
         if size := _unwatched_host_memory(trace, reads_only=False):
             yield Gap(GapKind.HOST_MEMORY, size)
         return
-    sees_copies = trace.header.get("watches_host_reads") is not False
+    sees_copies = bool(trace.header.get("watches_host_reads"))
     if size := _unwatched_host_memory(trace, reads_only=True, sees_copies=sees_copies):
         yield Gap(GapKind.HOST_READS, size)
 
