@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cudatool.cli._text import counted, plain
 from cudatool.memory.settings import setting_texts
-from cudatool.units import format_bytes, format_bytes_range
+from cudatool.units import bytes_range_parts, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,8 @@ _COLUMNS: Final = (
     "Reserved and in use: the most at any time, which need not be the same time.",
     "Unused: of the most reserved, at the time when most of that was in use.",
 )
+_Cell = tuple[str, ...]  # parts that may stand on lines of their own
 _NAMES: Final = ("Settings", "Reserved", "In use", "Unused", "Retries", "Runs out")
-_BETWEEN: Final = re.compile(r"(?<=to) |(?<=least) |(?<=:) ")  # parts of a range, and a request and its size
 _WORD: Final = re.compile(r"\s*(?:\[?[\d>]+:[^,\]]*[,\]]*|[^\s_:,]+[_:,]*)")  # size and number in a list stay together
 _MOST_COUNTERS = 5  # differences to list
 _BEGINNINGS = {
@@ -78,17 +78,18 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
     assert record is not None
     console.print(f"Device {device}: the same requests under other settings", markup=False, soft_wrap=True)
     failed = f"{record.failures:,} failed" if record.failures else "no"
-    rows = [["as recorded", format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed]]
+    recorded = format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed
+    rows: list[tuple[str, list[_Cell]]] = [("as recorded", [(text,) for text in recorded])]
     if check is not None:
-        rows.append(["replay of that", *_cells(check)])
+        rows.append(("replay of that", _cells(check)))
     tried = [(outcome.conf, _cells(outcome)) for outcome in advice.tried]
     for left_out in advice.left_out:
-        least = format_bytes_range(left_out.reserved_least_bytes, None)
-        tried.append((left_out.conf, [least, "", "", "", "left out"]))
+        least = bytes_range_parts(left_out.reserved_least_bytes, None)
+        tried.append((left_out.conf, [least, ("",), ("",), ("",), ("left out",)]))
     in_all = _in_all([conf for conf, _ in tried])
     for conf, cells in tried:
         own = [part for part in setting_texts(conf).values() if part not in in_all]
-        rows.append([",\n  ".join(own) or "(defaults)", *cells])
+        rows.append((",\n  ".join(own) or "(defaults)", cells))
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name in _NAMES:
         table.add_column(name, justify="left" if name == _NAMES[0] else "right", no_wrap=True)
@@ -120,12 +121,13 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
 
-def _in_width(rows: list[list[str]], width: int) -> list[list[str]]:
+def _in_width(rows: list[tuple[str, list[_Cell]]], width: int) -> list[list[str]]:
     """Return the rows of the table with lines broken where it is too wide: numbers before settings, never in a word."""
-    if sum(_widths(rows)) > width:
-        rows = [[first, *(_BETWEEN.sub("\n", cell) for cell in cells)] for first, *cells in rows]
-    left = width - sum(_widths(rows)[1:])
-    return [["\n".join(_in_lines(row[0], left)), *row[1:]] for row in rows]
+    found = [[first, *map(" ".join, cells)] for first, cells in rows]
+    if sum(_widths(found)) > width:
+        found = [[first, *map("\n".join, cells)] for first, cells in rows]
+    left = width - sum(_widths(found)[1:])
+    return [["\n".join(_in_lines(row[0], left)), *row[1:]] for row in found]
 
 
 def _widths(rows: list[list[str]]) -> list[int]:
@@ -151,16 +153,16 @@ def _in_all(confs: list[str]) -> list[str]:
     return sorted(limits - {""}) if len(limits) == 1 and len(confs) > 1 else []
 
 
-def _cells(outcome: Outcome) -> list[str]:
+def _cells(outcome: Outcome) -> list[_Cell]:
     oom, about = outcome.oom, "~" if outcome.caveats else ""
-    runs_out = "no" if oom is None else f"request {oom.request:,}: {format_bytes(oom.size)}"
+    runs_out: _Cell = ("no",) if oom is None else (f"request {oom.request:,}:", format_bytes(oom.size))
     if oom is None and outcome.survived_ooms:
-        runs_out = f"{outcome.survived_ooms:,} failed"
+        runs_out = (f"{outcome.survived_ooms:,} failed",)
     return [
-        format_bytes_range(outcome.reserved_least_bytes, outcome.reserved_most_bytes),
-        format_bytes(outcome.active_peak_bytes),
-        f"{about}{100 * outcome.fragmentation:.1f} %",
-        f"{about}{outcome.retries:,}",
+        bytes_range_parts(outcome.reserved_least_bytes, outcome.reserved_most_bytes),
+        (format_bytes(outcome.active_peak_bytes),),
+        (f"{about}{100 * outcome.fragmentation:.1f} %",),
+        (f"{about}{outcome.retries:,}",),
         runs_out,
     ]
 

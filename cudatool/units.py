@@ -11,7 +11,7 @@ __all__ = [
     "counted",
     "exact_bytes",
     "format_bytes",
-    "format_bytes_range",
+    "bytes_range_parts",
     "format_time",
     "parse_bytes",
     "parse_count",
@@ -48,16 +48,19 @@ def exact_bytes(size: int) -> str:
     return text if parse_bytes(text) == size else f"{text} ({size:,} B)"
 
 
-def format_bytes_range(least: int, most: int | None) -> str:
-    """Return a range of bytes: ``"3.6 to 3.9 GiB"``, ``"at least 3.6 GiB"`` if there is no `most`."""
+def bytes_range_parts(least: int, most: int | None) -> tuple[str, ...]:
+    """Return a range of bytes, in parts that may stand on lines of their own.
+
+    ``("3.6 to", "3.9 GiB")``, or ``("at least", "3.6 GiB")`` if there is no `most`.
+    """
     first = format_bytes(least)
     if most is None:
-        return f"at least {first}"
+        return "at least", first
     last = format_bytes(most)
     if first == last:
-        return first
+        return (first,)
     number, unit = first.split()
-    return f"{number if unit == last.split()[1] else first} to {last}"
+    return f"{number if unit == last.split()[1] else first} to", last
 
 
 def format_time(time_ns: float) -> str:

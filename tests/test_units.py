@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudatool.errors import ConfigError
-from cudatool.units import exact_bytes, format_bytes, format_bytes_range, format_time, parse_bytes, parse_time
+from cudatool.units import bytes_range_parts, exact_bytes, format_bytes, format_time, parse_bytes, parse_time
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_exact_bytes_says_how_many_where_rounding_hides_it(size: int, text: str)
         (3 << 30, None, "at least 3 GiB"),
     ],
 )
-def test_format_bytes_range(least, most, text):
-    assert format_bytes_range(least, most) == text
+def test_a_range_of_bytes(least, most, text):
+    assert " ".join(bytes_range_parts(least, most)) == text
 
 
 @pytest.mark.parametrize(
