@@ -290,7 +290,7 @@ def print_library_blocks(console: Console, blocks: LibraryBlocks) -> None:
     table = new_table("Call site", numbers=("Arrays", "Bytes"))
     for site in blocks.sites[:_MOST]:
         table.add_row(plain(site.label), f"{site.count:,}", format_bytes(site.size))
-    title = f"Arrays of {plain(blocks.library)} on device {blocks.device}, when it was asked and had most"
+    title = f"Arrays of {plain(blocks.library)} on device {blocks.device}, at the largest of its reports"
     print_table(console, title, table)
     print_rest(console, len(blocks.sites), _MOST, "call sites")
     most = f"; {format_bytes(blocks.most)} in use at most, temporary memory included" if blocks.most is not None else ""
@@ -312,7 +312,7 @@ def _print_pinned_holders(console: Console, pinned: PinnedHolders) -> None:
     for site in pinned.sites[:_MOST]:
         row = (plain(site.owner), plain(site.label), site.holder.words, f"{site.count:,}", format_bytes(site.size))
         table.add_row(*row)
-    print_table(console, "Pinned host memory, when most was pinned", table)
+    print_table(console, "Pinned host memory at its peak", table)
     print_rest(console, len(pinned.sites), _MOST, "call sites")
     console.print(f"{format_bytes(pinned.size)} together; {format_bytes(pinned.now)} at the end", markup=False)
 

@@ -36,7 +36,7 @@ _ENOUGH_HERE = "there is memory enough here: a limit applied that the file does 
 _IN_USE_HERE = "it is in use here, or was never there"
 _NOTHING_FITS = "no free block fits here: other settings applied, or blocks were in other pools"
 _SOMETHING_FITS = "a free block fits here: the request was for a private pool, or other settings applied"
-_STILL_IN_USE = "it is wholly free here: its pool was still in use, or a block in it is not in the file"
+_STILL_IN_USE = "it is entirely free here: its pool was still in use, or a block in it is not in the file"
 
 
 @dataclass(frozen=True, slots=True)

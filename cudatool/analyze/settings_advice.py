@@ -127,5 +127,5 @@ class Advice:
             text = f"{counted(record.failures, 'request')} failed when it was recorded, {check.failures:,} in a replay "
             text += "of the recorded settings; pass the memory of the recorded GPU"
             return f"{text} (cudatool snapshot --memory, cudatool replay --recorded-memory)"
-        text = f"a replay of the recorded settings reserves {format_bytes(check.reserved_peak_bytes)}, recorded were "
+        text = f"a replay of the recorded settings reserves {format_bytes(check.reserved_peak_bytes)}, the recording "
         return f"{text}{format_bytes(record.reserved_peak_bytes)}"

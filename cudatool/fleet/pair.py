@@ -27,14 +27,14 @@ from cudatool.fleet.pace import Collectives
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.units import counted
 
-__all__ = ["MemoryDifference", "Pair", "PairDifference", "leaks_untold", "pair"]
+__all__ = ["MemoryDifference", "Pair", "PairDifference", "leaks_not_known", "pair"]
 
 _PEAK: Final = 0.05
 _SHARE: Final = 0.1  # of reserved memory, and of a step
 _FEWEST_STEPS: Final = 4  # of which three are three of four
 _ROWS: Final = 20  # of call sites, of categories and of libraries
 _ORDER: Final = tuple(Difference)
-_TOLD: Final = (LeakVerdict.LEAKS, LeakVerdict.NONE)
+_KNOWN: Final = (LeakVerdict.LEAKS, LeakVerdict.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ def pair(
     )
 
 
-def leaks_untold(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield of how many of these ranks it could not be told whether they leak, if there are any."""
-    untold = sum(row["leak_verdict"] not in _TOLD for row in rows)
-    if untold:
-        yield f"Leaks: for {untold:,} of {counted(len(rows), 'rank')} `cudatool leaks` could not tell; it says why."
+def leaks_not_known(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield for how many of these ranks it is not known whether they leak, if there are any."""
+    unknown = sum(row["leak_verdict"] not in _KNOWN for row in rows)
+    if unknown:
+        yield f"Leaks: for {unknown:,} of {counted(len(rows), 'rank')} `cudatool leaks` could not tell; it says why."
 
 
 _BY_SITE: Final = (
@@ -198,7 +198,7 @@ class _Two:
         yield from self._by_site(
             Difference.LEAK, "growth", "leaks", "is_certain", "count(DISTINCT rank) = 1", "greatest(one, two)"
         )
-        for sentence in leaks_untold(self.rows):
+        for sentence in leaks_not_known(self.rows):
             self.say(sentence)
 
     def sequence(self) -> Iterator[PairDifference]:

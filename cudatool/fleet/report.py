@@ -27,7 +27,7 @@ import numpy as np
 from cudatool.errors import UsageError
 from cudatool.fleet.ask import Ask, Keep, keep_here
 from cudatool.fleet.pace import Collectives, StepTime, awaited, collectives, far_above, step_times
-from cudatool.fleet.pair import Pair, leaks_untold, pair
+from cudatool.fleet.pair import Pair, leaks_not_known, pair
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.limits import MISSING_RANKS
 from cudatool.text import quoted
@@ -264,7 +264,7 @@ class _Run:
         for row in rows:
             if row["ranks"] * 2 < len(self.rank):
                 yield Finding(row["rank"], Difference.LEAK, row["site"], value=row["growth"], usual=0)
-        self.unseen += leaks_untold(self.rows)
+        self.unseen += leaks_not_known(self.rows)
 
     def _sequences(self) -> Iterator[Finding]:
         """Yield where each rank's allocations leave those of the others, and what is not freed where they do not."""

@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 
 _MEASURED: Final = (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH)  # by a device that measures accesses
 _OPAQUE: Final = (*_MEASURED, Kind.GEMM, Kind.HOST_FUNCTION, Kind.COLLECTIVE)
-_TOLD: Final = (Kind.MEMCPY, Kind.MEMSET)
+_REPORTED: Final = (Kind.MEMCPY, Kind.MEMSET)
 
 
 class _Thread(threading.local):
@@ -162,7 +162,7 @@ class _Work:
             self.seen = True
             if not (hooks.measures_accesses and event.kind in _MEASURED):
                 self.opaque.append(event.correlation)
-        elif event.kind in _TOLD:
+        elif event.kind in _REPORTED:
             self.seen = True
         elif event.kind is Kind.ACCESS:
             self.known.add(event.correlation)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory"]
 
-_USES_TOLD = 2  # flag of HOST_ALLOC and HOST_FREE
+_USES_REPORTED = 2  # flag of HOST_ALLOC and HOST_FREE
 
 
 class Memory:
@@ -101,7 +101,7 @@ class Memory:
         """Pinned memory from the driver, or a block of it from a caching allocator."""
         engine = self._engine
         buffer = Buffer(row.address, row.address + row.size, row.record)
-        if row.flags & _USES_TOLD:
+        if row.flags & _USES_REPORTED:
             # The allocator hands a block out again when the streams that it knows of have got past their uses, which
             # it has seen by queries. Accesses that were not reported to it stay in the history.
             old = engine.buffers.find(row.address)
@@ -123,7 +123,7 @@ class Memory:
         buffer = engine.buffers.find(row.address)
         if buffer is None:
             return
-        if row.flags & _USES_TOLD:
+        if row.flags & _USES_REPORTED:
             buffer.releases = self._positions(buffer.other_streams)
             return
         if row.name in self._unregister:

@@ -398,9 +398,9 @@ _WORDS: Final[dict[GapKind, _Words]] = {
     GapKind.HOST_READS: _Words(
         lambda gap: f"the host's reads of {format_bytes(gap.count)} of pinned or managed memory",
         lambda gap: (
-            "It is not seen when the host reads pinned or managed memory that kernels write, managed or registered "
-            "memory that copies fill, and where this system does not tell (`/proc/self/pagemap`) any memory that "
-            "copies fill: use `cudatool.host_view`."
+            "cudatool does not see the host's reads of pinned or managed memory that kernels write, of managed or "
+            "registered memory that copies fill, and, without `/proc/self/pagemap`, of any memory that copies fill: "
+            "use `cudatool.host_view`."
         ),
     ),
     GapKind.THREADS: _Words(

@@ -597,7 +597,7 @@ def test_lines_that_hold_a_librarys_arrays_are_in_the_report_and_the_snapshot(ru
     assert run_warm("run", "-o", "job.ctrace", "job.py").returncode == 0
     for command in ("oom", "snapshot"):
         text = run_here(command, "job.ctrace").stdout
-        table = text.partition("Arrays of JAX on device 0, when it was asked and had most\n")[2].splitlines()
+        table = text.partition("Arrays of JAX on device 0, at the largest of its reports\n")[2].splitlines()
         assert ["job.py:7", "(load)", "2", "3", "MiB"] == table[1].split(), text
         assert "3 MiB together" == table[2].strip()
         blocks = json.loads(run_here(command, "--json", "job.ctrace").stdout)

@@ -122,7 +122,7 @@ def test_pinned_memory_is_in_the_text_and_the_valid_result(run_warm, run_here, t
     _validate("snapshot", text)
     (site,) = json.loads(text)["pinned_holders"]["sites"]
     assert ("blocks", "job.py:2 (load)", 3 * (4 << 20)) == (site["holder"], site["label"], site["size"])
-    table = run_here("snapshot", "job.ctrace").stdout.partition("Pinned host memory, when most was pinned\n")[2]
+    table = run_here("snapshot", "job.ctrace").stdout.partition("Pinned host memory at its peak\n")[2]
     head, row, line = table.splitlines()[:3]
     assert ["Library", "Call", "site", "What", "Pieces", "Bytes"] == head.split()
     assert "cudatool's runtime job.py:2 (load) blocks in use 3 12 MiB" == " ".join(row.split())

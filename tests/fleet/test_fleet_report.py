@@ -37,9 +37,11 @@ def test_a_healthy_fleet_has_no_findings(tmp_path: Path) -> None:
     assert RANKS == len(run.ranks)
 
 
-@pytest.mark.parametrize(("ranks", "verdicts", "untold"), [(5, ["could not tell", "no growth", "?"], 2), (2, ["?"], 1)])
-def test_ranks_whose_leaks_could_not_be_told_are_counted(
-    ranks: int, verdicts: list[str], untold: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("ranks", "verdicts", "unknown"), [(5, ["could not tell", "no growth", "?"], 2), (2, ["?"], 1)]
+)
+def test_ranks_of_which_it_is_not_known_whether_they_leak_are_counted(
+    ranks: int, verdicts: list[str], unknown: int, tmp_path: Path
 ) -> None:
     dataset = make(tmp_path, RECORDING, ranks, [], seed=2)
     for rank in range(ranks):
@@ -49,7 +51,7 @@ def test_ranks_whose_leaks_could_not_be_told_are_counted(
         table.write_parquet(str(tmp_path / "new.parquet"))
         (tmp_path / "new.parquet").replace(part / "ranks.parquet")
     said = [sentence for sentence in report(dataset).not_looked_at if sentence.startswith("Leaks:")]
-    assert [f"Leaks: for {untold} of {ranks} ranks `cudatool leaks` could not tell; it says why."] == said
+    assert [f"Leaks: for {unknown} of {ranks} ranks `cudatool leaks` could not tell; it says why."] == said
 
 
 def test_faults_on_two_ranks_are_both_named(tmp_path: Path) -> None:

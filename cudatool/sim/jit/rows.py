@@ -86,7 +86,7 @@ class ByRow(Together):
             e.label(f"go{head}")
 
     def _cut_in(self) -> set[int]:
-        """Return the parts in which threads that are cut off can begin anew, as if they had done nothing yet.
+        """Return the parts in which threads that are cut off can begin again, as if they had done nothing yet.
 
         Before such a part there is no loop, and nothing that could not be done twice.
         """
