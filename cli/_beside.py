@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["with_statistics"]
 
 _LARGEST = 16 << 20  # bytes of the file
-_MOST_CARDS = 128  # a record's device is a signed byte
+_MOST_DEVICES = 128  # a record's device is a signed byte
 
 
 def _fraction(value: Any) -> float | None:
@@ -29,12 +29,12 @@ def _fraction(value: Any) -> float | None:
     return float(number)
 
 
-def _card(value: Any) -> list[int] | None:
+def _totals(value: Any) -> list[int] | None:
     if value is None:
         return None
     if type(value) is not int or not 0 < value < 1 << 63:
         raise TypeError
-    return [value] * _MOST_CARDS
+    return [value] * _MOST_DEVICES
 
 
 def _numbers(value: Any) -> dict[str, int] | None:
@@ -48,7 +48,7 @@ def _numbers(value: Any) -> dict[str, int] | None:
 _FACTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
     # key, fact of the trace's header, what it is, its value
     ("memory_fraction", "memory_fraction", "number from 0 to 1", _fraction),
-    ("device_total_bytes", "total_memory", "number of bytes", _card),
+    ("device_total_bytes", "total_memory", "number of bytes", _totals),
     ("stats", "memory_stats", "JSON object", _numbers),
 )
 

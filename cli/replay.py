@@ -205,5 +205,5 @@ def _devices(trace: Trace, only: int | None) -> list[int]:
 
 def _memory_of_gpu(trace: Trace, device: int) -> int | None:
     """Return the device's memory, if the recording or a file next to it has it."""
-    cards = trace.header.get("total_memory") or []
-    return int(cards[device]) if 0 <= device < len(cards) else None
+    totals = trace.header.get("total_memory") or []
+    return int(totals[device]) if 0 <= device < len(totals) else None

@@ -61,7 +61,7 @@ class LintFinding:
     message: str
 
 
-_LARGEST_CARD: Final = 288 << 30  # more than any single device had when this was written (B300, MI355X)
+_LARGEST_DEVICE: Final = 288 << 30  # more than any single device had when this was written (B300, MI355X)
 
 
 PARTS_OF_LINT: Final = 2
@@ -129,7 +129,7 @@ def _times(trace: Trace) -> Iterator[LintFinding]:
 
 
 def _totals(device: int, curve: Timeline, total: int | None) -> Iterator[LintFinding]:
-    limit, confidence = (total, Confidence.HIGH) if total else (_LARGEST_CARD, Confidence.MEDIUM)
+    limit, confidence = (total, Confidence.HIGH) if total else (_LARGEST_DEVICE, Confidence.MEDIUM)
     for name, column in (("reserved", curve.reserved), ("active", curve.active)):
         above = np.flatnonzero(column > limit)
         if len(above):

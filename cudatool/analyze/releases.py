@@ -24,7 +24,7 @@ from cudatool.memory.settings import Settings
 
 __all__ = ["Share", "leading_releases", "share_of_program"]
 
-_SMALL_CARD: Final = 4 << 30  # a device of unknown size has more
+_SMALL_DEVICE: Final = 4 << 30  # a device of unknown size has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def share_of_program(
         return Share(0, demand)
     if places != everything:
         return Share(len(released))
-    likely = allowed or (total_memory // 2 if total_memory else _SMALL_CARD)
+    likely = allowed or (total_memory // 2 if total_memory else _SMALL_DEVICE)
     return Share(0, demand, True) if demand > likely else Share(len(released))
 
 

@@ -42,9 +42,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the summary, each device's diagnosis and the findings as plain data; sizes in bytes, times in ns."""
         result = self.summary.as_dict()
-        for plain, diagnosis, of_card in zip(result["devices"], self.diagnoses, self.ledgers, strict=True):
+        for plain, diagnosis, own in zip(result["devices"], self.diagnoses, self.ledgers, strict=True):
             plain["diagnosis"] = diagnosis.as_dict()
-            plain["ledger"] = None if of_card is None else of_card.as_dict()
+            plain["ledger"] = None if own is None else own.as_dict()
         result["findings"] = [asdict(finding) for finding in self.findings]
         return result
 

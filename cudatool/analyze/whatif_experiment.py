@@ -67,7 +67,7 @@ class Experiment:
         self.done: dict[str, Outcome] = {}  # by settings string
         self._bare: Requests | None = None  # as `asked`, with nothing cached at the beginning
         self._runs: dict[tuple[str, _Scenario], Outcome] = {}
-        self._card_is_known = recorded_memory is not None
+        self._total_is_known = recorded_memory is not None
         self._total, self._limit, self._limit_is_clear = _limits(self.asked, recorded, recorded_memory)
         self.impossible: NoAdvice | None = None
         if trace.header.get("requests_to") == "rmm":
@@ -201,8 +201,8 @@ class Experiment:
             return _lowest_limit(settings, plain.total, plain.limit)
         # A limit from failed or retried requests is valid only if the replay of the recorded settings is right.
         shows = self.asked.otherwise is None and not self._caveats
-        limit = plain.limit if shows and (self._limit_is_clear or self._card_is_known) else None
-        return _lowest_limit(settings, plain.total if self._card_is_known or limit is not None else None, limit)
+        limit = plain.limit if shows and (self._limit_is_clear or self._total_is_known) else None
+        return _lowest_limit(settings, plain.total if self._total_is_known or limit is not None else None, limit)
 
     def reserved_before(self, used: Outcome) -> int:
         """Return the bytes that a gain is counted from: the recorded ones, or on another device those of a replay."""
@@ -261,7 +261,7 @@ class Experiment:
         if recorded.garbage_collection_threshold or record.retries or record.failures:
             return True
         # While there is room for the largest request, no request makes the allocator release cached memory.
-        limit = _lowest_limit(recorded, self._total, self._limit) if self._card_is_known else None
+        limit = _lowest_limit(recorded, self._total, self._limit) if self._total_is_known else None
         return limit is not None and record.reserved_peak_bytes + self._largest_segment(recorded) > limit
 
     def _plain(self) -> _Scenario:
@@ -306,7 +306,7 @@ class Experiment:
         if self._memory is not None or not is_other:
             return
         most = self.record.reserved_peak_bytes
-        if settings.per_process_memory_fraction is not None and not self._card_is_known:
+        if settings.per_process_memory_fraction is not None and not self._total_is_known:
             # The device may have more memory than was available; or nothing shows how much.
             smallest = None if total else most
             yield Caveat.LIMIT_UNCLEAR, replace(plain, total=smallest, limit=smallest or limit)
