@@ -6,7 +6,7 @@ SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
 BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c cudatool/*/*.h cudatool/*/*.map)
 
-.PHONY: demo test test-again test-asan test-install test-ray lint docs site wheels clean
+.PHONY: demo test test-again test-asan test-install test-pythons test-ray lint docs site wheels clean
 
 demo: $(VENV)/installed
 	@mkdir -p demo
@@ -31,6 +31,10 @@ test-asan: $(VENV)/installed-dev
 
 test-install:
 	.ci/install
+
+# Needs root, and Debian's apt.
+test-pythons:
+	.ci/pythons
 
 # Not part of the suite: Ray is 200 MB, starts a dozen processes, and gives them so many seconds.
 test-ray: $(VENV)/installed-dev

@@ -200,7 +200,8 @@ def test_impossible_content_is_noted_and_takes_no_memory(what: str, path: Path) 
         tracemalloc.stop()
     assert len(trace.notes) == 1
     assert len(trace.records) == 0
-    assert peak < 2 * 1024 * 1024
+    # From Python 3.14 on json.loads() gives up at the end of its stack, later than at the limit of recursion.
+    assert peak < (8 if what == "depth of facts" else 2) * 1024 * 1024
 
 
 def test_record_that_points_nowhere_is_kept_and_noted(path: Path) -> None:
