@@ -68,6 +68,7 @@ _INTEGERS = {f"{kind}{bits}" for kind in "usb" for bits in (32, 64)}
 _COMPUTES = """add sub mul mad fma div rem abs neg min max and or xor not shl shr lop3 bfe bfi shf prmt popc clz brev
 mov cvt cvta setp selp slct rcp sqrt rsqrt ex2 lg2 sin cos mul24 mad24 sad copysign testp"""
 PURE = frozenset(_COMPUTES.split())  # the result depends on the operands alone
+_READS = frozenset({"ld", "ldu", "tex", "tld4"})
 _SIDE_BY_SIDE = PURE | {"ld", "st", "bra"}  # what LLVM can do for several threads at once
 _COMPUTED = (PURE | {"bra"}) - {"div", "rem", "sin", "cos", "lg2", "tanh"}  # LLVM has vectors of instructions for it
 ORDERED = frozenset({"volatile", "acquire", "release", "relaxed", "mmio", "local", "cc"})
@@ -186,9 +187,15 @@ def find_even(
 
 
 class Region:
-    """The blocks from `first` to those that end it. `to_check` says what its scalar registers depend on."""
+    """The blocks from `first` to those that end it.
 
-    def __init__(self, flow: Flow, first: int, ends: frozenset[int], to_check: ToCheck) -> None:
+    `to_check` says what its scalar registers depend on. If neighbors `read_first`, loads before anything is written are
+    done once for all threads that load from one address.
+    """
+
+    def __init__(
+        self, flow: Flow, first: int, ends: frozenset[int], to_check: ToCheck, *, read_first: bool = False
+    ) -> None:
         self.flow, self.first, self.ends, self.to_check = flow, first, ends, to_check
         self.code = flow.function.instructions
         self.blocks: list[int] = []
@@ -207,6 +214,7 @@ class Region:
         self.order = self._order()
         self._ending = {number for number in self.blocks if self._can_end(number)}
         self._meeting: dict[int, int | None] = {}
+        self.early = self._loads_before_writes() if read_first else frozenset[int]()
 
     def after(self, number: int) -> list[int]:
         return [] if number in self.ends else self.flow.blocks[number].successors
@@ -226,6 +234,20 @@ class Region:
                 seen.add(one)
                 path.append((one, iter(self.after(one))))
         return done[::-1]
+
+    def _loads_before_writes(self) -> frozenset[int]:
+        """Return the ids of the loads that come before whatever writes or orders memory, on each way to them."""
+        found: set[int] = set()
+        written: dict[int, bool] = {}
+        for number in self.order:
+            # A loop leads back from a block that was not looked at.
+            after = any(written.get(before, True) for before in self.before[number])
+            for one in self.instructions(number):
+                if one.opcode == "ld" and not after and ORDERED.isdisjoint(one.modifiers):
+                    found.add(id(one))
+                after = after or not (one.opcode in PURE | _READS or opcode_of(one.opcode).control is not Control.NEXT)
+            written[number] = after
+        return frozenset(found)
 
     def has_detour(self) -> bool:
         """Whether some branch may lead past code that is long."""
@@ -355,7 +377,7 @@ def _with_uneven(
         while waiting:
             is_waiting[number := waiting.popleft()] = False
             name, one = written[number]
-            known, distance = _of(one, found, region.to_check)
+            known, distance = _of(one, found, region)
             if known:
                 if name not in registers or (distance and not _is_whole(registers[name], one)):
                     distance = None
@@ -398,7 +420,7 @@ def _operand(operand: Operand, found: Mapping[str, int | None]) -> _Known:
     return _NONE if name in SPECIAL or name == "_" else _UNKNOWN
 
 
-def _of(i: Instruction, found: Mapping[str, int | None], to_check: ToCheck) -> _Known:
+def _of(i: Instruction, found: Mapping[str, int | None], region: Region) -> _Known:
     """Return the distance of what an instruction sets."""
     if len(writes(i)) != 1 or not isinstance(i.operands[0], Register):
         return _NONE
@@ -407,7 +429,7 @@ def _of(i: Instruction, found: Mapping[str, int | None], to_check: ToCheck) -> _
         if not known or guard != 0:
             return known, None
     if i.opcode == "ld":
-        return _loaded(i, found)
+        return _loaded(i, found, is_early=id(i) in region.early)
     if i.opcode not in PURE or not ORDERED.isdisjoint(i.modifiers):
         return _NONE
     sources = [_operand(operand, found) for operand in i.operands[1:]]
@@ -418,16 +440,19 @@ def _of(i: Instruction, found: Mapping[str, int | None], to_check: ToCheck) -> _
     by = [distance or 0 for _, distance in sources]
     if not any(by):
         return True, 0
-    check = to_check(i, by)
+    check = region.to_check(i, by)
     return True, 0 if check is not None and check.same else _linear(i, by, is_checked=check is not None)
 
 
-def _loaded(i: Instruction, found: Mapping[str, int | None]) -> _Known:
-    """Return the distance of what is loaded: none writes parameters and constants while a kernel runs."""
+def _loaded(i: Instruction, found: Mapping[str, int | None], *, is_early: bool) -> _Known:
+    """Return the distance of what is loaded: none writes parameters and constants while a kernel runs.
+
+    What threads load from one address before they write anything (`is_early`) they may all load before any writes.
+    """
     source = getattr(i.operands[1], "base", None)
     if "param" in i.modifiers:
         return (True, 0) if isinstance(source, Symbol) else _NONE
-    if "const" not in i.modifiers or source is None:
+    if not ("const" in i.modifiers or is_early) or source is None:
         return _NONE
     known, distance = _operand(source, found)
     return (known, distance) if distance == 0 else (known, None)
@@ -455,6 +480,10 @@ def _linear(i: Instruction, by: list[int], *, is_checked: bool) -> int | None:
         distance = -by[0]
     elif opcode in ("add", "sub"):
         distance = by[0] + by[1] if opcode == "add" else by[0] - by[1]
+    elif opcode == "rem" and is_checked:
+        distance = by[0]
+    elif opcode == "selp":
+        distance = by[0] if by[0] == by[1] and not by[2] else (by[0] or by[1]) if is_checked else None
     elif opcode == "shl" and isinstance(sources[1], Immediate):
         amount = int(sources[1].value)
         distance = by[0] << amount if 0 <= amount < 32 else None

@@ -43,6 +43,7 @@ MANY = 32
 """Regions from which on each is a function of its own: LLVM takes too long for all of them as one."""
 
 _PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
+_LONG_ROW = 64  # threads
 _TREE = 3  # levels that a tree has at least
 _CELL = 64  # bytes from one cell to the next: slots begin where a line of the host's cache does
 _SUSPENSION = 12  # instructions that leaving a region comes to
@@ -312,6 +313,16 @@ class Regions:
         """Whether rows are those of blocks beside each other, at least if threads go around loops together."""
         return self._runs_side_by_side(by_row=True) and self._is_flat()
 
+    def _has_long_blocks(self) -> bool:
+        """Whether a block's place in x is multiplied by a large constant: how many threads its rows have, no doubt."""
+        for one in self.code:
+            used = {self.indices.get(name, name) for name in reads(one)}
+            if one.opcode in ("mul", "mad", "shl") and "%ctaid.x" in used:
+                numbers = [int(o.value) for o in one.operands[1:3] if isinstance(o, Immediate)]
+                if any((1 << number if one.opcode == "shl" else number) >= _LONG_ROW for number in numbers):
+                    return True
+        return False
+
     def _is_flat(self) -> bool:
         """Whether threads use their place in x, and their block's, for nothing but their place in the grid."""
         if self.layout.local_bytes:
@@ -356,9 +367,10 @@ class Regions:
         """Return how threads run the kernel in stretches, None if rows of them are not cut.
 
         Short rows, of 8 or 16 threads, would take up to twice as long, and a kernel of many regions three times as long
-        to compile.
+        to compile. Rows are long if they are those of blocks beside each other, or the blocks seem to be long.
         """
-        if not self.has_long_rows() or self._ends(self.code) is None:
+        has_long_rows = self.has_long_rows() or (self._runs_side_by_side(by_row=False) and self._has_long_blocks())
+        if not has_long_rows or self._ends(self.code) is None:
             return None
         return find_stretches(self.flow)
 

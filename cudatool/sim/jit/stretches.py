@@ -5,8 +5,8 @@ for the last: three answers for a thousand threads. What is compared, ``i``, is 
 at a known distance. So it is known from the first thread for how many the answer stays the same. These are a stretch:
 
     while threads of the row are left:
-        for each comparison and each sum that is widened, on the way that the first thread takes:
-            cut what is left to the threads for which the comparison's result is the first one's, and no sum wraps
+        for each comparison, quotient and sum that is widened, on the way that the first thread takes:
+            cut what is left to the threads that have the first one's answer and quotient, and of which no sum wraps
         run the code of that way, without its branches, for the threads that are left of the cut
         go on after them
 
@@ -14,6 +14,9 @@ It is for rows of blocks beside each other (:mod:`.grid`), which are long, and f
 That loses nothing where the distance is short: a stretch of one thread is always right. It is for code without loops,
 which would have their own rounds in each stretch. Addresses are computed in 64 bits from a sum that does not wrap, so
 LLVM knows how far neighbors' accesses are from each other, also where these are narrow or lie apart.
+
+A matrix's row and column, ``i / n`` and ``i % n``, are known as well: in a stretch the one is the same for all threads,
+and the other grows as ``i`` does. What all of them read at one address is read once, if they have written nothing yet.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cudatool.ptx import Address, Flow, Instruction, Register, elements, opcode_of, type_bytes
+from cudatool.ptx import Address, Flow, Immediate, Instruction, Register, elements, opcode_of, type_bytes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
@@ -38,6 +41,7 @@ from cudatool.sim.jit.even import (
     find_parts,
     whole_check,
 )
+from cudatool.sim.jit.scheduler import VALUES
 from cudatool.sim.jit.table import types_of
 from cudatool.sim.jit.together import THREAD, UNROLLED, Body, Together, in_pieces
 
@@ -45,16 +49,45 @@ __all__ = ["Stretches", "find_stretches"]
 
 _MOST_WAYS = 8
 _MOST_WRITTEN = 800  # instructions of all ways
+_LOOP = (1 << 22) + 1  # number of the metadata of the loop over threads that run by themselves
+_LONG = 64
+"""Threads from which on a stretch pays: where a smaller number divides, each thread runs by itself."""
 
 _TURNS_AT = frozenset({"lt", "ge", "lo", "hs"})  # the answer is the same for what is below, and for the rest
 _TURNS_AFTER = frozenset({"le", "gt", "ls", "hi"})  # the same for what is not above, and for the rest
 _EQUALS = frozenset({"eq", "ne"})
+_WORDS = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
+
+
+# All threads that are left run by themselves.
+_EACH = f"""each:
+  br label %each.x
+each.x:
+  %each.i = phi i32 [ 0, %each ], [ %each.next, %each.x ]
+  %each.tx = add nuw nsw i32 %tx, %each.i
+  %each.t = add nuw nsw i32 %t, %each.i
+  %each.at = call i32 @thread_0({VALUES}, i32 %each.tx, i32 %ty, i32 %tz, i32 %each.t) #1
+  %each.next = add nuw nsw i32 %each.i, 1
+  %each.done = icmp eq i32 %each.next, %n
+  br i1 %each.done, label %each.end, label %each.x, !llvm.loop !{_LOOP}
+each.end:
+  ret i32 %n"""
 
 
 def _cut_check(i: Instruction, by: list[int]) -> Check | None:
     """Return what a stretch is cut for, None where most of its neighbors would have other results."""
-    if i.opcode in ("div", "shr"):
+    if i.opcode in ("div", "rem"):
+        divisor = i.operands[2]
+        check = whole_check(replace(i, opcode="div"), by)
+        if check is None or (isinstance(divisor, Immediate) and int(divisor.value) < _LONG):
+            return None
+        return replace(check, same=i.opcode == "div")
+    if i.opcode == "shr":
         return None
+    if i.opcode == "selp" and by[0] != by[1] and not by[2] and _WORDS.issuperset(types_of(i)):
+        place = 0 if by[0] else 1
+        register = i.operands[1 + place]
+        return Check(register.name, by[place], types_of(i)[0], same=False) if isinstance(register, Register) else None
     if i.opcode == "setp" and _EQUALS.intersection(i.modifiers):
         i = replace(i, modifiers=tuple("lt" if one in _EQUALS else one for one in i.modifiers))
     return whole_check(i, by)
@@ -62,7 +95,7 @@ def _cut_check(i: Instruction, by: list[int]) -> Check | None:
 
 def find_stretches(flow: Flow) -> Even | None:
     """Return how the threads of stretches run a kernel that suspends none, None if it is no gain to cut rows."""
-    region = Region(flow, 0, frozenset(), _cut_check)
+    region = Region(flow, 0, frozenset(), _cut_check, read_first=True)
     if region.has_loop or len(region.blocks) > MOST_BLOCKS:
         return None
     distances, uneven = find_distances(region, (), {})
@@ -75,7 +108,8 @@ def find_stretches(flow: Flow) -> Even | None:
     if len(ways) > _MOST_WAYS or written > _MOST_WRITTEN:
         return None
     code = [one for number in region.blocks for one in region.instructions(number)]
-    is_asked = len(ways) > 1 and any(one.opcode == "setp" and _is_cut(one, found) for one in code)
+    asks = {"div", "rem", "setp"} if len(ways) > 1 else {"div", "rem"}
+    is_asked = any(one.opcode in asks and check_of(one, found.distances, _cut_check) is not None for one in code)
     return found if is_asked or any(_is_apart(one, found) for one in code) else None
 
 
@@ -90,10 +124,6 @@ def _ways(parts: Mapping[int, Part], head: int) -> Iterable[list[Part]]:
             yield way
         pending += [[*way, parts[after]] for after in way[-1].after]
     yield from pending
-
-
-def _is_cut(i: Instruction, found: Even) -> bool:
-    return i.opcode == "setp" and check_of(i, found.distances, _cut_check) is not None
 
 
 def _is_apart(i: Instruction, found: Even) -> bool:
@@ -122,6 +152,7 @@ class Stretches(Together):
         super().__init__(*arguments, notes=notes)
         self.at = "null"
         self.ways = 0
+        self.divides = False
 
     def generate(self) -> None:
         """Emit the functions into the kernel's parts."""
@@ -137,9 +168,11 @@ class Stretches(Together):
             *(f"  {cell} = alloca {storage_type(registers[name])}" for name, cell in e.used.items()),
             *(f"  store {storage_type(registers[name])} zeroinitializer, ptr {cell}" for name, cell in e.used.items()),
             *e.lines,
+            *([_EACH] if self.divides else []),
             "}",
             *(self._metadata(loop) for loop in self.loops),
             in_pieces("stretches_0", "stretch_0"),
+            *([f"!{_LOOP} = distinct !{{!{_LOOP}, !6, !5}}"] if self.divides else []),
         ]
         self.kernel.parts.append("\n".join(lines))
 
@@ -152,6 +185,10 @@ class Stretches(Together):
         pass  # stretches end for comparisons and sums only
 
     def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
+        if one.opcode == "selp":
+            self._cut_where_it_chooses(e, one, check)
+            self.kernel.instruction(e, one)
+            return
         kind = f"i{check.type_name[1:]}"
         signed = check.type_name[0] == "s"
         value = e.convert(*e.read(check.register), kind)
@@ -164,6 +201,8 @@ class Stretches(Together):
             self._cut(e, room, kind, check.distance)
         if one.opcode == "setp":
             self._cut_where_it_turns(e, one, check, value, kind)
+        if one.opcode in ("div", "rem"):
+            self._cut_where_it_divides(e, one, check, value, kind)
         self.kernel.instruction(e, one)
 
     def _cut_where_it_turns(self, e: Emitter, one: Instruction, check: Check, value: str, kind: str) -> None:
@@ -188,6 +227,33 @@ class Stretches(Together):
         if rises == at:
             way = e.op(f"sub {kind} {way}, 1")
         self._cut(e, e.op(f"select i1 {comes}, {kind} {way}, {kind} -1"), kind, check.distance)
+
+    def _cut_where_it_divides(self, e: Emitter, one: Instruction, check: Check, value: str, kind: str) -> None:
+        """Cut the stretch where the quotient changes: up to there remainders are at the distance of what is divided.
+
+        Stretches would be short if the divisor is small, and quotients of numbers below zero are rounded towards it:
+        then all threads run by themselves.
+        """
+        divisor = e.get(one.operands[2], types_of(one)[-1])
+        long = e.op(f"icmp {check.type_name[0]}ge {kind} {divisor}, {_LONG}")
+        if check.type_name[0] == "s":
+            long = e.op(f"and i1 {long}, {e.op(f'icmp sge {kind} {value}, 0')}")
+        label = e.new_label()
+        e.emit(f"br i1 {long}, label %{label}, label %each")
+        e.label(label)
+        self.divides = True
+        room = e.op(f"urem {kind} {value}, {divisor}")
+        if check.distance > 0:
+            room = e.op(f"sub {kind} {e.op(f'sub {kind} {divisor}, 1')}, {room}")
+        self._cut(e, room, kind, check.distance)
+
+    def _cut_where_it_chooses(self, e: Emitter, one: Instruction, check: Check) -> None:
+        """Cut the stretch to its first thread if it chooses the operand that is at another distance."""
+        first = one.operands[1]
+        is_first = isinstance(first, Register) and first.name == check.register
+        chosen = e.get(one.operands[3], "pred")
+        rooms = "i32 -1, i32 0" if is_first else "i32 0, i32 -1"
+        self._cut(e, e.op(f"select i1 {chosen}, {rooms}"), "i32", 1)
 
     def _cut(self, e: Emitter, room: str, kind: str, distance: int) -> None:
         """Cut the stretch to the threads that are not further from the first than a number without sign, `room`."""

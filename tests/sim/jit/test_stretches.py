@@ -88,6 +88,47 @@ def test_a_stretch_ends_where_a_comparison_turns_or_its_numbers_wrap_around(laun
                     np.testing.assert_array_equal(np.where(holds, 100, 1), found)
 
 
+DIVISION = """
+.visible .entry k(.param .u64 y, .param .u32 divisor, .param .u32 start) {
+    .reg .b32 %x, %t, %b, %n, %v, %l, %q, %r, %start;
+    .reg .b64 %at;
+    mov.u32 %t, %tid.x;
+    mov.u32 %b, %ctaid.x;
+    mov.u32 %n, %ntid.x;
+    mad.lo.s32 %x, %b, %n, %t;
+    ld.param.u32 %l, [divisor];
+    ld.param.u64 %at, [y];
+    mad.wide.u32 %at, %x, 8, %at;
+    ld.param.u32 %start, [start];
+    mad.lo.s32 %v, %x, DISTANCE, %start;
+    div.TYPE %q, %v, %l;
+    rem.TYPE %r, %v, %l;
+    st.global.v2.u32 [%at], {%q, %r};
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["u32", "s32"])
+@pytest.mark.parametrize("distance", [1, -3])
+def test_a_stretch_ends_where_a_quotient_changes(launch, kind, distance):
+    threads = 300
+    text = DIVISION.replace("DISTANCE", str(distance)).replace("TYPE", kind)
+    kernel = jit.load((HEADER + text).encode()).kernels["k"]
+    assert is_cut(kernel)
+    for start in (0, 5, 899, 1000, 0x7FFFFFFF - 100, 0x80000000 + 7, 0xFFFFFFFF - 100):
+        x = (np.arange(threads) * distance + start).astype(np.uint32)
+        for divisor in (0, 1, 5, 63, 64, 65, 100, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFFF - 99):
+            a, b = x.astype(np.int64), int(divisor)
+            if kind == "s32":
+                a, b = x.view(np.int32).astype(np.int64), b - (b >> 31 << 32)
+            q = np.sign(a) * np.sign(b) * (abs(a) // abs(b)) if b else np.full(threads, -1)
+            found = np.zeros((threads, 2), np.uint32)
+            launch(kernel, 1, threads, found, np.uint32(divisor), np.uint32(start))
+            np.testing.assert_array_equal(q.astype(np.uint32), found[:, 0], f"{start} / {divisor}")
+            np.testing.assert_array_equal((a - q * b).astype(np.uint32), found[:, 1], f"{start} % {divisor}")
+
+
 SOURCE = """
 #define X (int)(blockIdx.x * blockDim.x + threadIdx.x)
 extern "C" __global__ void inner(const int *x, int *y, int n) {
@@ -110,6 +151,12 @@ extern "C" __global__ void own(const int *x, int *y, int n) {
 extern "C" __global__ void every(const int *x, int *y) { y[X] = x[X]; }
 extern "C" __global__ void odd(const int *x, int *y) { if (threadIdx.x & 1) y[X] = x[X]; }
 extern "C" __global__ void halves(const int *x, int *y) { if (threadIdx.x / 2 == 3) y[X] = x[X]; }
+extern "C" __global__ void columns(const int *x, int *y, int n, int rows) {
+    int i = blockIdx.x * 128 + threadIdx.x, row = (i + 1) % rows - 1, column = (i + 1) / rows;
+    if ((i + 1) % rows == 0) { row = rows - 1; column--; }
+    if (i < n) y[i] = x[row] - 3 * x[column];
+}
+extern "C" __global__ void after(const int *x, int *y, int *z, int k) { int i = X; y[i] = i + 7; z[3 * i] = y[k]; }
 extern "C" __global__ void stops(const int *x, int *y, int n) { if (X >= n) __trap(); y[X] = x[X]; }
 """
 
@@ -120,7 +167,9 @@ def kernels(ptx_of):
 
 
 def test_rows_are_cut_where_neighbors_compare_what_is_near_or_access_what_is_apart(kernels):
-    assert {"inner", "pixels", "both"} == {name for name, kernel in kernels.items() if is_cut(kernel)}
+    assert {"inner", "pixels", "both", "columns", "after"} == {
+        name for name, kernel in kernels.items() if is_cut(kernel)
+    }
 
 
 def test_checked_kernels_run_each_thread_by_itself(kernels):
@@ -151,6 +200,21 @@ def test_guards_hold_for_the_threads_that_they_are_for(launch, kernels, block, n
         lane = i % block
         kept = np.where(lane >= 5, 7 * x[np.maximum(i - 5, 0)], 1) + 7 * x[:size]
         np.testing.assert_array_equal(kept, run("own", x, [np.int32(n)]))
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 127, 200, 512])
+def test_neighbors_in_a_column_of_a_matrix_read_beside_each_other(launch, kernels, rows):
+    x = np.random.default_rng(rows).integers(0, 256, 512).astype(np.int32)
+    i, found = np.arange(512), np.zeros(512, np.int32)
+    launch(kernels["columns"], 4, 128, x, found, np.int32(500), np.int32(rows))
+    np.testing.assert_array_equal(np.where(i < 500, x[i % rows] - 3 * x[i // rows], 0), found)
+
+
+@pytest.mark.parametrize("k", [0, 1, 40, 255])
+def test_a_thread_reads_what_it_has_written_itself(launch, kernels, k):
+    y, z = np.zeros(256, np.int32), np.zeros(768, np.int32)
+    launch(kernels["after"], 2, 128, y, y, z, np.int32(k))
+    assert k + 7 == z[3 * k]
 
 
 @pytest.mark.parametrize("start", [0, 0x7FFFFFF0, 0xFFFFFFF0])
