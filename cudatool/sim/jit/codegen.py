@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cudatool.ptx import Function, Instruction, PtxError, opcode_of
-from cudatool.ptx.flow import writes
+from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit import asynchronous, scheduler
 from cudatool.sim.jit.bounds import Bound, first_threads
@@ -30,6 +30,7 @@ from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.even import MOST, WIDTH, Even
 from cudatool.sim.jit.far import is_far
+from cudatool.sim.jit.fetch import emit_fetches, fetch_ahead
 from cudatool.sim.jit.gathers import gathers_pay
 from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
@@ -140,7 +141,7 @@ class _Kernel(ThreadCode):
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         order = [] if diverges else self.in_order(successors, self.levels)
-        self.parts.append(in_step(order) if order else block(kinds, diverges=diverges))
+        self.parts.append(in_step(order) if order else block(kinds, diverges=diverges, fetches=self._fetch_ahead()))
         if diverges:
             self.parts.append(
                 divergent(
@@ -172,6 +173,21 @@ class _Kernel(ThreadCode):
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order), gathers_pay(self.code))
+
+    def _fetch_ahead(self) -> bool:
+        """Emit ``fetch_ahead`` if there is anything to fetch (:mod:`.fetch`); return whether there is."""
+        loads = self.fetched()
+        if not loads:
+            return False
+        e = self.emitter()
+        for one in self._repeat({name for load in loads for name in reads(load)}):
+            self.instruction(e, one)
+        emit_fetches(e, loads)
+        e.emit("ret i32 0")
+        self.finish(e)
+        header = f"define internal i32 @fetch({ENVIRONMENT}, {THREAD}) #0 {{\nentry:"
+        self.parts.append("\n".join([header, *self.header(e), *e.lines, "}", fetch_ahead()]))
+        return True
 
     def _beside(self) -> int:
         """Return of how many threads rows of blocks beside each other are."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from cudatool.sim.jit.collective import ROW, Kind, array_offset
 from cudatool.sim.jit.context import IN_STEP, Context
 from cudatool.sim.jit.emit import ENVIRONMENT
+from cudatool.sim.jit.fetch import FETCH
 from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
 __all__ = ["SIDE_BY_SIDE", "block", "grid", "in_step", "side_by_side"]
@@ -128,7 +129,7 @@ entered:
 """
 
 
-def block(kinds: dict[int, int], *, diverges: bool) -> str:
+def block(kinds: dict[int, int], *, diverges: bool, fetches: bool) -> str:
     """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension.
 
     It begins with region `begin`, and returns whether the block is parked: waits for others, to be continued.
@@ -174,7 +175,7 @@ next:
 go:
   switch i32 %s, label %end [ {" ".join(cases)} ]
 run0:
-  %n0 = call i32 @all_0({VALUES})
+{FETCH if fetches else ""}  %n0 = call i32 @all_0({VALUES})
   br label %next
 {lines}
 end:
