@@ -9,24 +9,27 @@ Where it is known that all threads of a row go around the loop equally often, th
 (:mod:`cudatool.sim.jit.rows`).
 
 Other loops stay in one region: their registers are worth more than neighbors' accesses. So do those that go on by the
-size of a block, whose rounds are near enough to each other for the host's caches. But rows of threads go around these
-together, too, where that is known: the host fetches ahead what follows in memory, and sixteen threads at a time, round
-after round, do not read it in that order.
+size of a block, or by a number as large, whose rounds are near enough to each other for the host's caches. But rows of
+threads go around these together, too, where that is known: the host fetches ahead what follows in memory, and sixteen
+threads at a time, round after round, do not read it in that order. They may be inside of one another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from cudatool.ptx import Flow, Function, Instruction, Register, Symbol, opcode_of
+from cudatool.ptx import Flow, Function, Immediate, Instruction, Symbol, opcode_of
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.collective import suspension_of
+from cudatool.sim.jit.table import types_of
 
 __all__ = ["block_stride_loops", "insert_steps", "stride_loops"]
 
 _SHARED = ("%ntid", "%nctaid")  # what all threads of a block read the same
 _STRIDE = "%nctaid"
 _BLOCK_STRIDE = "%ntid"
+_LARGE = 256  # as a block; what rounds are this many words apart fills the same few sets of a cache
 
 
 def insert_steps(function: Function) -> Function:
@@ -40,26 +43,32 @@ def insert_steps(function: Function) -> Function:
 
 def stride_loops(function: Function, flow: Flow) -> dict[int, frozenset[int]]:
     """Return the innermost loops that go on by the size of the grid and suspend no thread, as natural loops."""
-    return _loops_by(_STRIDE, function, flow)
+    loops = flow.natural_loops()
+    return {start: loop for start, loop in _loops_by(_STRIDE, function, flow).items() if _is_innermost(start, loops)}
 
 
 def block_stride_loops(function: Function, flow: Flow) -> dict[int, frozenset[int]]:
-    """Return the innermost loops that go on by the size of a block, or of the grid, in the same way."""
-    return _loops_by(_BLOCK_STRIDE, function, flow)
+    """Return the loops that go on by the size of a block, or of the grid, or by a large number, in the same way."""
+    return _loops_by(_BLOCK_STRIDE, function, flow, large=_LARGE)
 
 
-def _loops_by(size: str, function: Function, flow: Flow) -> dict[int, frozenset[int]]:
-    """Return the innermost loops that go on by a multiple of the special register `size` and suspend no thread."""
+def _is_innermost(start: int, loops: Mapping[int, frozenset[int]]) -> bool:
+    return all(other == start or other not in loops[start] for other in loops)
+
+
+def _loops_by(size: str, function: Function, flow: Flow, large: int | None = None) -> dict[int, frozenset[int]]:
+    """Return the loops that go on by a multiple of the special register `size`, or by `large` numbers, if given.
+
+    They access memory and suspend no thread.
+    """
     code = function.instructions
-    if not any(o.name.startswith(size) for i in code for o in i.operands if isinstance(o, Register)):
-        return {}
-    loops = flow.natural_loops()
     strides = _strides(code, size)
+    if not strides and large is None:
+        return {}
     found = {}
-    for start, blocks in loops.items():
+    for start, blocks in flow.natural_loops().items():
         inside = [code[index] for n in blocks for index in range(flow.blocks[n].start, flow.blocks[n].stop)]
-        innermost = all(other == start or other not in blocks for other in loops)
-        if innermost and _goes_on_by(inside, strides) and not any(suspension_of(one) for one in inside):
+        if _goes_on_by(inside, strides, large) and not any(suspension_of(one) for one in inside):
             found[start] = blocks
     return found
 
@@ -102,10 +111,16 @@ def _strides(code: list[Instruction], size: str) -> set[str]:
     return strides
 
 
-def _goes_on_by(inside: list[Instruction], strides: set[str]) -> bool:
-    """Whether a loop adds a stride to what it has computed before, and accesses memory."""
+def _goes_on_by(inside: list[Instruction], strides: set[str], large: int | None) -> bool:
+    """Whether a loop adds a stride, or a `large` number, to what it has computed before, and accesses memory."""
     accesses = any(opcode_of(i.opcode).address is not None and "param" not in i.modifiers for i in inside)
     own = {name for one in inside for name in writes(one)}
-    return accesses and any(
-        i.opcode == "add" and strides.intersection(reads(i)) and own.intersection(reads(i)) for i in inside
-    )
+    sums = [one for one in inside if one.opcode == "add" and own.intersection(reads(one))]
+    return accesses and any(strides.intersection(reads(one)) or _adds(one, large) for one in sums)
+
+
+def _adds(one: Instruction, large: int | None) -> bool:
+    """Whether a sum is of an index, not of an address, and a `large` number."""
+    if large is None or types_of(one)[-1] not in ("s32", "u32"):
+        return False
+    return any(isinstance(o, Immediate) and int(o.value) >= large for o in one.operands[1:])

@@ -42,6 +42,14 @@ extern "C" __global__ void waits(const int *x, int *y, int n) {
 extern "C" __global__ void rows(const float *x, float *y, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] += x[i];
 }
+extern "C" __global__ void parts(const float *x, float *y, int n) {
+    for (int k = threadIdx.x; k < 512; k += blockDim.x) {
+        float sum = 0;
+        #pragma unroll 1
+        for (int i = k; i < n; i += 512) sum = sum * 3 + x[i];
+        y[k] = sum;
+    }
+}
 extern "C" __global__ void dot(const float *x, float *y, int n) {
     float sum = 0;
     for (int i = 0; i < n; i++) sum += x[i] * gridDim.x;
@@ -61,7 +69,15 @@ def steps(kernel: jit.JitKernel) -> int:
 
 def test_threads_step_together_only_where_a_loop_goes_on_by_the_grids_size(kernels):
     found = {name: steps(kernel) > 0 for name, kernel in kernels.items()}
-    assert {"saxpy": True, "wide": True, "total": True, "waits": True, "rows": False, "dot": False} == found
+    assert {
+        "saxpy": True,
+        "wide": True,
+        "total": True,
+        "waits": True,
+        "rows": False,
+        "parts": False,
+        "dot": False,
+    } == found
 
 
 def goes_by_rows(kernel: jit.JitKernel) -> bool:
@@ -70,7 +86,15 @@ def goes_by_rows(kernel: jit.JitKernel) -> bool:
 
 def test_rows_go_around_together_without_steps_where_they_leave_the_loop_together(kernels):
     found = {name: goes_by_rows(kernel) for name, kernel in kernels.items()}
-    assert {"saxpy": True, "wide": False, "total": True, "waits": True, "rows": True, "dot": False} == found
+    assert {
+        "saxpy": True,
+        "wide": False,
+        "total": True,
+        "waits": True,
+        "rows": True,
+        "parts": True,
+        "dot": False,
+    } == found
 
 
 @pytest.mark.parametrize("count", [0, 1, 95, 96, 97, 1000, 4097])
@@ -82,6 +106,18 @@ def test_a_stride_that_covers_all_of_a_vector(launch, kernels, count):
     launch(kernels["saxpy"], 3, 96, np.float32(1.5), x, y, np.int32(count))
     np.testing.assert_allclose(expected, y, rtol=3e-7)
     assert expected[count] == y[count]
+
+
+@pytest.mark.parametrize("block", [1, 50, 64, 256])
+@pytest.mark.parametrize("count", [0, 1, 100, 512, 1000, 3 * 512, 4 * 512 + 1])
+def test_rows_go_around_a_loop_in_a_loop(launch, kernels, count, block):
+    x = np.random.default_rng(3).integers(0, 4, max(count, 1)).astype(np.float32)
+    expected = np.zeros(512, np.float32)
+    for i in range(count):
+        expected[i % 512] = expected[i % 512] * 3 + x[i]
+    y = np.zeros(512, np.float32)
+    launch(kernels["parts"], 1, block, x, y, np.int32(count))
+    np.testing.assert_array_equal(expected, y)
 
 
 @pytest.mark.parametrize("block", [1, 50, 96])
