@@ -172,7 +172,7 @@ class _Kernel(ThreadCode):
         )
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order), gathers_pay(self.code))
+        return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order), gathers_pay(self.flow))
 
     def _fetch_ahead(self) -> bool:
         """Emit ``fetch_ahead`` if there is anything to fetch (:mod:`.fetch`); return whether there is."""

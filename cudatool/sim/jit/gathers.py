@@ -5,14 +5,15 @@ same loads one by one, so LLVM is told to do without. Then it makes no vectors o
 where threads compute much with what they have read. There the gathers cost less than vectors save: the first kernel of
 Rodinia's srad reads 8 numbers at places that it has read and makes 5 divisions, and takes 0.6 of the time.
 
-What decides is how much a kernel computes in floating point for each load. Only speed depends on it.
+What decides is how much a kernel computes in floating point for each load, on the way through it that has most loads.
+Only speed depends on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cudatool.ptx import Instruction
+from cudatool.ptx import Flow, Instruction
 from cudatool.sim.jit.table import types_of
 
 __all__ = ["gathers_pay"]
@@ -23,12 +24,38 @@ _COSTS = 4  # of a slow instruction, in fast ones
 _ENOUGH = 2.5  # fast ones for each load (hotspot has 2.7 and gains 15 %; srad2 of srad v1 has 0.6 and loses a third)
 
 
-def gathers_pay(code: Iterable[Instruction]) -> bool:
+def gathers_pay(flow: Flow) -> bool:
     """Return whether a kernel computes so much for each load that gathers do not matter."""
-    computes = loads = 0
+    loads, computes = _most_loads(flow)
+    return computes > _ENOUGH * loads
+
+
+def _most_loads(flow: Flow) -> tuple[int, int]:
+    """Return the loads on the way that has most of them, each round of a loop once, and what is computed on it."""
+    found: dict[int, tuple[int, int]] = {}
+    path, seen = [(0, iter(flow.blocks[0].successors))], {0}
+    while path:
+        number, following = path[-1]
+        after = next((one for one in following if one not in seen), None)
+        if after is not None:
+            seen.add(after)
+            path.append((after, iter(flow.blocks[after].successors)))
+            continue
+        path.pop()
+        block = flow.blocks[number]
+        # What leads back to the beginning of a loop is not found yet.
+        rest = max((found[one] for one in block.successors if one in found), default=(0, 0))
+        own = _counted(flow.function.instructions[block.start : block.stop])
+        found[number] = (own[0] + rest[0], own[1] + rest[1])
+    return found[0]
+
+
+def _counted(code: Iterable[Instruction]) -> tuple[int, int]:
+    """Return the loads of some instructions, and what they compute."""
+    loads = computes = 0
     for one in code:
         if one.opcode == "tex" or (one.opcode == "ld" and {"param", "const"}.isdisjoint(one.modifiers)):
             loads += 1
         elif one.opcode in _FAST | _SLOW and any("f" in name for name in types_of(one)):
             computes += _COSTS if one.opcode in _SLOW else 1
-    return computes > _ENOUGH * loads
+    return loads, computes

@@ -9,7 +9,7 @@ from cudatool.sim.jit.collective import ROW, Kind, array_offset
 from cudatool.sim.jit.context import IN_STEP, Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.fetch import FETCH
-from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
+from cudatool.sim.jit.scheduler import DIVERGED, PARKED, UNPEELED, VALUES, field
 
 __all__ = ["SIDE_BY_SIDE", "block", "grid", "in_step", "side_by_side"]
 
@@ -80,7 +80,7 @@ z.end:
 end:
   ret void
 }}
-!{_LOOP} = distinct !{{!{_LOOP}, !6, !5}}
+!{_LOOP} = distinct !{{!{_LOOP}, !6, !5, {UNPEELED}}}
 """
 
 

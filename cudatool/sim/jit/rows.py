@@ -24,6 +24,7 @@ from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.emit import Emitter, storage_type
 from cudatool.sim.jit.even import ORDERED, PURE, Check, Part
 from cudatool.sim.jit.grid import SIDE_BY_SIDE
+from cudatool.sim.jit.scheduler import UNPEELED
 from cudatool.sim.jit.together import UNROLLED, Body, Together, in_pieces
 
 __all__ = ["ByRow"]
@@ -295,4 +296,4 @@ class ByRow(Together):
         return starts if all(len(names) <= (_MOST_KEPT if is_near else 0) for names in kept) else [0]
 
     def _metadata(self, loop: int) -> str:
-        return f"!{loop} = distinct !{{!{loop}, !6, {UNROLLED if loop in self.unrolled else '!5'}}}"
+        return f"!{loop} = distinct !{{!{loop}, !6, {UNROLLED if loop in self.unrolled else '!5'}, {UNPEELED}}}"

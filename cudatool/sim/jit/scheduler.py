@@ -23,6 +23,7 @@ __all__ = [
     "PARKED",
     "PASSED",
     "PRELUDE",
+    "UNPEELED",
     "VALUES",
     "all_threads",
     "field",
@@ -35,6 +36,9 @@ __all__ = [
 PARKED = -3  # the threads of the block wait for other blocks
 DIVERGED = -2  # in the place of a region number: threads do not agree on one
 VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
+
+UNPEELED = f"!{(1 << 20) - 1}"
+"""Of a loop over threads: none of its rounds is peeled. Rows are whole vectors of threads; one less leaves a rest."""
 
 PRELUDE = """
 declare i32 @llvm.cttz.i32(i32, i1)
@@ -75,6 +79,7 @@ attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
 """
+PRELUDE += f'{UNPEELED} = !{{!"llvm.loop.peeled.count", i32 1000}}\n'
 
 
 def stop() -> str:
@@ -379,7 +384,7 @@ def all_threads(
     if regular:
         x_from, enter = "choose", _look(regular)
         row = _row(number, regular, given, loop, keep=_KEEP.format(of="row.") if notes else "")
-        row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5}}\n"
+        row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5, {UNPEELED}}}\n"
     if rows:
         x_from = "none.x"
         enter = _BY_ROW.format(rows=rows, number=number, values=VALUES, given=given, count=x_end)
@@ -420,7 +425,7 @@ z.end:
 end:{next_part}
 {after}  ret i32 {"%agreed" if after else only}
 }}
-!{loop} = distinct !{{!{loop}, !{loop + 1}, {unroll}}}
+!{loop} = distinct !{{!{loop}, !{loop + 1}, {unroll}, {UNPEELED}}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}
 {row_loop}"""
 

@@ -41,7 +41,7 @@ from cudatool.sim.jit.even import (
     find_parts,
     whole_check,
 )
-from cudatool.sim.jit.scheduler import VALUES
+from cudatool.sim.jit.scheduler import UNPEELED, VALUES
 from cudatool.sim.jit.table import types_of
 from cudatool.sim.jit.together import THREAD, UNROLLED, Body, Together, in_pieces
 
@@ -172,12 +172,12 @@ class Stretches(Together):
             "}",
             *(self._metadata(loop) for loop in self.loops),
             in_pieces("stretches_0", "stretch_0"),
-            *([f"!{_LOOP} = distinct !{{!{_LOOP}, !6, !5}}"] if self.divides else []),
+            *([f"!{_LOOP} = distinct !{{!{_LOOP}, !6, !5, {UNPEELED}}}"] if self.divides else []),
         ]
         self.kernel.parts.append("\n".join(lines))
 
     def _metadata(self, loop: int) -> str:
-        return f"!{loop} = distinct !{{!{loop}, !6, {UNROLLED if loop in self.unrolled else '!5'}}}"
+        return f"!{loop} = distinct !{{!{loop}, !6, {UNROLLED if loop in self.unrolled else '!5'}, {UNPEELED}}}"
 
     # ---- where a stretch ends ----
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from cudatool.ptx import Flow
 from cudatool.sim import jit
 from cudatool.sim.jit import native
 from cudatool.sim.jit.gathers import gathers_pay
+from cudatool.sim.jit.scheduler import UNPEELED
 
 
 @pytest.mark.parametrize(("name", "avoids"), [("znver4", True), ("sapphirerapids", False)])
@@ -36,4 +40,35 @@ def test_gathers_pay_where_much_is_computed_for_each_load(ptx_of, result: str, p
         out[t] = {result};
     }}"""
     kernel = jit.load(ptx_of(source)).kernels["k"]
-    assert pays == gathers_pay(kernel.text.plain.instructions)
+    assert pays == gathers_pay(Flow(kernel.text.plain))
+
+
+def test_loads_of_which_a_thread_does_one_count_as_one(ptx_of) -> None:
+    source = """extern "C" __global__ void k(const float *x, const int *at, float *out) {
+        int t = threadIdx.x, where = blockIdx.x;
+        float v;
+        switch (where) {
+            case 0: v = x[at[t]] - x[at[t + 32]]; break;
+            case 1: v = x[at[t + 1]] * 3; break;
+            case 2: v = x[2 * at[t]] + 3; break;
+            case 3: v = x[3 * at[t + 4]] / x[7]; break;
+            default: v = x[at[7]];
+        }
+        out[t] = 1 / (v + 1 / (v + 2 / (v + 3)));
+    }"""
+    assert gathers_pay(Flow(jit.load(ptx_of(source)).kernels["k"].text.plain))
+
+
+def test_no_round_of_a_loop_over_threads_is_peeled(ptx_of) -> None:
+    source = """extern "C" __global__ void k(const float *x, float *out) {
+        __shared__ float s[64];
+        s[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        float before = threadIdx.x == 0 ? 0 : s[threadIdx.x - 1];
+        out[threadIdx.x] = sqrtf(before) / s[threadIdx.x];
+    }"""
+    text = jit.load(ptx_of(source)).kernels["k"].llvm_ir()
+    loops = re.findall(r"^!\d+ = distinct !\{(.*)\}$", text, re.MULTILINE)
+    rows = [loop for loop in loops if UNPEELED in loop]
+    assert 2 == len(rows)
+    assert f'{UNPEELED} = !{{!"llvm.loop.peeled.count"' in text
