@@ -18,8 +18,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudatool import config
 from cudatool.code_cache import CodeCache, size_limit
@@ -64,8 +63,7 @@ OPTIONS = ("memory", "count", "seed", "schedule", "threads", "timeout")
 SCHEDULES = ("fifo", "lifo", "late", "random")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The driver in use: ``kind`` is ``"cuda"`` or ``"sim"``, ``description`` a few words for people."""
 
     kind: str

@@ -20,7 +20,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shlex
 import stat
 import time
 from collections.abc import Iterator
@@ -253,6 +252,8 @@ def _open_folder(name: str, within: int | None = None, *, shown: str) -> int:
     os.close(folder)
     if found.st_uid != os.geteuid():
         _refuse(shown, f"it belongs to user {found.st_uid}; name a folder of your own in {CACHE_DIR.name}")
+    import shlex  # few folders are refused
+
     _refuse(shown, f"others can write to it; delete it, or run chmod -R go-w {shlex.quote(shown)} if you trust them")
 
 

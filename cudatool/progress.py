@@ -15,7 +15,6 @@ own calls: there is no thread.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
@@ -122,6 +121,8 @@ def _write(current: Step) -> None:
     if not _is_terminal():
         return
     text = "".join(c if c.isprintable() else "?" for c in str(current))
+    import shutil  # takes a while to load, and few steps are shown
+
     width = shutil.get_terminal_size().columns - 1  # in the last column some terminals wrap
     _put(f"{_CLEAR}{text[:width]}")
     _line.is_shown = True

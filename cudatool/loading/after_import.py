@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    Loader = MetaPathFinder = object  # the classes take as long to load as the rest of the driver's choice
 
 __all__ = ["AfterImport"]
-
-
-_log = logging.getLogger("cudatool")
 
 
 class AfterImport(MetaPathFinder):
@@ -90,4 +90,6 @@ def _call(then: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         then(module)
     except Exception:
-        _log.exception("cudatool does not watch %s", module.__name__)
+        import logging  # takes a while to load
+
+        logging.getLogger("cudatool").exception("cudatool does not watch %s", module.__name__)

@@ -13,17 +13,20 @@ logged, because an exception must never cross into C.
 from __future__ import annotations
 
 import ctypes
-import logging
 import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cudatool.sim import _calls
 from cudatool.sim.driver_log import DriverLog
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.signals import Interrupted
+
+if TYPE_CHECKING:
+    from logging import Logger
 
 __all__ = [
     "ENTRIES",
@@ -39,8 +42,8 @@ __all__ = [
     "guard",
     "invoke",
     "lock",
-    "log",
     "log_message",
+    "logger",
     "read_string",
     "subscribe",
     "subscribers",
@@ -48,7 +51,6 @@ __all__ = [
     "write",
 ]
 
-log: Final = logging.getLogger("cudatool.sim")
 driver_log: Final = DriverLog()
 """What was said with :func:`log_message`, for programs that ask."""
 
@@ -134,24 +136,43 @@ _HANDLES: Final = frozenset(
 class Entry:
     """One driver entry point: its name, its C parameters, and the handler."""
 
-    __slots__ = ("handler", "name", "parameters", "prototype", "types")
+    __slots__ = ("_declared", "handler", "name", "prototype")
 
     def __init__(self, prototype: str, handler: Handler) -> None:
-        match = re.fullmatch(r"(\w+)\((.*)\)", prototype, re.DOTALL)
-        assert match, prototype
         self.prototype = prototype
-        self.name = match[1]
+        self.name, _, _ = prototype.partition("(")
         self.handler = handler
-        self.parameters: tuple[str, ...] = ()
-        self.types: tuple[Any, ...] = ()
-        for declaration in filter(None, (part.strip() for part in match[2].split(","))):
-            words = re.fullmatch(r"(?:const )?(.*?)\s*(\**)(\w+)(\[\])?", declaration)
-            assert words, declaration
-            base, stars, name, array = words.groups()
-            pointer = stars or array or "*" in base or base in _HANDLES
-            assert pointer or base in _SCALARS, f"{self.name}: no row of _SCALARS or _HANDLES for {base}"
-            self.parameters += (name,)
-            self.types += (ctypes.c_size_t if pointer else _SCALARS[base],)
+        self._declared: tuple[tuple[str, ...], tuple[Any, ...]] | None = None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return self._parsed()[0]
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """Their types in C."""
+        return self._parsed()[1]
+
+    def _parsed(self) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        """Return names and types, which are read off the prototype when they are first asked for."""
+        if self._declared is None:
+            match = re.fullmatch(r"\w+\((.*)\)", self.prototype, re.DOTALL)
+            assert match, self.prototype
+            declared = [_declared(one) for part in match[1].split(",") if (one := part.strip())]
+            self._declared = tuple(name for name, _ in declared), tuple(kind for _, kind in declared)
+        return self._declared
+
+
+@cache
+def _declared(parameter: str) -> tuple[str, Any]:
+    """Return the name and the type of a parameter that is declared so; many entry points have the same ones."""
+    words = re.fullmatch(r"(?:const )?(.*?)\s*(\**)(\w+)(\[\])?", parameter)
+    assert words, parameter
+    base, stars, name, array = words.groups()
+    pointer = stars or array or "*" in base or base in _HANDLES
+    assert pointer or base in _SCALARS, f"no row of _SCALARS or _HANDLES for {parameter}"
+    return name, ctypes.c_size_t if pointer else _SCALARS[base]
 
 
 ENTRIES: Final[dict[str, Entry]] = {}
@@ -261,7 +282,6 @@ def _crashed(
     # Bound here, because module globals may be gone when handles are destroyed at interpreter shutdown.
     interrupted: type[BaseException] = Interrupted,
     is_finalizing: Callable[[], bool] = sys.is_finalizing,
-    logger: logging.Logger = log,
     in_progress: Any = call,
     unknown: int = int(Result.UNKNOWN),
     gone: int = int(Result.DEINITIALIZED),
@@ -271,7 +291,7 @@ def _crashed(
         return 0  # the caller gets its KeyboardInterrupt, and no other error, as soon as it is back in Python
     if is_finalizing():
         return gone  # with the driver's own modules
-    logger.error("%s failed inside the software driver", entry.name, exc_info=error)
+    logger().error("%s failed inside the software driver", entry.name, exc_info=error)
     in_progress.message = f"{entry.name} failed inside the software driver: {error!r}"
     return unknown
 
@@ -308,10 +328,17 @@ def after_call(callback: Callable[[], None]) -> None:
     _callbacks.append(callback)
 
 
+def logger() -> Logger:
+    """Return where the device says what goes wrong: the logger ``cudatool.sim``."""
+    from logging import getLogger  # takes a while to load, and most programs make no mistakes
+
+    return getLogger("cudatool.sim")
+
+
 def log_message(text: str) -> None:
     """Say `text` where NVIDIA's driver would with ``CUDA_LOG_FILE=stderr``: as a warning of ``cudatool.sim``."""
     driver_log.add(text)
-    log.warning("%s", text)
+    logger().warning("%s", text)
 
 
 _pointers: dict[tuple[str, int], int] = {}

@@ -12,8 +12,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from cudatool.files import KeptDescriptor
 from cudatool.sim.managed import Advised
@@ -91,8 +90,7 @@ def renew(address: int, size: int) -> None:
     _place(address, size, _PROT_RW, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """A variable of a module, `offset` bytes into its memory. Kernels must not write to one that is constant."""
 
     name: str
@@ -101,26 +99,57 @@ class Variable:
     is_constant: bool
 
 
-@dataclass(slots=True, eq=False)
 class Allocation:
-    """One live range of memory that the driver handed out."""
+    """One live range of memory that the driver handed out.
 
-    address: int
-    size: int
-    # "device", "pool" (stream-ordered), "managed", "host" (pinned), "registered", "module", "virtual", "ipc", "graph",
-    # "array"
-    kind: str
-    device: int  # -1 for host memory
-    context: int  # handle of the context it belongs to, 0 if none
-    serial: int
-    pool: int = 0  # handle of the memory pool, 0 if none
-    flags: int = 0
-    advised: Advised | None = None  # of managed memory: what the program said about it
-    gap: int = 0  # unused bytes after it
-    is_shared: bool = False  # whether other processes can use it
-    in_file: bool = False  # its pages are those of a file, which other processes can map
-    variables: tuple[Variable, ...] = ()  # of a module: what may be used of it
-    is_given_back: bool = False  # cuMemFreeAsync was called for it, and has yet to run
+    Attributes
+    ----------
+    kind
+        ``"device"``, ``"pool"`` (stream-ordered), ``"managed"``, ``"host"`` (pinned), ``"registered"``, ``"module"``,
+        ``"virtual"``, ``"ipc"``, ``"graph"`` or ``"array"``.
+    device
+        -1 for host memory.
+    context, pool
+        Handles of the context and the memory pool that it belongs to, 0 if none.
+    advised
+        Of managed memory: what the program said about it.
+    gap
+        Unused bytes after it.
+    is_shared
+        Whether other processes can use it.
+    in_file
+        Whether its pages are those of a file, which other processes can map.
+    variables
+        Of a module: what may be used of it.
+    is_given_back
+        Whether cuMemFreeAsync was called for it, and has yet to run.
+    """
+
+    __slots__ = (
+        *("address", "advised", "context", "device", "flags", "gap", "in_file", "is_given_back", "is_shared", "kind"),
+        *("pool", "serial", "size", "variables"),
+    )
+
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        kind: str,
+        device: int,
+        context: int,
+        serial: int,
+        pool: int = 0,
+        flags: int = 0,
+        *,
+        gap: int = 0,
+        in_file: bool = False,
+        variables: tuple[Variable, ...] = (),
+    ) -> None:
+        self.address, self.size, self.kind, self.device, self.context = address, size, kind, device, context
+        self.serial, self.pool, self.flags, self.gap, self.in_file = serial, pool, flags, gap, in_file
+        self.variables = variables
+        self.advised: Advised | None = None
+        self.is_shared = self.is_given_back = False
 
 
 class _Range(Protocol):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int, c_ubyte, c_uint
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import profile
 from cudatool.sim.results import DriverError, Result
 
@@ -211,7 +211,7 @@ def split_by_count(
     return results, Resource.multiprocessors(whole.ordinal, free, _SMALLEST, split=number)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Descriptor:
     """A CUdevResourceDesc: what a green context is to be made with, by type."""
 
@@ -246,7 +246,7 @@ class Descriptor:
         return cls(handle, resources[0].ordinal, known)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class GreenContext:
     """A green context, and the CUcontext that stands for it.
 

@@ -10,10 +10,10 @@ import ctypes
 import mmap
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim.abi import IpcHandle
 from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, SharedFile, Store, unmap
 from cudatool.sim.results import DriverError, Result
@@ -41,7 +41,7 @@ class Handle(ctypes.Structure):
 assert ctypes.sizeof(Handle) <= ctypes.sizeof(IpcHandle)
 
 
-@dataclass(slots=True)
+@dataclass()
 class _Import:
     key: tuple[int, int]  # inode and serial
     allocation: Allocation

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -24,7 +23,7 @@ from cudatool.sim.virtual import VirtualMemory
 if TYPE_CHECKING:
     from cudatool.sim.graph.model import Condition
     from cudatool.sim.jit import Footprint, Shadow
-    from cudatool.sim.jit.native import NativeCache
+    from cudatool.sim.jit.code import NativeCache
     from cudatool.sim.observe.checkers import Checkers
     from cudatool.sim.observe.host_watch import HostWatch, Report
     from cudatool.sim.observe.tape import Tape
@@ -58,7 +57,6 @@ LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
 class Options:
     """What the software machine looks like.
 
@@ -83,14 +81,21 @@ class Options:
         Keeps native code of kernels between processes.
     """
 
-    memory: int = 8 << 30
-    count: int = 1
-    seed: int = 0
-    schedule: Schedule = Schedule.FIFO
-    threads: int = 0
-    timeout: int = 0
-    launch_blocking: bool = False
-    code_cache: NativeCache | None = None
+    def __init__(
+        self,
+        *,
+        memory: int = 8 << 30,
+        count: int = 1,
+        seed: int = 0,
+        schedule: Schedule = Schedule.FIFO,
+        threads: int = 0,
+        timeout: int = 0,
+        launch_blocking: bool = False,
+        code_cache: NativeCache | None = None,
+    ) -> None:
+        self.memory, self.count, self.seed, self.schedule = memory, count, seed, schedule
+        self.threads, self.timeout, self.launch_blocking = threads, timeout, launch_blocking
+        self.code_cache = code_cache
 
 
 class Device:
@@ -104,29 +109,30 @@ class Device:
         self.primary_flags = 0
 
 
-@dataclass(eq=False)
 class Context:
-    """A context: the streams that synchronize with each other, and the error that ends it."""
+    """A context: the streams that synchronize with each other, and the error that ends it.
 
-    device: Device
-    handle: int
-    serial: int
-    flags: int = 0
-    error: DriverError | None = None
-    streams: dict[int, StreamState] = field(default_factory=dict)
-    limits: dict[int, int] = field(default_factory=dict)
-    peers: set[int] = field(default_factory=set)
-    heap: Any = None
-    """Of ``malloc`` in kernels, made when the first kernel is launched that needs it."""
-    called: frozenset[str] = frozenset()
-    """The system calls that the kernels launched so far contain."""
-    legacy_stream: StreamState = field(init=False)
-    per_thread: dict[int, StreamState] = field(default_factory=dict)
-    barrier: Operation | None = None
-    """What all work that is enqueued in streams to come has to wait for (cuCtxWaitEvent)."""
+    Attributes
+    ----------
+    heap
+        Of ``malloc`` in kernels, made when the first kernel is launched that needs it.
+    called
+        The system calls that the kernels launched so far contain.
+    barrier
+        What all work that is enqueued in streams to come has to wait for (cuCtxWaitEvent).
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, device: Device, handle: int, serial: int, flags: int) -> None:
+        self.device, self.handle, self.serial, self.flags = device, handle, serial, flags
+        self.error: DriverError | None = None
+        self.streams: dict[int, StreamState] = {}
+        self.limits: dict[int, int] = {}
+        self.peers: set[int] = set()
+        self.heap: Any = None
+        self.called = frozenset[str]()
         self.legacy_stream = StreamState(self, LEGACY_STREAM, 0, 0, 1)
+        self.per_thread: dict[int, StreamState] = {}
+        self.barrier: Operation | None = None
 
     @property
     def primary(self) -> Context:

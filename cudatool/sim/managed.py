@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import IntEnum
+
+from cudatool.loading.late_dataclasses import dataclass, replace
 
 __all__ = ["NOWHERE", "Advice", "Advised", "Location", "ManagedState"]
 
@@ -28,7 +29,7 @@ class Advice(IntEnum):
     UNSET_ACCESSED_BY = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ManagedState:
     """What was said about a page."""
 

@@ -7,8 +7,8 @@ sees. A handle is the address of a :class:`Record`, which kernels read (``cudato
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim.arena import Allocation
 from cudatool.sim.results import DriverError, Result
 
@@ -56,7 +56,7 @@ class Record(ctypes.Structure):
     )
 
 
-@dataclass(slots=True)
+@dataclass()
 class Array:
     """A CUarray. Its `height` and `depth` are as they were given: 0 for what the array has no dimension of.
 
@@ -114,7 +114,7 @@ class Array:
         return record
 
 
-@dataclass(slots=True)
+@dataclass()
 class MipmappedArray:
     """A CUmipmappedArray: arrays of half the size each, in one allocation."""
 
@@ -139,7 +139,7 @@ def describe(address: int, format_: int, channels: int, width: int, height: int)
     return record
 
 
-@dataclass(slots=True)
+@dataclass()
 class _Object:
     """The record of a handle, and the descriptors that it was made from."""
 
@@ -147,7 +147,7 @@ class _Object:
     resource: bytes
 
 
-@dataclass(slots=True)
+@dataclass()
 class TextureObject(_Object):
     """A CUtexObject. `view` is empty if it was made without a resource view."""
 

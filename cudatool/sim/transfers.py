@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import abi, profile, signals
 from cudatool.sim import machine as state
 from cudatool.sim.arena import Allocation
@@ -40,7 +40,7 @@ class Extent(NamedTuple):
         return self.width * self.height * self.depth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Box:
     """Where a copy's bytes are: rows, `pitch` bytes apart, in slices, `slice` bytes apart."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 from ctypes import c_uint32, c_uint64
-from dataclasses import dataclass
 from typing import Any, Final
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import machine as state
 from cudatool.sim.arena import Allocation
 from cudatool.sim.queue import Operation
@@ -52,7 +52,7 @@ def batch_ops_at(address: int, count: int) -> list[BatchMemOp]:
     return [BatchMemOp.from_buffer_copy(ctypes.string_at(address + i * size, size)) for i in range(count)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Value:
     """A value to be written, or waited for, of `size` bytes."""
 

@@ -7,9 +7,9 @@ processes. A mapping is one of the machine's allocations while the device may ac
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE, Allocation, Ranges, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Mapping", "Physical", "Reservation", "VirtualMemory"]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Physical:
     """Memory without an address: what a generic allocation handle names."""
 
@@ -39,7 +39,7 @@ class Physical:
         return self.file.inode, self.offset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reservation:
     """A range of addresses."""
 
@@ -47,12 +47,18 @@ class Reservation:
     size: int
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
 class Mapping(Allocation):
-    """Physical memory at an address. `flags` are its CUmemAccess_flags, 0 while no device may access it."""
+    """Physical memory at an address.
 
-    physical: Physical
-    access: dict[int, int] = field(default_factory=dict)  # the flags by ordinal of the device
+    `flags` are its CUmemAccess_flags, 0 while no device may access it; `access` are those of each device, by ordinal.
+    """
+
+    __slots__ = ("access", "physical")
+
+    def __init__(self, address: int, size: int, device: int, serial: int, physical: Physical) -> None:
+        super().__init__(address, size, "virtual", device, 0, serial)
+        self.physical = physical
+        self.access: dict[int, int] = {}
 
 
 class VirtualMemory:
@@ -124,7 +130,7 @@ class VirtualMemory:
             raise DriverError(Result.INVALID_VALUE, f"something is mapped at {address:#x} already")
         self._space.map(address, size, physical.file, physical.offset)
         ordinal, serial = physical.device.ordinal, self._machine.new_serial()
-        self._mappings.add(Mapping(address, size, "virtual", ordinal, 0, serial, physical=physical))
+        self._mappings.add(Mapping(address, size, ordinal, serial, physical))
         physical.mappings += 1
 
     def unmap(self, address: int, size: int) -> None:

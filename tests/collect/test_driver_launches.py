@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def test_a_launch_has_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
         machine = _driver.initialize().machine
         assert machine is not None
-        monkeypatch.setattr(machine, "options", replace(machine.options, launch_blocking=blocking))
+        monkeypatch.setattr(machine.options, "launch_blocking", blocking)
         ok(driver.cuInit(0))
         ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
         stream, module = ok(driver.cuStreamCreate(1)), ok(driver.cuModuleLoadData(_PTX))

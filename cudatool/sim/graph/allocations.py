@@ -7,9 +7,9 @@ for the next launch, until cuDeviceGraphMemTrim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cudatool.loading.late_dataclasses import dataclass, field
 from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, Ranges
 from cudatool.sim.results import DriverError, Result
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["GraphMemory", "Slot"]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Slot:
     """The address of an allocation node.
 

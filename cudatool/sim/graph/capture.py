@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim.graph.model import Graph, Node
 from cudatool.sim.queue import StreamState
 from cudatool.sim.results import DriverError, Result
@@ -91,7 +91,7 @@ class Capture:
         return all(reached.issuperset(nodes) for nodes in (*self.tails.values(), self.abandoned))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CapturedEvent:
     """What an event stands for that was recorded in a capturing stream."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cudatool.loading.late_dataclasses import dataclass, replace
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.graph.model import Condition, Graph, Node, NodeType, Update

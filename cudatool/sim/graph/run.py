@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from cudatool.loading.late_dataclasses import dataclass, field, replace
 from cudatool.sim import abi, signals
 from cudatool.sim import machine as state
 from cudatool.sim.graph.model import Condition, Graph, Node, NodeType, Update, Work
@@ -460,7 +460,7 @@ def _check_device_launch(graph: Graph) -> None:
         raise InstantiateError(Instantiation.ERROR, "a graph for device launch needs a kernel, memcpy or memset node")
 
 
-@dataclass(slots=True)
+@dataclass()
 class _Pairs:
     """What corresponds to what in an executable graph and a graph that is to update it."""
 

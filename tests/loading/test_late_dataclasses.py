@@ -1,0 +1,96 @@
+"""Dataclasses that are made with their first object."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from cudatool.loading.late_dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int = 2
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Named(Point):
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.x
+
+
+def test_it_is_a_dataclass_from_its_first_object_on() -> None:
+    one, other = Named(1, name="a"), Named(1, name="a")
+    assert (1, 2, [], "a") == (one.x, one.y, one.tags, one.name)
+    assert one == other and one.tags is not other.tags
+    assert "Named(x=3, y=2, tags=[], name='a')" == repr(replace(one, x=3))
+    assert Point(1) != one
+    assert dataclasses.is_dataclass(Named) and dataclasses.is_dataclass(Point)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.x = 3  # type: ignore[misc]
+
+
+def test_arguments_are_checked_as_a_dataclass_does() -> None:
+    @dataclass()
+    class One:
+        x: int
+
+    for _ in range(2):
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+            One()  # type: ignore[call-arg]
+
+
+def test_a_class_made_of_one_is_initialized_once() -> None:
+    @dataclass()
+    class One:
+        x: int
+
+    class More(One):
+        def __init__(self) -> None:
+            made.append(self)
+            super().__init__(7)
+
+    made: list[More] = []
+    assert 7 == More().x
+    assert 1 == len(made)
+
+
+def test_threads_make_it_once() -> None:
+    @dataclass(frozen=True)
+    class One:
+        x: int
+
+    begin, made = threading.Barrier(8), []
+
+    def make(number: int) -> None:
+        begin.wait()
+        made.append(One(number).x)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [*range(8)] == sorted(made)
+
+
+def test_the_software_device_starts_without_dataclasses() -> None:
+    """Nor what errors, checkers and other threads need."""
+    program = (
+        "import sys; from cudatool import _driver; _driver.initialize();"
+        "print(*{'concurrent', 'cudatool.ptx.model', 'dataclasses', 'importlib.abc', 'logging', 'shutil'} & {*sys.modules})"
+    )
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
