@@ -71,7 +71,7 @@ def ptx(
         if number > KERNELS:
             raise UsageError(f"{file} has more than {KERNELS:,} kernels; name one with --kernel")
         found = [(infer_accesses(module, name), summarize(module, name)) for name in names]
-        refusals = _refusals(module, names)
+        refusals = _refusals(text, module, names)
         results += [(accesses, summary, refusals[accesses.kernel]) for accesses, summary in found]
     if kernel is not None and not results:
         raise UsageError(f"{file} has no kernel {quoted(kernel)}; without --kernel all are shown")
@@ -121,11 +121,11 @@ def _texts_of(
     return [text], source
 
 
-def _refusals(module: Module, names: list[str]) -> dict[str, str]:
+def _refusals(text: bytes, module: Module, names: list[str]) -> dict[str, str]:
     """Return for each kernel why the software device cannot run it, empty if it can."""
-    from cudatool.sim import jit  # llvmlite takes a while to load
+    from cudatool.sim import jit  # takes a while to load
 
-    kernels = jit.JitModule(module, cache=None).kernels
+    kernels = jit.JitModule(jit.Source(text, None, parsed=module)).kernels
     found = {}
     for name in names:
         try:

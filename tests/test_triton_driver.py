@@ -89,11 +89,11 @@ def test_the_autotuner_measures_on_the_virtual_clock():
 
 
 def test_the_autotuner_translates_and_runs_only_what_it_chooses(monkeypatch):
-    from cudatool.sim.jit import native
+    from cudatool.sim.jit import code
 
     translated = []
-    load = native.load_object
-    monkeypatch.setattr(native, "load_object", lambda data: translated.append(data) or load(data))
+    load = code.load_object
+    monkeypatch.setattr(code, "load_object", lambda data: translated.append(data) or load(data))
     x, out = ct.zeros(1000, "f4"), ct.zeros(1000, "f4")
     tuned.cache.clear()
     tuned.fn.device_caches.clear()  # as in a new process

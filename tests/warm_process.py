@@ -35,7 +35,8 @@ OTHERS = ("click", "cuda.core", "llvmlite.binding", "numpy", "rich.console", "ri
 """Packages of others that programs on the software device import."""
 OURS = (
     *("array_methods", "analyze", "cli.leaks", "cli.run", "cli.sanitize", "collect.sim_driver", "ops"),
-    *("recording.software", "runtime.array", "runtime.kernel", "runtime.mempool", "sim.jit", "sim.observe.checkers"),
+    *("recording.software", "runtime.array", "runtime.kernel", "runtime.mempool", "sim.jit.checked_launches"),
+    *("sim.jit.declarations", "sim.jit.kernel_work", "sim.jit.translator", "sim.observe.checkers"),
 )
 """Modules of this package that they import, too."""
 

@@ -2,51 +2,59 @@
 
 :func:`parse` is what the software device starts from. :func:`infer_accesses` says which memory a kernel may touch,
 :func:`summarize` what it consists of; both need no device, and serve kernels that run on a GPU as well.
+Their modules are loaded when one of these names is first used: a device that runs what it has kept reads no PTX.
 """
 
-from cudatool.ptx.access import (
-    Access,
-    AccessRange,
-    Base,
-    BaseKind,
-    Doubt,
-    FieldAccess,
-    KernelAccesses,
-    LaunchAccesses,
-    ParameterAccess,
-    VariableAccess,
-    accesses_of_launch,
-    infer_accesses,
-    is_number,
-    pointer_offsets,
-    pointers_at,
-)
-from cudatool.ptx.calls import ModuleCalls, function_addresses
-from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
-from cudatool.ptx.flow import Block, Flow
-from cudatool.ptx.frames import FRAME_SCALE, STACK, merge_calls
-from cudatool.ptx.isa import InstructionClass, Mode, opcode_of
-from cudatool.ptx.kernel_summary import Feature, KernelSummary, orders_others, summarize
-from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
-from cudatool.ptx.model import (
-    Address,
-    Function,
-    Immediate,
-    Instruction,
-    Location,
-    Module,
-    Operand,
-    Pair,
-    PtxError,
-    Register,
-    Relocation,
-    Symbol,
-    Variable,
-    VectorOperand,
-    type_bytes,
-)
-from cudatool.ptx.operands import call_parts, elements, space_of, symbols
-from cudatool.ptx.parser import parse
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from cudatool.loading.whole_imports import whole_imports
+
+if TYPE_CHECKING:
+    from cudatool.ptx.access import (
+        Access,
+        AccessRange,
+        Base,
+        BaseKind,
+        Doubt,
+        FieldAccess,
+        KernelAccesses,
+        LaunchAccesses,
+        ParameterAccess,
+        VariableAccess,
+        accesses_of_launch,
+        infer_accesses,
+        is_number,
+        pointer_offsets,
+        pointers_at,
+    )
+    from cudatool.ptx.calls import ModuleCalls, function_addresses
+    from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
+    from cudatool.ptx.errors import PtxError
+    from cudatool.ptx.flow import Block, Flow
+    from cudatool.ptx.frames import FRAME_SCALE, STACK, merge_calls
+    from cudatool.ptx.images import join, split
+    from cudatool.ptx.isa import InstructionClass, Mode, opcode_of
+    from cudatool.ptx.kernel_summary import Feature, KernelSummary, orders_others, summarize
+    from cudatool.ptx.linker import LinkError, link, parse_image, undefined
+    from cudatool.ptx.model import (
+        Address,
+        Function,
+        Immediate,
+        Instruction,
+        Location,
+        Module,
+        Operand,
+        Pair,
+        Register,
+        Relocation,
+        Symbol,
+        Variable,
+        VectorOperand,
+        type_bytes,
+    )
+    from cudatool.ptx.operands import call_parts, elements, space_of, symbols
+    from cudatool.ptx.parser import parse
 
 __all__ = [
     "FRAME_SCALE",
@@ -110,3 +118,30 @@ __all__ = [
     "InstructionClass",
     "Feature",
 ]
+
+# Where the names live, what loads least first; but last what has another `Access`.
+_HOMES = (
+    "errors",
+    "images",
+    "container",
+    "model",
+    "operands",
+    "flow",
+    "calls",
+    "frames",
+    "parser",
+    "linker",
+    "kernel_summary",
+    "access",
+    "isa",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:  # as when one of the modules is being imported
+        raise AttributeError(f"module 'cudatool.ptx' has no attribute {name!r}")
+    with whole_imports():
+        modules = (import_module(f"cudatool.ptx.{home}") for home in _HOMES)
+        found = next(getattr(module, name) for module in modules if name in module.__all__)
+    globals()[name] = found
+    return found

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from cudatool.limits import PTX_BYTES, PTX_FEW, PTX_RATIO
-from cudatool.ptx.model import PtxError
+from cudatool.ptx.errors import PtxError
 
 __all__ = ["Data", "DeviceCode", "device_code", "is_container", "ptx_for", "register_counts"]
 

@@ -1,6 +1,6 @@
 """Several PTX modules made one, as nvlink makes one image of several objects.
 
-A linked image is PTX text too: the texts of its modules one after the other (:func:`join`). What reads it
+A linked image is PTX text too: the texts of its modules one after the other (:mod:`.images`). What reads it
 (:func:`parse_image`) resolves the symbols. So nothing is lost between linking and loading, and a module that was
 compiled once gives the same text wherever it is linked to.
 """
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from cudatool.ptx.images import SEPARATOR, split
 from cudatool.ptx.model import (
     Function,
     Location,
@@ -24,9 +25,7 @@ from cudatool.ptx.model import (
 from cudatool.ptx.operands import renamed
 from cudatool.ptx.parser import parse
 
-__all__ = ["SYSTEM_CALLS", "LinkError", "join", "link", "parse_image", "split", "undefined"]
-
-_SEPARATOR = b"\n//@ next module of a linked image\n"
+__all__ = ["SYSTEM_CALLS", "LinkError", "link", "parse_image", "undefined"]
 
 SYSTEM_CALLS = frozenset(("vprintf", "malloc", "free", "__assertfail"))
 """Functions that the driver provides (PTX Writer's Guide to Interoperability, System Calls)."""
@@ -34,20 +33,6 @@ SYSTEM_CALLS = frozenset(("vprintf", "malloc", "free", "__assertfail"))
 
 class LinkError(PtxError):
     """Modules that do not fit together; names the symbol."""
-
-
-def join(texts: Iterable[bytes], registers: Mapping[str, int] | None = None) -> bytes:
-    """Return the linked image of these PTX texts, each of which may be one itself.
-
-    `registers` is what a linker has found each kernel to take as machine code.
-    """
-    notes = "".join(f"\n//@ registers {name} {count}" for name, count in (registers or {}).items())
-    return _SEPARATOR.join(text.rstrip(b"\0") for text in texts) + notes.encode()
-
-
-def split(image: bytes) -> list[bytes]:
-    """Return the PTX texts that a linked image consists of: the opposite of :func:`join`."""
-    return image.rstrip(b"\0").split(_SEPARATOR)
 
 
 def parse_image(text: bytes) -> Module:
@@ -63,7 +48,7 @@ def parse_image(text: bytes) -> Module:
     modules, line = [], 1
     for part in split(text):
         modules.append(parse(part, line=line))
-        line += (part + _SEPARATOR).count(b"\n")
+        line += (part + SEPARATOR).count(b"\n")
     module = modules[0] if len(modules) == 1 else link(modules)
     notes = re.findall(rb"^//@ registers (\S+) (\d+)$", text, re.MULTILINE)
     module.register_counts = {name.decode(): int(count) for name, count in notes}

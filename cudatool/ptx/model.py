@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from cudatool.errors import CudatoolError
+from cudatool.ptx.errors import PtxError
 from cudatool.ptx.isa import TYPE_BYTES
 
 __all__ = [
@@ -31,31 +31,6 @@ __all__ = [
 PROGRAMS: Final = "cudatool.programs"
 """The pragma of a kernel whose language gives a block one thread, as Triton does. The order of the threads that its
 compiler makes of that one is the compiler's affair."""
-
-
-_LONGEST_MESSAGE = 200
-
-
-class PtxError(CudatoolError):
-    """PTX text that cannot be read or used.
-
-    Parameters
-    ----------
-    message
-        What is wrong.
-    line
-        Line of the PTX text, from 1; 0 if no single line is to blame.
-    """
-
-    def __init__(self, message: str, line: int = 0) -> None:
-        if len(message) > _LONGEST_MESSAGE:  # it quotes what stands in the text, which may be of any length
-            message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 4 :]}"
-        super().__init__(message, line)
-        self.line = line
-
-    def __str__(self) -> str:
-        message: str = self.args[0]
-        return f"{message} (PTX line {self.line})" if self.line else message
 
 
 def type_bytes(name: str) -> int:

@@ -12,11 +12,11 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-from cudatool import _driver, source_text
+from cudatool import _driver, ptx, source_text
 from cudatool.code_cache import CodeCache
 from cudatool.errors import UsageError
 from cudatool.runtime import calls
@@ -30,9 +30,6 @@ from cudatool.runtime.nvrtc import include_paths
 from cudatool.runtime.stream import Stream, as_stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, WarningCode, WarningFlag, launch_flags, pack_dims
-
-if TYPE_CHECKING:
-    from cudatool.ptx import AccessRange, KernelAccesses
 
 __all__ = ["Kernel", "compile", "is_watched", "launch", "memory_of_launch", "watched"]
 
@@ -106,25 +103,21 @@ class Kernel:
             check(calls.driver.cuKernelSetAttribute(attribute, shared_mem_bytes, self.handle, current_device()))
 
     @functools.cached_property
-    def accesses(self) -> KernelAccesses | None:
+    def accesses(self) -> ptx.KernelAccesses | None:
         """Which memory the kernel may access, inferred from its PTX; None if that is not known."""
-        from cudatool.ptx import PtxError, infer_accesses, parse  # only a run under the sanitizer asks
-
         if self._ptx is None:
             return None
         code, mangled = self._ptx()
         try:
-            return infer_accesses(parse(code), mangled)
-        except PtxError:
+            return ptx.infer_accesses(ptx.parse(code), mangled)
+        except ptx.PtxError:
             return None
 
     @functools.cached_property
     def orders_others(self) -> tuple[bool, bool, bool]:
         """How it takes part in the order of work: :func:`cudatool.ptx.orders_others`."""
-        from cudatool.ptx import orders_others, parse  # only a run under the sanitizer asks
-
         code, mangled = self._ptx() if self._ptx is not None else (b"", "")
-        return orders_others(code, lambda: parse(code), mangled)
+        return ptx.orders_others(code, lambda: ptx.parse(code), mangled)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"
@@ -264,14 +257,12 @@ def is_watched() -> bool:
     return _watched.by is not None
 
 
-def memory_of_launch(kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[AccessRange, ...] | None:
+def memory_of_launch(kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[ptx.AccessRange, ...] | None:
     """Return what a launch may access, inferred from PTX; None if that is not known.
 
     Of an array that is passed to a parameter it is all of the memory that the array is a part of: unlike a trace, what
     asks this must not miss anything.
     """
-    from cudatool.ptx import accesses_of_launch  # only a function that is traced asks
-
     if kernel.accesses is None:
         return None
     ranges = [extent for extent in map(_whole_extent, arguments) if extent is not None]
@@ -279,7 +270,7 @@ def memory_of_launch(kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[Access
     def find(address: int) -> tuple[int, int] | None:
         return next(((start, size) for start, size in ranges if start <= address < start + size), None)
 
-    found = accesses_of_launch(kernel.accesses, kernel.pack(arguments), find)
+    found = ptx.accesses_of_launch(kernel.accesses, kernel.pack(arguments), find)
     return None if found.unknown else found.ranges
 
 
@@ -289,22 +280,20 @@ def _whole_extent(argument: Any) -> tuple[int, int] | None:
 
 
 def _emit_accesses(
-    accesses: KernelAccesses, arguments: tuple[Any, ...], values: bytes, stream: Stream, correlation: int
+    accesses: ptx.KernelAccesses, arguments: tuple[Any, ...], values: bytes, stream: Stream, correlation: int
 ) -> None:
     """Say what a launch may access, inferred from PTX.
 
     Of an array that is passed to a parameter, all elements count as accessed, and nothing beyond; such ranges are
     marked as inexact.
     """
-    from cudatool.ptx import Mode, accesses_of_launch  # only a run under the sanitizer asks
-
     ranges = [extent for extent in map(_extent, arguments) if extent is not None]
 
     def find(address: int) -> tuple[int, int] | None:
         return next(((start, size) for start, size in ranges if start <= address < start + size), None)
 
-    flags = {Mode.READ: AccessFlag.READ, Mode.WRITE: AccessFlag.WRITE, Mode.ATOMIC: AccessFlag.ATOMIC}
-    found = accesses_of_launch(accesses, values, find)
+    flags = {ptx.Mode.READ: AccessFlag.READ, ptx.Mode.WRITE: AccessFlag.WRITE, ptx.Mode.ATOMIC: AccessFlag.ATOMIC}
+    found = ptx.accesses_of_launch(accesses, values, find)
     if found.unknown:
         doubts = ", ".join(sorted(found.doubts))
         text = f"{accesses.kernel} may access more than its arguments say: {doubts}"

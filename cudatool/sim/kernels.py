@@ -12,10 +12,9 @@ from ctypes import c_int, c_size_t, c_uint
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from cudatool.loading.whole_imports import whole_imports
-from cudatool.ptx import Module, PtxError, orders_others, parse_image
+from cudatool.ptx.errors import PtxError
 from cudatool.ptx.kernel_names import kernel_name
-from cudatool.sim import _queue, abi, profile
+from cudatool.sim import _queue, abi, jit, profile
 from cudatool.sim import machine as state
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.arena import Allocation, Variable
@@ -65,16 +64,16 @@ class Library:
         self.globals: dict[tuple[int, str], tuple[int, int]] = {}
         self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
-        self.parsed = parse_image(image)
-        _check_shared(self.parsed)
-        self.names = tuple(self.parsed.kernels)
+        self.source = jit.Source(image, state.machine.options.code_cache)
+        _check_shared(self.source)
+        self.names = tuple(self.source.facts.names)
 
     def module(self, device: Device) -> JitModule:
         """Return the module on `device`, with its global variables allocated and initialized."""
         found = self.modules.get(device.ordinal)
         if found is not None:
             return found
-        module: JitModule = _translator().JitModule(self.parsed, state.machine.options.code_cache)
+        module = jit.JitModule(self.source)
         variables, end = [], 0
         for name, variable in module.globals.items():
             start = -(-end // variable.align) * variable.align
@@ -89,7 +88,8 @@ class Library:
         for name, variable in module.globals.items():
             self.globals[device.ordinal, name] = (addresses[name], variable.size)
         for name, variable in module.globals.items():
-            ctypes.memmove(addresses[name], variable.initial, len(variable.initial))
+            initial = variable.initial
+            ctypes.memmove(addresses[name], initial, len(initial))
             for offset, symbol, addend in variable.relocations:
                 ctypes.c_uint64.from_address(addresses[name] + offset).value = (
                     addresses.get(symbol) or module.functions[symbol]
@@ -127,19 +127,16 @@ class Library:
         del state.machine.objects[self.handle]
 
 
-def _check_shared(parsed: Module) -> None:
+def _check_shared(source: jit.Source) -> None:
     """Raise PtxError if a kernel declares more shared memory than it may: the driver compiles PTX as it loads it."""
-    variables = [*parsed.variables.values(), *(v for one in parsed.functions.values() for v in one.variables.values())]
-    if sum(one.size for one in variables if one.space == "shared") <= profile.MAX_SHARED:
+    if source.facts.shared_bytes <= profile.MAX_SHARED:
         return
-    for name, kernel in (
-        _translator().JitModule(parsed, None).kernels.items()
-    ):  # which also knows what functions it calls
+    for name, kernel in jit.JitModule(source).kernels.items():  # which also knows what functions it calls
         if kernel.static_shared > profile.MAX_SHARED:
             raise PtxError(
                 f"{name} declares {kernel.static_shared} bytes of shared memory; a kernel may have "
                 f"{profile.MAX_SHARED}, and more as dynamic shared memory",
-                parsed.kernels[name].line,
+                source.parsed.kernels[name].line,
             )
 
 
@@ -168,33 +165,30 @@ class Function:
     @cached_property
     def work(self) -> profile.Work:
         """What a thread of it is taken to do."""
-        return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
+        return profile.Work(*self._conduct.work)
 
     @cached_property
     def optimizing(self) -> Optimizing:
         """When its code is optimized."""
-        return Optimizing(len(self.library.parsed.kernels[self.name].instructions))
+        return Optimizing(self.library.source.facts.kernels[self.name].instructions)
 
     @cached_property
     def orders_others(self) -> tuple[bool, bool, bool]:
         """How it takes part in the order of work: :func:`cudatool.ptx.orders_others`."""
-        return orders_others(self.library.image, lambda: self.library.parsed, self.name)
+        waits, releases, uses_flags = self._conduct.orders_others
+        return waits, releases, uses_flags
+
+    @cached_property
+    def _conduct(self) -> jit.Conduct:
+        return self.library.source.conduct(self.name)
 
     def on(self, device: Device) -> JitKernel:
         return self.library.module(device).kernels[self.name]
 
 
-@cache
-def _translator() -> Any:
-    with whole_imports():
-        from cudatool.sim import jit  # llvmlite takes a while to load: only programs that use kernels pay for it
-
-    return jit
-
-
 def registers(function: Function) -> int:
     """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
-    return function.library.parsed.register_counts.get(function.name, 32)
+    return function.library.source.facts.registers.get(function.name, 32)
 
 
 def max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
@@ -211,7 +205,7 @@ def examined(function: Function, device: Device) -> JitKernel:
     """
     kernel = function.on(device)
     try:
-        _ = kernel.layout
+        _ = kernel.sizes
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
@@ -238,9 +232,9 @@ def prepared(function: Function, device: Device, threads: int = 1) -> JitKernel:
 def _instrument() -> Instrument:
     """Return what kernels are instrumented for now."""
     machine = state.machine
-    kinds: Instrument = _translator().Instrument.NONE
+    kinds = jit.Instrument.NONE
     if machine.measure_accesses:
-        kinds |= _translator().Instrument.FOOTPRINT
+        kinds |= jit.Instrument.FOOTPRINT
     return kinds | machine.checkers.shadow.kinds if machine.checkers is not None else kinds
 
 
@@ -302,7 +296,7 @@ class Launch(_queue.Launch):
             self.shape.plan = plan
         try:
             self.kernel.launch_planned(plan, self.address)
-        except _translator().KernelError as error:
+        except jit.KernelError as error:
             raise _failed(error, self) from error
 
     def repeats(self) -> bool:
@@ -317,7 +311,7 @@ class Launch(_queue.Launch):
         """Raise what ended a launch that C code has run."""
         try:
             self.kernel.explain(team)
-        except _translator().KernelError as error:
+        except jit.KernelError as error:
             raise _failed(error, self) from error
 
     @property
@@ -430,7 +424,6 @@ def _within_limits(
 
 def _failed(error: KernelError, launch: Launch) -> DriverError:
     """Return what the driver says of a kernel that did not run to its end."""
-    jit = _translator()
     if isinstance(error, jit.KernelFault):
         allocations = state.machine.allocations
         where = allocations.holding(error.address)
@@ -468,10 +461,7 @@ def _threads() -> int:
 def _shape_of(launch: Launch, context: Context) -> LaunchShape:
     """Return what native code needs to know of a launch and of the context that it runs in."""
     heap = context.heap.handle if context.heap is not None else 0
-    shape: LaunchShape = _translator().LaunchShape(
-        launch.grid, launch.block, launch.shared, heap, limit_of(context, STACK_SIZE)
-    )
-    return shape
+    return jit.LaunchShape(launch.grid, launch.block, launch.shared, heap, limit_of(context, STACK_SIZE))
 
 
 def _untranslated(error: PtxError) -> DriverError:
@@ -480,7 +470,6 @@ def _untranslated(error: PtxError) -> DriverError:
 
 
 def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
-    jit = _translator()
     machine = state.machine
     checkers, before = machine.checkers, machine.arena.before
     is_observed = machine.measure_accesses or checkers is not None

@@ -28,7 +28,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from cudatool.ptx import Function, PtxError, parse
-from cudatool.sim.jit import JitKernel, JitModule, UnsupportedInstruction
+from cudatool.sim.jit import JitKernel, JitModule, Source, UnsupportedInstruction
 
 __all__ = ["Translation", "main", "translate"]
 
@@ -87,7 +87,7 @@ def _file(path: Path, compile_every: int) -> Iterator[Translation]:
             kernel = name.decode()
             yield Translation(str(path), kernel, f"{path}:{kernel}", f"not parsed: {_cause(error)}", str(error))
         return
-    for index, (name, kernel) in enumerate(JitModule(module, None).kernels.items()):
+    for index, (name, kernel) in enumerate(JitModule(Source(text, None, parsed=module)).kernels.items()):
         digest = _digest(module.functions[name])
         try:
             translate(kernel, compiled=compile_every > 0 and index % compile_every == 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,9 +31,46 @@ def test_the_software_device_starts_without_numpy() -> None:
     assert done.stdout.splitlines() == ["", "True"]
 
 
-def test_kernels_from_the_cache_need_no_translator() -> None:
+def test_kernels_from_the_cache_need_no_translator(tmp_path: Path) -> None:
+    """Nor LLVM, and their PTX is not parsed."""
+    program = """
+import ctypes, sys
+from cudatool.code_cache import CodeCache
+from cudatool.sim import jit
+text = b'''.version 8.0
+.target sm_90
+.address_size 64
+.global .u32 limit = 42;
+.visible .entry f(.param .u64 p) {
+    .reg .b32 %x; .reg .b64 %a;
+    ld.param.u64 %a, [p];
+    ld.global.u32 %x, [limit];
+    st.global.u32 [%a], %x;
+    ret;
+}'''
+module = jit.load(text, cache=CodeCache("native"))
+limit, out = ctypes.c_uint32.from_buffer_copy(module.globals["limit"].initial), ctypes.c_uint32()
+module.bind({"limit": ctypes.addressof(limit)})
+arguments = ctypes.c_uint64(ctypes.addressof(out))
+shape = jit.LaunchShape((1, 1, 1), (1, 1, 1))
+for optimized in (False, True):
+    module.kernels["f"].launch(shape, ctypes.addressof(arguments), jit.LaunchOptions(optimized=optimized))
+    print(out.value)
+    limit.value += 1
+print(*{"cudatool.ptx.model", "cudatool.sim.jit.codegen", "llvmlite.binding"} & {*sys.modules})
+"""
+    environment = {**os.environ, "CUDATOOL_CACHE_DIR": str(tmp_path)}
+    for loaded, is_damaged in ((3, False), (0, False), (3, True)):
+        for file in (tmp_path / "native").iterdir() if is_damaged else ():
+            file.write_bytes(file.read_bytes()[:-1])
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        words = done.stdout.split()
+        assert (["42", "43"], loaded) == (words[:2], len(words) - 2), done.stderr
+
+
+def test_every_suspension_is_known_where_an_ending_is_explained() -> None:
     program = (
-        "import sys; from cudatool.sim import jit; from cudatool.sim.jit.collective import SUSPENSIONS; "
+        "import sys; from cudatool.sim.jit import endings; from cudatool.sim.jit.collective import SUSPENSIONS; "
         "translator = 'cudatool.sim.jit.codegen'; print(translator in sys.modules, len(SUSPENSIONS)); "
         "__import__(translator); print(len(SUSPENSIONS))"
     )

@@ -7,12 +7,13 @@ import pytest
 
 from cudatool.ptx import Module, linker, parse
 from cudatool.sim import profile
+from cudatool.sim.jit.kernel_work import work_of_a_thread
 
 
 def work(text: str) -> profile.Work:
     """Return the guessed work of a thread of a kernel."""
     registers = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %d<9>;"
-    return profile.work_of_a_thread(
+    return work_of_a_thread(
         parse(f".version 8.3\n.target sm_90\n.visible .entry k() {{ {registers} {text} }}").kernels["k"]
     )
 

@@ -98,7 +98,7 @@ def _attribute(function: Function, attribute: int, device: Device) -> int:
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
-        2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
+        2: function.library.source.facts.constant_bytes,
         3: kernel.local_bytes,
         4: registers(function),
         5: 90,  # PTX version

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_size_t
 
-from cudatool.ptx import PtxError, is_container, join, parse_image, ptx_for, undefined
+from cudatool import ptx
+from cudatool.ptx.errors import PtxError
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry, read_string, write
@@ -32,9 +33,9 @@ class Link:
         if self.image is not None or not _CUBIN <= kind <= _LIBRARY:  # NVVM inputs are deprecated since CUDA 12
             raise DriverError(Result.INVALID_VALUE)
         try:
-            texts = ptx_for(data, profile.ARCH) if is_container(data) else [data]
+            texts = ptx.ptx_for(data, profile.ARCH) if ptx.is_container(data) else [data]
             for text in texts:
-                parse_image(text)
+                ptx.parse_image(text)
         except PtxError as error:
             raise self.failed(Result.INVALID_PTX, f"{name}: {error}") from error
         if not texts and kind != _LIBRARY:
@@ -45,9 +46,9 @@ class Link:
 
     def complete(self) -> ctypes.Array[ctypes.c_char]:
         if self.image is None:
-            image = join(self.texts)
+            image = ptx.join(self.texts)
             try:
-                missing = undefined(parse_image(image))
+                missing = ptx.undefined(ptx.parse_image(image))
             except PtxError as error:
                 raise self.failed(Result.INVALID_PTX, str(error)) from error
             if missing:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int, c_size_t, c_uint
 
-from cudatool.ptx import PtxError
+from cudatool.ptx.errors import PtxError
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim._calls import launch_config
@@ -199,7 +199,7 @@ def cuLibraryGetGlobal(dptr: int, bytes: int, library: int, name: int) -> None:
 def cuLibraryGetManaged(dptr: int, bytes: int, library: int, name: int) -> None:
     found = state.machine.get(library, Library)
     text = read_string(name).decode()
-    if text not in found.parsed.variables or not found.parsed.variables[text].managed:
+    if not any(one.managed for one in found.source.facts.variables if one.name == text):
         raise DriverError(Result.NOT_FOUND, f"the image has no managed variable {text!r}")
     # Managed variables have one address on all devices (cuLibraryGetManaged): that on the first.
     for target, value in zip((dptr, bytes), found.variable(text, state.machine.device(0)), strict=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.host_places import HostPlaces
 from cudatool.sim.jit.instrument import Defect, Instrument
-from cudatool.sim.jit.kernel import JitKernel, Param
+from cudatool.sim.jit.kernel import JitKernel
 from cudatool.sim.jit.launch import (
     KernelAssert,
     KernelDeadlock,
@@ -21,8 +21,9 @@ from cudatool.sim.jit.launch import (
     KernelTrap,
 )
 from cudatool.sim.jit.launch_options import LaunchOptions, LaunchShape
-from cudatool.sim.jit.module import GlobalVariable, JitModule, load
+from cudatool.sim.jit.module import JitModule, load
 from cudatool.sim.jit.race_engine import Reason
+from cudatool.sim.jit.source import Conduct, GlobalVariable, Param, Source
 from cudatool.sim.jit.unsupported import UnsupportedInstruction
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ __all__ = [
     "LaunchShape",
     "Param",
     "GlobalVariable",
+    "Source",
+    "Conduct",
     "Footprint",
     "HostPlaces",
     "Instrument",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from cudatool.ptx.model import PROGRAMS
 from cudatool.sim.jit.argument_ranges import ArgumentRanges
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.independent import Independent, needless
-from cudatool.sim.jit.instrument import Instrument, Needless
+from cudatool.sim.jit.instrument import Checked, Instrument, Needless
 from cudatool.sim.jit.kernel_text import KernelText
 from cudatool.sim.jit.launch_options import LaunchShape
 from cudatool.sim.jit.race_engine import Order
@@ -21,33 +20,10 @@ from cudatool.sim.jit.translation import Translation, Variant
 if TYPE_CHECKING:
     from cudatool.sim.jit.shadow import Shadow
 
-__all__ = ["Checked", "CheckedLaunches"]
+__all__ = ["CheckedLaunches"]
 
 _MEMORY = Instrument.MEMCHECK | Instrument.INITCHECK
 _MOST_CHECKED = 64  # launches that a kernel keeps for how they are checked
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """How a launch is checked.
-
-    Attributes
-    ----------
-    kinds
-        What its code looks for.
-    left_out
-        Those that would find nothing.
-    written, sound
-        See :meth:`.Shadow.prepare`.
-    fills
-        Whether memory may have more values after it, which later checks could leave out.
-    """
-
-    kinds: Instrument
-    left_out: Needless
-    written: range | None
-    sound: tuple[tuple[int, int], ...]
-    fills: bool
 
 
 class CheckedLaunches:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cudatool.ptx import Immediate, Instruction, Operand, Pair
 from cudatool.sim.jit import races
-from cudatool.sim.jit.context import MAX_THREADS
+from cudatool.sim.jit.context import ARGUMENT_ARRAYS, ROW, array_offset
 from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.table import types_of
 
@@ -30,18 +30,6 @@ __all__ = [
     "read_array",
     "suspension_of",
 ]
-
-ROW = MAX_THREADS + 32  # entries of a per-thread array: a partial warp may be read as a whole
-ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate", "arrived")
-
-
-def array_offset(name: str) -> int:
-    """Return where in the slots an argument or result array begins.
-
-    Instructions with many operands use arrays ``x0``, ``x1``, ..., as many as :attr:`Suspension.extra` says.
-    """
-    number = len(ARGUMENT_ARRAYS) + int(name[1:]) if name not in ARGUMENT_ARRAYS else ARGUMENT_ARRAYS.index(name)
-    return 4 * ROW * (1 + number)
 
 
 def following_array(name: str) -> str:

@@ -4,12 +4,48 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ARGUMENT_RANGES", "EXIT", "IN_STEP", "MAX_THREADS", "SHARED_STEP", "Context", "Stop"]
+__all__ = [
+    "ARGUMENT_ARRAYS",
+    "ARGUMENT_RANGES",
+    "EXIT",
+    "IN_STEP",
+    "MAX_STACK",
+    "MAX_THREADS",
+    "ROW",
+    "SHARED_STEP",
+    "Context",
+    "Stop",
+    "array_offset",
+    "block_shared_bytes",
+]
 
 MAX_THREADS = 1024  # of a block
 EXIT = 0x7FFFFFFF  # the region number of a thread that has ended
 IN_STEP = 4  # blocks that run each region before any runs the next one, at most (:func:`.grid.in_step`)
 SHARED_STEP = 1024  # bytes: the shared memory of each of them begins at a multiple of that
+
+MAX_STACK = 256 << 10
+"""Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
+
+ROW = MAX_THREADS + 32  # entries of a per-thread array: a partial warp may be read as a whole
+ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate", "arrived")
+
+
+def array_offset(name: str) -> int:
+    """Return where in the slots an argument or result array begins.
+
+    Instructions with many operands use arrays ``x0``, ``x1``, ..., as many as :attr:`Suspension.extra` says.
+    """
+    number = len(ARGUMENT_ARRAYS) + int(name[1:]) if name not in ARGUMENT_ARRAYS else ARGUMENT_ARRAYS.index(name)
+    return 4 * ROW * (1 + number)
+
+
+def block_shared_bytes(dynamic_offset: int, dynamic: int) -> int:
+    """Return the shared memory of a block that has `dynamic` bytes of dynamic shared memory, from `dynamic_offset` on.
+
+    Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
+    """
+    return dynamic_offset + (dynamic + 15) // 16 * 16
 
 
 class Stop:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, Engine, Reads, Run
@@ -25,6 +25,7 @@ __all__ = [
     "KINDS",
     "WHO",
     "WORD",
+    "Checked",
     "Defect",
     "Flag",
     "FoundRecord",
@@ -53,6 +54,28 @@ class Instrument(IntFlag):
 
 Needless = frozenset[tuple[Instrument, int]]
 """Checks that would find nothing in a launch, and of which lines of the PTX."""
+
+
+class Checked(NamedTuple):
+    """How a launch is checked.
+
+    Attributes
+    ----------
+    kinds
+        What its code looks for.
+    left_out
+        Those that would find nothing.
+    written, sound
+        See :meth:`.Shadow.prepare`.
+    fills
+        Whether memory may have more values after it, which later checks could leave out.
+    """
+
+    kinds: Instrument
+    left_out: Needless
+    written: range | None
+    sound: tuple[tuple[int, int], ...]
+    fills: bool
 
 
 class Defect(IntEnum):

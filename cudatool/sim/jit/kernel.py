@@ -6,41 +6,34 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cudatool.ptx import Function, KernelAccesses, PtxError, accesses_of_launch, infer_accesses, pointers_at
-from cudatool.sim.jit.checked_launches import Checked, CheckedLaunches
-from cudatool.sim.jit.context import MAX_THREADS, Context
-from cudatool.sim.jit.endings import explain
+from cudatool import ptx
+from cudatool.loading.whole_imports import whole_imports
+from cudatool.ptx.errors import PtxError
+from cudatool.sim.jit.context import MAX_STACK, Context, block_shared_bytes
 from cudatool.sim.jit.host_places import HostPlaces
-from cudatool.sim.jit.instrument import Instrument, Needless
-from cudatool.sim.jit.kernel_text import MAX_STACK, Image, KernelText
-from cudatool.sim.jit.launch import KernelError, NativeLaunch, run, workers_for
+from cudatool.sim.jit.image import Image
+from cudatool.sim.jit.instrument import Checked, Instrument, Needless
+from cudatool.sim.jit.launch import KernelError, NativeLaunch, Stopped, run, workers_for
 from cudatool.sim.jit.launch_options import LaunchOptions, LaunchShape
-from cudatool.sim.jit.layout import Layout
+from cudatool.sim.jit.source import DeclaredKernel, Sizes
 from cudatool.sim.jit.team import Plan, Team, run_plain, why_ended
 from cudatool.sim.jit.translation import Translated, Translation, Variant
 from cudatool.sim.optimizing import ENOUGH
 from cudatool.source_text import SourceLine
 
 if TYPE_CHECKING:
+    from cudatool.sim.jit.checked_launches import CheckedLaunches
+    from cudatool.sim.jit.kernel_text import KernelText
+    from cudatool.sim.jit.layout import Layout
     from cudatool.sim.jit.shadow import Found, Launching
 
-__all__ = ["JitKernel", "Param"]
+__all__ = ["JitKernel"]
 
 _MOST_PLANS = 256  # shapes of launches that a kernel keeps what they need for
 _PLAINLY = LaunchOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A kernel parameter: where it lies in the packed buffer, bytes. `is_pointer` is what ``.ptr`` says, a hint."""
-
-    offset: int
-    size: int
-    align: int
-    is_pointer: bool
 
 
 class JitKernel:
@@ -54,59 +47,82 @@ class JitKernel:
         Its parameters and the size of the packed buffer that holds them.
     max_threads
         Of a block.
-    text
-        Its PTX.
     translation
         Its native code.
-    checks
-        How its launches are checked.
     """
 
-    def __init__(self, image: Image, function: Function) -> None:
-        self.text = KernelText(image, function)
-        self.translation = Translation(self.text)
-        self.checks = CheckedLaunches(self.text, self.translation)
+    def __init__(self, image: Image, name: str, declared: DeclaredKernel) -> None:
+        self._image = image
+        self._declared = declared
+        self.translation = Translation(declared.digest, lambda: self.text, image.source.cache)
         self._rounds = ctypes.c_uint64()
-        self._accesses: KernelAccesses | None = None
+        self._accesses: ptx.KernelAccesses | None = None
         self._plans: dict[tuple[LaunchShape, int, bool], Plan | None] = {}
-        self.name = function.name
-        layout = Layout.of_params(function)
-        self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
-        self.param_bytes = layout.param_bytes
-        self.param_layout = b"".join(struct.pack("II", p.offset, p.size) for p in self.params)
-        limits = function.directives.get("maxntid") or function.directives.get("reqntid")
-        self.max_threads = MAX_THREADS
-        if limits:
-            self.max_threads = 1
-            for limit in limits:
-                self.max_threads *= limit
+        self.name = name
+        self.params = declared.params
+        self.param_bytes = max((one.offset + one.size for one in self.params), default=0)
+        self.param_layout = b"".join(struct.pack("II", one.offset, one.size) for one in self.params)
+        self.max_threads = declared.max_threads
 
     @property
     def rounds(self) -> int:
         """How often threads went back to the beginning of a loop, so far, in code that is not optimized."""
         return self._rounds.value
 
-    # ---- what is known without translating ----
+    # ---- what is known without its PTX, if it was looked at before ----
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What a launch needs to know of its code.
+
+        Raises
+        ------
+        PtxError
+            It has calls that cannot be followed.
+        """
+        return Sizes(*self._image.source.kept("sizes", self._declared.digest, self._sizes))
+
+    def _sizes(self) -> Sizes:
+        layout, calls = self.text.layout, self.text.system_calls
+        return Sizes(layout.static_shared, layout.dynamic_offset, layout.local_bytes, sorted(calls))
+
+    @property
+    def static_shared(self) -> int:
+        """Bytes of shared memory that the kernel declares."""
+        return self.sizes.static_shared
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of local memory of a thread."""
+        return self.sizes.local_bytes
+
+    @cached_property
+    def system_calls(self) -> frozenset[str]:
+        """The functions of the system that it calls, such as ``"vprintf"``."""
+        return frozenset(self.sizes.system_calls)
+
+    # ---- what is known of its PTX without translating ----
+
+    @cached_property
+    def text(self) -> KernelText:
+        """Its PTX."""
+        with whole_imports():
+            from cudatool.sim.jit.kernel_text import KernelText  # takes a while to load, with all that reads PTX
+
+        return KernelText(self._image, self._image.ptx.kernels[self.name])
+
+    @cached_property
+    def checks(self) -> CheckedLaunches:
+        """How its launches are checked."""
+        with whole_imports():
+            from cudatool.sim.jit.checked_launches import CheckedLaunches  # only a run under the sanitizer asks
+
+        return CheckedLaunches(self.text, self.translation)
 
     @property
     def layout(self) -> Layout:
         """Where the kernel's variables lie."""
         return self.text.layout
-
-    @property
-    def static_shared(self) -> int:
-        """Bytes of shared memory that the kernel declares."""
-        return self.text.layout.static_shared
-
-    @property
-    def local_bytes(self) -> int:
-        """Bytes of local memory of a thread."""
-        return self.text.layout.local_bytes
-
-    @property
-    def system_calls(self) -> frozenset[str]:
-        """The functions of the system that it calls, such as ``"vprintf"``."""
-        return self.text.system_calls
 
     def source_of(self, line: int) -> SourceLine:
         """Return the line of the CUDA source for a line of the PTX, that line itself if the PTX does not say."""
@@ -118,7 +134,7 @@ class JitKernel:
         `params` are the packed arguments. Without a line, all that the kernel takes for pointers.
         """
         try:
-            return pointers_at(self.text.image.ptx, self.name, line, params)
+            return ptx.pointers_at(self._image.ptx, self.name, line, params)
         except PtxError:
             return ()
 
@@ -129,10 +145,10 @@ class JitKernel:
         """
         try:
             if self._accesses is None:
-                self._accesses = infer_accesses(self.text.image.ptx, self.name)
+                self._accesses = ptx.infer_accesses(self._image.ptx, self.name)
             if not self._accesses.may_find_pointers:
                 return False
-            return accesses_of_launch(self._accesses, params, find_allocation).unknown
+            return ptx.accesses_of_launch(self._accesses, params, find_allocation).unknown
         except PtxError:
             return True
 
@@ -190,8 +206,7 @@ class JitKernel:
         if options.cooperative:  # its blocks synchronize by memory that the driver gives it
             places.add_unwatched(ctypes.addressof(workspace), ctypes.sizeof(workspace))
         translated = self.translation.code(variant._replace(instrument=how.kinds, needless=how.left_out))
-        launch = replace(
-            self._described(translated, shape),
+        launch = self._described(translated, shape)._replace(
             params=params,
             cooperative=options.cooperative,
             workspace=ctypes.addressof(workspace) if options.cooperative else 0,
@@ -208,7 +223,7 @@ class JitKernel:
         try:
             stopped = run(launch, threads, options.seed, options.footprint, watch)
             if stopped is not None:
-                raise explain(stopped, self.text, self.text.stepping if how.kinds else self.text.plain)
+                raise self._explained(stopped, as_checked=bool(how.kinds))
         except KernelError as error:
             error.found = [found for launching in checked for found in launching.found()]
             raise
@@ -243,12 +258,19 @@ class JitKernel:
             assert rest is not None  # what parks or is large is so in any code
             stopped, _ = run_plain(rest, params, begun)
         if stopped is not None:
-            raise explain(stopped, self.text, self.text.plain)
+            raise self._explained(stopped)
 
     def explain(self, team: Team) -> None:
         """Raise what ended a planned launch early, which the team has run."""
         if (stopped := why_ended(team)) is not None:
-            raise explain(stopped, self.text, self.text.plain)
+            raise self._explained(stopped)
+
+    def _explained(self, stopped: Stopped, *, as_checked: bool = False) -> KernelError:
+        """Return the error that says why a launch ended early."""
+        with whole_imports():
+            from cudatool.sim.jit.endings import explain  # few launches do
+
+        return explain(stopped, self.text, self.text.stepping if as_checked else self.text.plain)
 
     def _described(self, translated: Translated, shape: LaunchShape) -> NativeLaunch:
         """Return what a launch needs, but for its arguments."""
@@ -257,10 +279,10 @@ class JitKernel:
             grid=shape.grid,
             block=shape.block,
             params=0,
-            table=ctypes.addressof(self.text.image.table),
-            shared_bytes=self.text.shared_bytes(shape.shared_bytes),
+            table=ctypes.addressof(self._image.table),
+            shared_bytes=block_shared_bytes(self.sizes.dynamic_offset, shape.shared_bytes),
             dynamic_bytes=shape.shared_bytes,
-            local_bytes=self.text.layout.local_bytes,
+            local_bytes=self.sizes.local_bytes,
             slot_bytes=translated.slot_bytes,
             heap=shape.heap,
             stack_bytes=min(shape.stack_bytes, MAX_STACK),
@@ -278,5 +300,5 @@ class JitKernel:
             return None
         launch = self._described(translated, shape)
         if launch.rounds is not None:
-            launch = replace(launch, most_rounds=ENOUGH // len(self.text.declared.instructions))
+            launch = launch._replace(most_rounds=ENOUGH // self._declared.instructions)
         return Plan(launch, shape, workers_for(shape.grid, shape.block, threads), optimized)

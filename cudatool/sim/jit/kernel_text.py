@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from functools import cached_property
 
-from cudatool.ptx import FRAME_SCALE, Function, Instruction, Module, ModuleCalls, PtxError, Symbol, merge_calls
+from cudatool.ptx import FRAME_SCALE, Function, Instruction, PtxError, Symbol, merge_calls
 from cudatool.sim.jit import asynchronous, matrix
+from cudatool.sim.jit.context import MAX_STACK, block_shared_bytes
 from cudatool.sim.jit.copies import separate_copies
+from cudatool.sim.jit.image import Image
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.local_arrays import in_registers
-from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.regions import REPEATABLE, goes_by_rows
 from cudatool.sim.jit.runs import join_products
@@ -20,38 +20,9 @@ from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.unsupported import UnsupportedInstruction
 from cudatool.source_text import SourceLine
 
-__all__ = ["MAX_STACK", "Image", "KernelText"]
+__all__ = ["KernelText"]
 
 del asynchronous, matrix  # they add to SUSPENSIONS, which must be whole where no kernel is translated, too
-
-MAX_STACK = 256 << 10
-"""Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
-
-
-class Image:
-    """What the kernels of a module share.
-
-    Attributes
-    ----------
-    ptx
-        The module as it was parsed.
-    cache
-        Where native code is kept between processes; None keeps none.
-    numbers
-        Where each of its global variables stands in the table of their addresses, which `table` is.
-    """
-
-    def __init__(self, ptx: Module, cache: NativeCache | None) -> None:
-        self.ptx = ptx
-        self.cache = cache
-        placed = (name for name, variable in ptx.variables.items() if variable.space in ("global", "const"))
-        self.numbers = {name: number for number, name in enumerate(placed)}
-        self.table = (ctypes.c_uint64 * max(len(self.numbers), 1))()
-
-    @cached_property
-    def calls(self) -> ModuleCalls:
-        """Which of its functions call which."""
-        return ModuleCalls.of(self.ptx)
 
 
 class KernelText:
@@ -172,8 +143,5 @@ class KernelText:
         return None
 
     def shared_bytes(self, dynamic: int) -> int:
-        """Return the shared memory of a block that is launched with so many bytes of dynamic shared memory.
-
-        Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
-        """
-        return self.layout.dynamic_offset + (dynamic + 15) // 16 * 16
+        """Return the shared memory of a block that is launched with so many bytes of dynamic shared memory."""
+        return block_shared_bytes(self.layout.dynamic_offset, dynamic)

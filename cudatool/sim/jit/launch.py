@@ -5,25 +5,25 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import random
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import signals
-from cudatool.sim.jit.collective import ROW, array_offset
-from cudatool.sim.jit.context import EXIT, IN_STEP, MAX_THREADS, SHARED_STEP, Context, Stop
+from cudatool.sim.jit.code import STOP_SIGNAL, guarded_call
+from cudatool.sim.jit.context import EXIT, IN_STEP, MAX_THREADS, ROW, SHARED_STEP, Context, Stop, array_offset
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
 from cudatool.sim.jit.host_places import HostPlaces
-from cudatool.sim.jit.native import STOP_SIGNAL, guarded_call
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+    from random import Random
+
     from cudatool.sim.jit.shadow import Found
 
 __all__ = [
@@ -108,8 +108,7 @@ class KernelTimeout(KernelError):
     """A kernel ran longer than it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeLaunch:
+class NativeLaunch(NamedTuple):
     """What one launch needs.
 
     Attributes
@@ -180,7 +179,7 @@ class NativeLaunch:
         return -(-self.slot_bytes // 64) * 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Wait:
     """A thread that waits: at which suspension (from 1, in the order of the code), and what it left there.
 
@@ -194,7 +193,7 @@ class Wait:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stopped:
     """Why a launch did not run to its end.
 
@@ -316,6 +315,8 @@ class Worker:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # takes a while to load, and plain launches need none
+
     return ThreadPoolExecutor(thread_name_prefix="cudatool-sim")
 
 
@@ -335,11 +336,17 @@ def _take_memory() -> _Memory:
         return _memories.pop() if _memories else _Memory()
 
 
+def _random(seed: int) -> Random:
+    from random import Random  # takes a while to load, and only the random schedule needs it
+
+    return Random(seed)
+
+
 def _order(blocks: int, seed: int | None) -> tuple[int, int]:
     """Return multiplier and offset that permute block numbers; without a seed they keep their order."""
     if seed is None or blocks == 1:
         return 1, 0
-    generator = random.Random(seed)
+    generator = _random(seed)
     multiplier = generator.randrange(1, blocks)
     while math.gcd(multiplier, blocks) != 1:
         multiplier += 1
@@ -355,7 +362,7 @@ class Run:
         self.order = _order(self.blocks, seed)
         # Of any two warps, each one is the first for some seed.
         warps = -(-math.prod(launch.block) // 32)
-        self.first_thread = 32 * random.Random(seed).randrange(warps) if seed is not None else 0
+        self.first_thread = 32 * _random(seed).randrange(warps) if seed is not None else 0
         self.counter = ctypes.c_uint64(0)
         self.workers = workers
         self.spare: list[_Memory] = []

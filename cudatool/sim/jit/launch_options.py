@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.sim.jit.footprint import Footprint
@@ -39,8 +38,7 @@ class LaunchShape(NamedTuple):
         return any(blocks * threads > 2**31 for blocks, threads in zip(self.grid, self.block, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(NamedTuple):
     """How the software device runs a launch, and what it finds out meanwhile.
 
     Attributes

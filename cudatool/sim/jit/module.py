@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from cudatool.ptx import Module, function_addresses, parse_image
+from cudatool.sim.jit.code import NativeCache
+from cudatool.sim.jit.image import Image
 from cudatool.sim.jit.kernel import JitKernel
-from cudatool.sim.jit.kernel_text import Image
-from cudatool.sim.jit.native import NativeCache
+from cudatool.sim.jit.source import GlobalVariable, Source
 
-__all__ = ["GlobalVariable", "JitModule", "load"]
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalVariable:
-    """A variable that the driver must place in device memory.
-
-    Attributes
-    ----------
-    initial
-        Its first bytes; the rest is zero.
-    relocations
-        ``(offset, symbol, addend)``: the 8 bytes at `offset` hold the address of `symbol` plus `addend`.
-    """
-
-    name: str
-    size: int
-    align: int
-    initial: bytes
-    relocations: list[tuple[int, str, int]]
-    constant: bool
+__all__ = ["JitModule", "load"]
 
 
 def load(ptx: bytes, *, cache: NativeCache | None = None) -> JitModule:
@@ -48,7 +27,7 @@ def load(ptx: bytes, *, cache: NativeCache | None = None) -> JitModule:
     PtxError
         The text is not PTX.
     """
-    return JitModule(parse_image(ptx), cache)
+    return JitModule(Source(ptx, cache))
 
 
 class JitModule:
@@ -64,23 +43,13 @@ class JitModule:
         What pointers to its device functions hold.
     """
 
-    def __init__(self, module: Module, cache: NativeCache | None) -> None:
-        self._image = Image(module, cache)
-        self.globals: dict[str, GlobalVariable] = {
-            name: GlobalVariable(
-                name,
-                variable.size,
-                variable.align,
-                variable.initial,
-                [(r.offset, r.symbol, r.addend) for r in variable.relocations],
-                variable.space == "const",
-            )
-            for name in self._image.numbers
-            for variable in [module.variables[name]]
-        }
-        self.functions = function_addresses(module)
+    def __init__(self, source: Source) -> None:
+        self._image = Image(source)
+        facts = source.facts
+        self.globals: dict[str, GlobalVariable] = {variable.name: variable for variable in facts.variables}
+        self.functions = facts.functions
         self.kernels: Mapping[str, JitKernel] = {
-            name: JitKernel(self._image, function) for name, function in module.kernels.items() if function.has_body
+            name: JitKernel(self._image, name, declared) for name, declared in facts.kernels.items()
         }
 
     def bind(self, addresses: Mapping[str, int]) -> None:

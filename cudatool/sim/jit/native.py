@@ -1,39 +1,28 @@
-"""LLVM: text to native code; and calling it so that a fault ends the call, not the process."""
+"""LLVM: text to native code."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import re
-import signal
 import threading
 import time
 from functools import cache
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import llvmlite.binding as llvm
 
 from cudatool import progress
-from cudatool.sim import _calls, signals
 from cudatool.sim.host_library import library
+from cudatool.sim.jit.code import Code
 from cudatool.sim.jit.races import CALLABLE
 
 __all__ = [
-    "MARK",
-    "STOP_SIGNAL",
-    "Code",
     "CompileError",
-    "NativeCache",
-    "cache_key",
     "compile_text",
     "compiled",
-    "guarded_call",
     "load_object",
+    "processor",
 ]
-
-MARK = "; PTX "
-"""Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""
 
 compiled = 0  # kernels that went through LLVM in this process, rather than come from the cache
 _lock = threading.Lock()
@@ -69,32 +58,9 @@ def _features(*, gathers: bool = False) -> str:
     return f"{found},+prefer-no-gather" if is_slow else found
 
 
-@cache
-def _source_digest() -> bytes:
-    """Return a digest of the translator's own source: native code made by another version is not used."""
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, Path(__file__).parents[2] / "ptx"):
-        for path in sorted(folder.glob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.digest()
-
-
-class NativeCache(Protocol):
-    """Keeps native code between processes. What it returns is whole, and as it was put: LLVM would crash on less."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return what is kept under `key`, or None."""
-
-    def put(self, key: str, data: bytes) -> None:
-        """Keep `data`, if it can be kept."""
-
-
-def cache_key(*parts: str) -> str:
-    """Return the name under which native code is kept: depends on `parts`, the host CPU, LLVM and the translator."""
-    digest = hashlib.sha256(_source_digest())
-    for part in (*parts, llvm.get_host_cpu_name(), _features(), str(llvm.llvm_version_info)):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()
+def processor() -> str:
+    """Return what LLVM knows of this processor."""
+    return f"{llvm.get_host_cpu_name()} {_features()}"
 
 
 class CompileError(Exception):
@@ -183,16 +149,8 @@ def _least() -> Any:
     return passes
 
 
-class Code:
-    """Native code in memory; `entry` is the address of its function ``grid``."""
-
-    def __init__(self, engine: Any, entry: int) -> None:
-        self._engine = engine  # owns the memory
-        self.entry = entry
-
-
 def load_object(data: bytes) -> Code:
-    """Link object code into this process."""
+    """Link object code into this process, of any kind that LLVM makes."""
     with _lock:
         empty = llvm.parse_assembly("")
         empty.triple = _machine(0).triple
@@ -200,19 +158,6 @@ def load_object(data: bytes) -> Code:
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
         engine.finalize_object()
         return Code(engine, engine.get_function_address("grid"))
-
-
-STOP_SIGNAL = int(signal.SIGRTMIN) + 12
-"""Ends the native code that the thread runs that it is sent to (``cudatool_stop_signal``)."""
-
-
-def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) -> int:
-    """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`.
-
-    On the main thread, Ctrl-C ends it if it will end the program. It is ended by STOP_SIGNAL after `limit_ns`, unless
-    that is 0.
-    """
-    return _calls.guarded_call(function, argument, address, signals.interrupts(), limit_ns)
 
 
 # What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).

@@ -7,20 +7,18 @@ another launch of it only has other arguments; C code lets the workers run, each
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 from cudatool.sim import _queue, signals
+from cudatool.sim.jit.code import STOP_SIGNAL
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.launch import KernelFault, NativeLaunch, Run, Stopped, Worker, count_rounds
 from cudatool.sim.jit.launch_options import LaunchShape
-from cudatool.sim.jit.native import STOP_SIGNAL
 
 __all__ = ["Plan", "Team", "run_plain", "why_ended"]
 
 _KEPT = 16  # idle teams
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What plain launches of one shape need, but for their arguments, in code that is optimized or not.
 
@@ -30,10 +28,10 @@ class Plan:
         Of the host that run them.
     """
 
-    launch: NativeLaunch
-    shape: LaunchShape
-    threads: int
-    optimized: bool
+    __slots__ = ("launch", "optimized", "shape", "threads")
+
+    def __init__(self, launch: NativeLaunch, shape: LaunchShape, threads: int, optimized: bool) -> None:
+        self.launch, self.shape, self.threads, self.optimized = launch, shape, threads, optimized
 
 
 class _Calls(ctypes.Structure):

@@ -22,12 +22,12 @@ from cudatool.sim.jit import (
     video,
 )
 from cudatool.sim.jit.argument_ranges import ArgumentRanges, near_accesses
+from cudatool.sim.jit.code import MARK
 from cudatool.sim.jit.collective import array_offset, following_array
 from cudatool.sim.jit.context import EXIT, Context
 from cudatool.sim.jit.emit import Emitter, storage_type
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import Layout
-from cudatool.sim.jit.native import MARK
 from cudatool.sim.jit.regions import Regions, touched
 from cudatool.sim.jit.table import TABLE, Lowering
 

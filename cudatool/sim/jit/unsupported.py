@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import PtxError
+from cudatool.ptx.errors import PtxError
 from cudatool.source_text import SourceLine
 
 __all__ = ["UnsupportedInstruction", "UntranslatedInstruction"]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
-from cudatool.sim import abi
+from cudatool.loading.late_dataclasses import dataclass
+from cudatool.sim import abi, jit
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.arena import READ_ONLY, Allocation
+from cudatool.sim.jit import Defect, Instrument, Reason
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import Found, Instrument, JitKernel, Reason
+    from cudatool.sim.jit import Found, JitKernel
     from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
     from cudatool.source_text import SourceLine
@@ -48,7 +50,7 @@ _DEFECTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CheckFinding:
     """What a checker found, in one launch or call. `count` is how often; the rest is about the first time.
 
@@ -113,8 +115,6 @@ class Checkers:
     """
 
     def __init__(self, machine: Machine, checks: Iterable[str]) -> None:
-        from cudatool.sim import jit  # llvmlite takes a while to load
-
         self._machine = machine
         kinds = _instrument(checks)
         if machine.shadow is None:
@@ -171,7 +171,7 @@ class Checkers:
         """Memory must not be used any more."""
         if allocation.device >= 0:
             self.shadow.freed(allocation.address, allocation.size)
-        self._freed.append(replace(allocation))
+        self._freed.append(copy(allocation))
 
     def copied(self, operation: Operation, targets: Iterable[int], sources: Iterable[int], width: int) -> None:
         """Rows of `width` bytes were copied. A copy to the host is a read of what it copies."""
@@ -219,8 +219,6 @@ class Checkers:
 
         It was launched with blocks of this shape and this much dynamic shared memory, and these packed arguments.
         """
-        from cudatool.sim.jit import Defect, Reason  # llvmlite takes a while to load
-
         check, kind, text = _DEFECTS[found.defect.name]
         text = text.format(size=found.size, kernel=kernel.name, history_limit=format_bytes(self.shadow.history_limit))
         pointer = usable = 0
@@ -339,8 +337,6 @@ def _race_text(found: Found, reasons: type[Reason]) -> str:
 
 
 def _instrument(checks: Iterable[str]) -> Instrument:
-    from cudatool.sim.jit import Instrument  # llvmlite takes a while to load
-
     kinds = Instrument.NONE
     for check in checks:
         kinds |= Instrument[check.upper()]

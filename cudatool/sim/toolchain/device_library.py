@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from cudatool.ptx import join
+from cudatool import ptx
 
 __all__ = ["with_device_library"]
 
@@ -75,4 +75,4 @@ _NAMES = re.compile(rb"\b(?:cudaCGGetIntrinsicHandle|cudaCGSynchronize)\b")
 
 def with_device_library(image: bytes) -> bytes:
     """Return the PTX `image`, linked with the functions of libcudadevrt if it names one."""
-    return join([image, _PTX]) if _NAMES.search(image) else image
+    return ptx.join([image, _PTX]) if _NAMES.search(image) else image

@@ -8,7 +8,8 @@ import struct
 from ctypes import c_int, c_size_t
 from pathlib import Path
 
-from cudatool.ptx import PtxError, join, ptx_for
+from cudatool import ptx
+from cudatool.ptx.errors import PtxError
 from cudatool.sim import profile
 from cudatool.sim.abi import read_string
 from cudatool.sim.results import DriverError, Result
@@ -33,14 +34,14 @@ def ptx_at(image: int) -> bytes:
     if head == _FATBIN:
         header, size = struct.unpack("<HQ", ctypes.string_at(image + 6, 10))
         try:
-            texts = ptx_for(ctypes.string_at(image, header + size), profile.ARCH)
+            texts = ptx.ptx_for(ctypes.string_at(image, header + size), profile.ARCH)
         except PtxError as error:
             raise DriverError(Result.INVALID_IMAGE, str(error)) from error
     if not texts:
         raise DriverError(
             Result.NO_BINARY_FOR_GPU, "this image is GPU machine code; the software device runs PTX (compile to PTX)"
         )
-    return join(texts)
+    return ptx.join(texts)
 
 
 def read_file(name: int) -> bytes:

@@ -9,32 +9,21 @@ Machine code without PTX makes the link fail, except in archives, from which a l
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import re
 from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_void_p
-from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from cudatool.ptx import (
-    PtxError,
-    device_code,
-    is_container,
-    join,
-    parse_image,
-    ptx_for,
-    register_counts,
-    split,
-    undefined,
-)
+from cudatool import ptx
+from cudatool.loading.late_dataclasses import dataclass, field
+from cudatool.ptx.errors import PtxError
+from cudatool.sim.abi import logger
 
 __all__ = ["Input", "install"]
-
-_log: Final = logging.getLogger("cudatool.sim")
 
 _SUCCESS, _INVALID_INPUT, _INTERNAL = 0, 3, 6
 
@@ -51,7 +40,7 @@ class Input(IntEnum):
     ANY = 10
 
 
-@dataclass(slots=True)
+@dataclass()
 class _Link:
     """What a handle of nvJitLink has been given."""
 
@@ -76,8 +65,8 @@ class _Link:
 
     def take(self, real: _Real, handle: int, kind: int, data: bytes, name: bytes | None) -> int:
         """Give an input to the real nvJitLink, and keep what its PTX can be had from."""
-        if not is_container(data) and kind in (Input.CUBIN, Input.PTX, Input.ANY) and b".version" in data:
-            for text in split(data):  # our NVRTC and this linker hand out PTX as machine code
+        if not ptx.is_container(data) and kind in (Input.CUBIN, Input.PTX, Input.ANY) and b".version" in data:
+            for text in ptx.split(data):  # our NVRTC and this linker hand out PTX as machine code
                 status = real.add(handle, Input.PTX, text + b"\0", name)
                 if status:
                     return status
@@ -85,7 +74,7 @@ class _Link:
             return _SUCCESS
         status = real.add(handle, kind, data, name)
         if status == _SUCCESS:
-            if is_container(data):
+            if ptx.is_container(data):
                 self._unpack(kind, data, name)
             elif kind in (Input.LTOIR, Input.ANY):
                 self.ltoir.append((kind, data, name))
@@ -93,11 +82,11 @@ class _Link:
 
     def _unpack(self, kind: int, data: bytes, name: bytes | None) -> None:
         try:
-            codes = device_code(data)
+            codes = ptx.device_code(data)
             if self.is_lto and any(code.kind == "ltoir" for code in codes):
                 self.ltoir.append((kind, data, name))
                 return
-            texts = ptx_for(data, self.arch)
+            texts = ptx.ptx_for(data, self.arch)
         except PtxError as error:
             self.error = b"ERROR: %s: %s\n" % (name or b"?", str(error).encode())
             return
@@ -128,10 +117,10 @@ class _Link:
                 self.error = log_text
                 return status
             texts.insert(0, _without_user(text, called))
-        image = join(texts, register_counts(real.data(handle, "LinkedCubin")))
+        image = ptx.join(texts, ptx.register_counts(real.data(handle, "LinkedCubin")))
         if self.machine_code:
             # The functions of libcudadevrt (cuda...) are the device's own, others would be missing.
-            missing = [name for name in undefined(parse_image(image)) if not name.startswith("cuda")]
+            missing = [name for name in ptx.undefined(ptx.parse_image(image)) if not name.startswith("cuda")]
             if missing:
                 where = b", ".join(self.machine_code).decode("utf-8", "replace")
                 raise PtxError(f"{where}: machine code without PTX, needed for {', '.join(missing)}")
@@ -142,8 +131,8 @@ class _Link:
         """Return the functions that PTX needs from LTO-IR. LTO-IR alone does not show that they are used."""
         if not self.ptx:
             return []
-        module = parse_image(join(self.ptx))
-        return [name for name in undefined(module) if name in module.functions and not name.startswith("cuda")]
+        module = ptx.parse_image(ptx.join(self.ptx))
+        return [name for name in ptx.undefined(module) if name in module.functions and not name.startswith("cuda")]
 
 
 class _Real:
@@ -347,7 +336,7 @@ def _caught(function: Callable[..., int]) -> Callable[..., int]:
         try:
             return function(*arguments)
         except Exception:
-            _log.exception("%s failed", function.__name__)
+            logger().exception("%s failed", function.__name__)
             return _INTERNAL
 
     return call
