@@ -149,7 +149,7 @@ def _load_compilers() -> None:
         open_nvrtc_builtins(real)
         stand_in = _load_library("cudatool.sim._libnvrtc")
         stand_in.cudatool_nvrtc_path(os.fsencode(real))
-        nvrtc.install(stand_in)
+        nvrtc.install(stand_in, str(real))
     if real := wheel_library("libnvJitLink.so.13"):
         linker = _load_library("cudatool.sim._libnvjitlink")
         linker.cudatool_nvjitlink_path(os.fsencode(real))

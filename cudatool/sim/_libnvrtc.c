@@ -66,9 +66,19 @@ FORWARD(nvrtcInstallBundledHeaders, nvrtcInstallBundledHeaders)
 FORWARD(nvrtcRemoveBundledHeaders, nvrtcRemoveBundledHeaders)
 FORWARD(nvrtcSetFlowCallback, nvrtcSetFlowCallback)
 FORWARD(nvrtcSetPCHHeapSize, nvrtcSetPCHHeapSize)
-FORWARD(nvrtcVersion, nvrtcVersion)
+FORWARD(cudatool_nvrtc_version, nvrtcVersion)
 static FORWARD(create, nvrtcCreateProgram)
 static FORWARD(compile, nvrtcCompileProgram)
+
+typedef long (*version_t)(int *major, int *minor);
+static version_t known;
+
+/* From now on, ask `function` for NVRTC's version: it may know it without the real library. */
+void cudatool_nvrtc_know(version_t function) { known = function; }
+
+long nvrtcVersion(long major, long minor, long c, long d, long e, long f) {
+    return known ? known((int *)major, (int *)minor) : cudatool_nvrtc_version(major, minor, c, d, e, f);
+}
 
 /* cuDNN, which looks for functions that are not documented, does not work without them. One has nine arguments: twelve
  * words are read and passed on. Those that a caller did not pass are its own stack, which nothing looks at. */
