@@ -10,7 +10,8 @@ What the device gives to a program is held against the same program with its ker
 own OpenMP program on as many threads as there are processors, in turns: whole programs, input and output included.
 
 Both are compiled with ``-O3 -march=native``. Sizes are those of the suite's ``run`` files, or larger. Beside whole
-processes stand the parts of them that are counterparts: calls of the driver by main(), and OpenMP's parallel regions. On
+processes stand the parts of them that are counterparts: calls of the driver by main(), and OpenMP's parallel regions.
+These are of runs of their own, as looking at the clock around each call takes time, too: nn has 100,000 parallel regions. On
 a machine that does other work as well, processor time with ``--threads 1`` is what can be compared.
 
 Not here: mummergpu, which binds CUDA arrays to references of textures.
@@ -29,8 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -614,6 +615,13 @@ class Run:
     output: str
 
 
+def _measured(command: Sequence[str], work: Path, watch: Mapping[str, str], **environment: str) -> Run:
+    """Return what a run takes, and the parts of another one, whose environment has `watch`, too."""
+    whole = _timed(command, work, **environment)
+    watched = _timed(command, work, TIMES=str(work / "times"), **environment, **watch)
+    return replace(whole, start=watched.start, parts=watched.parts, status=min(whole.status, watched.status))
+
+
 def _timed(command: Sequence[str], work: Path, **environment: str) -> Run:
     # Modules that are installed are compiled; a checkout's are, too, unless this is set.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -624,7 +632,7 @@ def _timed(command: Sequence[str], work: Path, **environment: str) -> Run:
     done = subprocess.run(
         command,
         cwd=work,
-        env={**inherited, **environment, "TIMES": str(times)},
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         errors="replace",
@@ -701,10 +709,11 @@ def measure(program: Program, folder: Path, work: Path, rounds: int, threads: in
     device = f"sim:threads={threads}"
     _timed(ours, place, CUDATOOL_DEVICE=device)  # compiles
     for _ in range(rounds):
-        times["ours"].append(_timed(ours, place, CUDATOOL_DEVICE=device))
+        times["ours"].append(_measured(ours, place, {}, CUDATOOL_DEVICE=device))
         if openmp is not None and program.openmp is not None:
             command = [str(openmp), *program.openmp[2].replace(THREADS, str(threads)).split()]
-            times["openmp"].append(_timed(command, place, OMP_NUM_THREADS=str(threads), LD_PRELOAD=str(watch)))
+            watched = {"LD_PRELOAD": str(watch)}
+            times["openmp"].append(_measured(command, place, watched, OMP_NUM_THREADS=str(threads)))
     for run in (*times["ours"], *times["openmp"]):
         works = {"cuLaunchKernel", "regions"} & run.parts.keys()
         if not works or run.status < 0 or _ERROR.search(run.output) or "Traceback" in run.output:
