@@ -18,7 +18,7 @@
 static PyObject *names, *stream_of, *instrument, *function_type, *launch_type, *operation_type, *call;
 static PyObject *teams; /* that are idle, the one that was used last in the end (cudatool/sim/jit/team.py) */
 
-static PyObject *n_machine, *n_measure_accesses, *n_checkers, *n_options, *n_launch_blocking, *n_context, *n_device, *n_ordinal,
+static PyObject *n_machine, *n_measure_accesses, *n_checkers, *n_options, *n_launch_blocking, *n_context, *n_serial,
     *n_objects, *n_fitting, *n_correlation, *n_scheduler, *n_host_memory, *n_runs_plainly, *n_heap, *n_limits, *n_plan,
     *n_calls, *n_run, *n_repeats, *n_ended_early, *n_name, *n_orders_others, *n_param_layout,
     *n_param_bytes, *n_system_calls;
@@ -110,18 +110,18 @@ static PyType_Spec shape_spec = {"cudatool.sim._queue.Shape", sizeof(Shape), 0, 
 static PyTypeObject *ShapeType;
 
 /* The key of a shape among those of its kernel. */
-static PyObject *key_of(unsigned ordinal, unsigned instrument, const unsigned words[7]) {
-    unsigned key[9] = {ordinal, instrument};
+static PyObject *key_of(unsigned context, unsigned instrument, const unsigned words[7]) {
+    unsigned key[9] = {context, instrument};
     memcpy(key + 2, words, 7 * sizeof *words);
     return PyBytes_FromStringAndSize((const char *)key, sizeof key);
 }
 
 static PyObject *py_shape_key(PyObject *module, PyObject *args) {
-    unsigned ordinal, instrument, w[7];
+    unsigned context, instrument, w[7];
     (void)module;
-    if (!PyArg_ParseTuple(args, "II(III)(III)I", &ordinal, &instrument, w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6))
+    if (!PyArg_ParseTuple(args, "II(III)(III)I", &context, &instrument, w, w + 1, w + 2, w + 3, w + 4, w + 5, w + 6))
         return NULL;
-    return key_of(ordinal, instrument, w);
+    return key_of(context, instrument, w);
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------ */
@@ -257,15 +257,15 @@ static long instrument_of(PyObject *machine) {
 static Shape *known_shape(PyObject *machine, PyObject *stream, PyObject *handle, const unsigned words[7]) {
     PyObject *table = PyObject_GetAttr(machine, n_objects);
     PyObject *function = table && PyDict_CheckExact(table) ? PyDict_GetItemWithError(table, handle) : NULL;
-    PyObject *found = NULL, *context = NULL, *device = NULL, *ordinal = NULL, *fitting = NULL, *key = NULL;
+    PyObject *found = NULL, *context = NULL, *serial = NULL, *fitting = NULL, *key = NULL;
     long kinds;
     if (function && (PyObject *)Py_TYPE(function) == function_type && (context = PyObject_GetAttr(stream, n_context)) &&
-        (device = PyObject_GetAttr(context, n_device)) && (ordinal = PyObject_GetAttr(device, n_ordinal)) &&
+        (serial = PyObject_GetAttr(context, n_serial)) &&
         (fitting = PyObject_GetAttr(function, n_fitting)) && PyDict_CheckExact(fitting) &&
         (kinds = instrument_of(machine)) >= 0 &&
-        (key = key_of((unsigned)PyLong_AsUnsignedLongMask(ordinal), (unsigned)kinds, words)))
+        (key = key_of((unsigned)PyLong_AsUnsignedLongMask(serial), (unsigned)kinds, words)))
         found = Py_XNewRef(PyDict_GetItemWithError(fitting, key));
-    Py_XDECREF(key), Py_XDECREF(fitting), Py_XDECREF(ordinal), Py_XDECREF(device), Py_XDECREF(context), Py_XDECREF(table);
+    Py_XDECREF(key), Py_XDECREF(fitting), Py_XDECREF(serial), Py_XDECREF(context), Py_XDECREF(table);
     if (found && !Py_IS_TYPE(found, ShapeType)) Py_CLEAR(found);
     return (Shape *)found;
 }
@@ -520,7 +520,7 @@ static int make_names(void) {
         {&n_machine, "machine"},           {&n_measure_accesses, "measure_accesses"},
         {&n_checkers, "checkers"},         {&n_options, "options"},
         {&n_context, "context"},           {&n_launch_blocking, "launch_blocking"},
-        {&n_device, "device"},             {&n_ordinal, "ordinal"},
+        {&n_serial, "serial"},
         {&n_objects, "objects"},           {&n_fitting, "fitting"},
         {&n_scheduler, "scheduler"},       {&n_correlation, "correlation"},
         {&n_host_memory, "host_memory"},   {&n_runs_plainly, "runs_plainly"},

@@ -183,7 +183,7 @@ teams: list[Team]
 """Idle teams, the one that was used last at the end."""
 
 def shape_key(
-    ordinal: int, instrument: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, /
+    context: int, instrument: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, /
 ) -> bytes:
     """Return the key of a shape among those of its kernel (``Function.fitting``)."""
 

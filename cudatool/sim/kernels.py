@@ -150,8 +150,8 @@ class Function:
         self.handle = handle
         self._max_dynamic_shared: int | None = None
         self.fitting: dict[bytes, _queue.Shape] = {}
-        """What is known of launches that were found to be within all limits, by device, instrumentation and shape
-        (``shape_key``)."""
+        """What is known of launches that were found to be within all limits, by context (its serial), instrumentation
+        and shape (``shape_key``)."""
 
     @property
     def max_dynamic_shared(self) -> int | None:
@@ -372,9 +372,12 @@ def checked_launch(
     """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
     machine = state.machine
     function = machine.get(f, Function)
-    key = _queue.shape_key(context.device.ordinal, int(_instrument()), grid, block, shared)
+    key = _queue.shape_key(context.serial, int(_instrument()), grid, block, shared)
     shape = function.fitting.get(key)
     if shape is None:
+        if function.library.context not in (None, context):
+            text = f"{kernel_name(function.name)} is of a module of another context than the stream"
+            raise DriverError(Result.INVALID_HANDLE, text)
         kernel = _within_limits(function, context.device, grid, block, shared)
         threads = math.prod(grid) * math.prod(block)
         cost = profile.kernel_cost(threads, function.work)

@@ -43,6 +43,13 @@ def test_device_that_is_not_there(driver, ordinal):
     assert driver.cuDeviceGet(ordinal)[0].name == "CUDA_ERROR_INVALID_DEVICE"
 
 
+def test_context_has_no_flags_that_there_are_not(driver, ok):
+    assert driver.cuCtxCreate(None, 0x800, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    assert driver.cuDevicePrimaryCtxSetFlags(0, 0x800)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    assert driver.cuCtxSetFlags(0x800)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, 0xFF, 0))))
+
+
 def test_destroyed_stream_is_an_invalid_handle(driver, ok):
     stream = ok(driver.cuStreamCreate(0))
     ok(driver.cuStreamDestroy(stream))
@@ -73,6 +80,51 @@ def test_event_of_another_context_cannot_be_recorded(driver, ok):
     assert driver.cuEventRecord(event, stream)[0].name == "CUDA_ERROR_INVALID_HANDLE"
     ok(driver.cuCtxDestroy(other))
     ok(driver.cuEventDestroy(event))
+
+
+_WRITES = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 variable;
+.visible .entry write(.param .u64 p) {
+    .reg .u64 %a;
+    ld.param.u64 %a, [p];
+    st.global.u32 [%a], 5;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_function_of_a_module_runs_in_the_context_of_the_module_only(driver, ok, device):
+    module, memory = ok(driver.cuModuleLoadData(_WRITES)), ok(driver.cuMemAlloc(4))
+    function = ok(driver.cuModuleGetFunction(module, b"write"))
+    library = ok(driver.cuLibraryLoadData(_WRITES, [], [], 0, [], [], 0))
+    kernel = ok(driver.cuLibraryGetKernel(library, b"write"))
+    own = ok(driver.cuStreamCreate(0))
+
+    def launched(what, stream):
+        arguments = ((int(memory),), (ctypes.c_void_p,))
+        return driver.cuLaunchKernel(what, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0)[0].name
+
+    assert "CUDA_SUCCESS" == launched(function, own)
+    variable, _ = ok(driver.cuModuleGetGlobal(module, b"variable"))
+    other = ok(driver.cuCtxCreate(None, 0, device))
+    stream = ok(driver.cuStreamCreate(0))
+    for _ in range(2):
+        assert "CUDA_ERROR_INVALID_HANDLE" == launched(function, stream)  # also after one like it was launched, above
+    assert "CUDA_SUCCESS" == launched(driver.CUfunction(int(kernel)), stream)  # a library has no context
+    assert "CUDA_SUCCESS" == launched(function, own)  # which context is current does not matter
+    assert int(variable) == int(ok(driver.cuModuleGetGlobal(module, b"variable"))[0])
+    node = driver.CUDA_KERNEL_NODE_PARAMS()
+    node.func, node.kernelParams, node.ctx = function, ((int(memory),), (ctypes.c_void_p,)), other
+    node.gridDimX = node.gridDimY = node.gridDimZ = node.blockDimX = node.blockDimY = node.blockDimZ = 1
+    ok(driver.cuGraphAddKernelNode(ok(driver.cuGraphCreate(0)), None, 0, node))  # its context is the function's
+    ok(driver.cuCtxDestroy(other))
+    ok(driver.cuLibraryUnload(library))
+    ok(driver.cuModuleUnload(module))
+    ok(driver.cuMemFree(memory))
 
 
 def test_allocating_nothing_is_invalid(driver):

@@ -290,6 +290,19 @@ def test_pitched_memory(device):
     assert data[:, :5].ravel().tolist() == found.tolist()
 
 
+@pytest.mark.parametrize(("offset", "pitch"), [(4, 32), (0, 36)])
+def test_texture_of_memory_that_is_not_aligned_is_refused(device, offset: int, pitch: int) -> None:
+    with device as d:
+        resource = d.driver.CUDA_RESOURCE_DESC()
+        resource.resType = d.driver.CUresourcetype.CU_RESOURCE_TYPE_PITCH2D
+        pitched = resource.res.pitch2D
+        pitched.devPtr, pitched.width, pitched.height = int(d.memory(np.zeros(1000, np.float32))) + offset, 5, 3
+        pitched.format, pitched.numChannels = d.driver.CUarray_format.CU_AD_FORMAT_FLOAT, 1
+        pitched.pitchInBytes = pitch
+        status, _ = d.driver.cuTexObjectCreate(resource, d.driver.CUDA_TEXTURE_DESC(), None)
+    assert "CUDA_ERROR_INVALID_VALUE" == status.name
+
+
 def test_layers_are_chosen_by_number(device):
     data = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4, 1)
     places = np.array([[0, 1, 2], [1, 3, 0], [7, 0, 0]], np.float32)

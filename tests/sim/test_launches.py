@@ -272,6 +272,8 @@ def test_a_limit_of_the_context_is_looked_at_in_launches_like_one_before(program
 
 
 def test_what_prints_is_prepared_for_in_each_context(driver, ok, program):
+    library = ok(driver.cuLibraryLoadData(PTX + b"\0", [], [], 0, [], [], 0))  # a module's runs in one context only
+    program.handles["says"] = int(ok(driver.cuLibraryGetKernel(library, b"says")))
     assert [0, 0] == [program.launch("says") for _ in range(2)]
     other = ok(driver.cuCtxCreate(None, 0, 0))
     assert 0 == program.launch("says")
@@ -279,6 +281,7 @@ def test_what_prints_is_prepared_for_in_each_context(driver, ok, program):
     # A limit that cannot be changed any more, once a kernel that prints was launched.
     assert 1 == int(driver.cuCtxSetLimit(driver.CUlimit.CU_LIMIT_PRINTF_FIFO_SIZE, 4096)[0])
     ok(driver.cuCtxDestroy(other))
+    ok(driver.cuLibraryUnload(library))
 
 
 def test_device_memory_is_named_for_who_watches_the_host(program, ok):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64
+from typing import Final
 
 from cudatool.sim import machine as state
 from cudatool.sim import profile
@@ -17,6 +18,7 @@ from cudatool.sim.green import GreenContext
 from cudatool.sim.machine import Context, context_behind, current_context, current_green
 from cudatool.sim.results import DriverError, Result
 
+_CONTEXT_FLAGS: Final = 0xFF  # CU_CTX_FLAGS_MASK
 _strings: dict[int, bytes] = {}  # what C callers hold pointers to
 
 
@@ -180,7 +182,7 @@ def cuDevicePrimaryCtxReset(dev: int) -> None:
 
 @entry("cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)")
 def cuDevicePrimaryCtxSetFlags(dev: int, flags: int) -> None:
-    state.machine.device(dev).primary_flags = flags
+    state.machine.device(dev).primary_flags = _checked(flags)
 
 
 @entry("cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)")
@@ -191,6 +193,13 @@ def cuDevicePrimaryCtxGetState(dev: int, flags: int, active: int) -> None:
 
 
 # ---- Contexts ----
+
+
+def _checked(flags: int) -> int:
+    """Return the flags of a context, if each is one that there is."""
+    if flags & ~_CONTEXT_FLAGS:
+        raise DriverError(Result.INVALID_VALUE, f"flags {flags:#x}: contexts have none beyond {_CONTEXT_FLAGS:#x}")
+    return flags
 
 
 def _context(handle: int) -> Context | GreenContext:
@@ -204,7 +213,7 @@ def _context(handle: int) -> Context | GreenContext:
 def cuCtxCreate(pctx: int, ctxCreateParams: int, flags: int, dev: int) -> None:
     if ctxCreateParams:
         raise DriverError(Result.NOT_SUPPORTED, "the software device has no execution affinity and no CIG contexts")
-    context = state.machine.new_context(state.machine.device(dev), flags)
+    context = state.machine.new_context(state.machine.device(dev), _checked(flags))
     write(pctx, c_size_t, context.handle)
     state.machine.thread.contexts.append(context)
 
@@ -276,7 +285,7 @@ def cuCtxGetFlags(flags: int) -> None:
 
 @entry("cuCtxSetFlags(unsigned int flags)")
 def cuCtxSetFlags(flags: int) -> None:
-    current_context().flags = flags
+    current_context().flags = _checked(flags)
 
 
 @entry("cuCtxResetPersistingL2Cache()")

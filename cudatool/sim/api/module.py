@@ -101,7 +101,9 @@ def cuModuleGetFunction(hfunc: int, hmod: int, name: int) -> None:
 
 @entry("cuModuleGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)")
 def cuModuleGetGlobal(dptr: int, bytes: int, hmod: int, name: int) -> None:
-    found = state.machine.get(hmod, Library).variable(read_string(name).decode(), current_context().device)
+    library, context = state.machine.get(hmod, Library), current_context()
+    device = (library.context or context).device  # a module has its variables in its own context, whichever is current
+    found = library.variable(read_string(name).decode(), device)
     for target, value in zip((dptr, bytes), found, strict=True):
         if target:
             write(target, c_size_t, value)

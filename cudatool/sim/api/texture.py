@@ -10,6 +10,7 @@ import ctypes
 from ctypes import c_size_t, c_uint64
 
 from cudatool.sim import machine as state
+from cudatool.sim import profile
 from cudatool.sim.abi import entry, write
 from cudatool.sim.machine import current_context
 from cudatool.sim.results import DriverError, Result
@@ -21,6 +22,7 @@ __all__ = ["array_of"]
 _LAYERED, _SURFACE_LDST, _CUBEMAP, _GATHER = 1, 2, 4, 8  # CUDA_ARRAY3D_*
 _AS_INTEGER, _NORMALIZED, _SRGB = 0x01, 0x02, 0x10  # CU_TRSF_*
 _ARRAY, _MIPMAPPED_ARRAY, _LINEAR, _PITCH2D = range(4)  # CUresourcetype
+_TEXTURE_ALIGNMENT, _PITCH_ALIGNMENT = 14, 51  # CU_DEVICE_ATTRIBUTE_*
 _MAX_EXTENT = 131072, 65536, 16384  # CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH and the like
 
 
@@ -260,6 +262,8 @@ def _resource_record(resource: _ResourceDescriptor) -> Record:
         return array_of(resource.pointer).record()
     if resource.resType not in (_LINEAR, _PITCH2D):
         raise DriverError(Result.INVALID_VALUE)
+    if resource.pointer % profile.ATTRIBUTES[_TEXTURE_ALIGNMENT]:
+        raise DriverError(Result.INVALID_VALUE, f"{resource.pointer:#x} is not aligned for a texture")
     if resource.resType == _LINEAR:
         record = describe(resource.pointer, resource.format, resource.numChannels, 0, 1)
         record.width = resource.width // (record.channels * record.channel_bytes)
@@ -268,6 +272,8 @@ def _resource_record(resource: _ResourceDescriptor) -> Record:
         record = describe(resource.pointer, resource.format, resource.numChannels, resource.width, resource.height)
         if resource.pitchInBytes < record.row_bytes:
             raise DriverError(Result.INVALID_VALUE, f"a pitch of {resource.pitchInBytes} bytes is less than a row")
+        if resource.pitchInBytes % profile.ATTRIBUTES[_PITCH_ALIGNMENT]:
+            raise DriverError(Result.INVALID_VALUE, f"a pitch of {resource.pitchInBytes} bytes is not aligned")
         record.row_bytes, size = resource.pitchInBytes, resource.pitchInBytes * (resource.height - 1) + record.row_bytes
     if state.machine.locate(resource.pointer, size) is None:
         raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {resource.pointer:#x} are not device memory")

@@ -28,7 +28,7 @@ from cudatool.sim.graph.nodes import (
     memory_at,
 )
 from cudatool.sim.green import GreenContext
-from cudatool.sim.kernels import checked_launch
+from cudatool.sim.kernels import Function, checked_launch
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
 from cudatool.sim.results import DriverError, Result
@@ -217,7 +217,8 @@ def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) 
     handle = params.func or params.kern
     if not handle:
         raise DriverError(Result.INVALID_VALUE, "a kernel node needs a kernel")
-    context = context_of(params.ctx)
+    # The context is "ignored if func is set", as the function of a module has one ("CUDA_KERNEL_NODE_PARAMS").
+    context = state.machine.get(handle, Function).library.context or context_of(params.ctx)
     grid, block = tuple(params.grid), tuple(params.block)
     launch = checked_launch(handle, context, grid, block, params.sharedMemBytes, params.kernelParams, params.extra)
     kernel = KernelNode(launch, context, {})
