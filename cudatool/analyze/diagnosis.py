@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any, Final
 
 from cudatool.analyze.categories import Categories, Category, categorize
-from cudatool.analyze.fragmentation import Cause, Fragmentation, fragmentation
+from cudatool.analyze.fragmentation import Cause, Fragmentation, Occasion, fragmentation
 from cudatool.analyze.leaks import PARTS_OF_LEAKS, Leaks, leaks
 from cudatool.analyze.modules import Modules, modules
 from cudatool.analyze.outside import FreeReading, Outside, outside
@@ -184,12 +184,20 @@ def diagnose(
         settings=tried,
         # A final state alone does not show when most was in use.
         advice=advice(
-            split if has_history else (), categories, grows, beside, held, tried, rounds_up=_rounds_up(settings)
+            split if has_history else (),
+            categories,
+            grows,
+            beside,
+            held,
+            tried,
+            most_active=int(curve.active.max(initial=0)),
+            rounds_up=_rounds_up(settings),
         ),
     )
 
 
 _SCATTERED: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.HOLE, Cause.WHOLE_SEGMENT)
+_FREE: Final = (*_SCATTERED, Cause.LIBRARY)  # causes of memory that no block has
 _LONGEST: Final = 500_000  # largest recording replayed here, in events: about 4 s for each setting
 
 
@@ -266,6 +274,7 @@ def advice(
     held: tuple[CallSite, ...],
     settings: Advice | None,
     *,
+    most_active: int = 0,
     rounds_up: bool = False,
 ) -> tuple[Remedy, ...]:
     """Return what to do, the most bytes first. The first four are parts of one :class:`Diagnosis`.
@@ -278,6 +287,8 @@ def advice(
         Memory by call site at the last of `split`, the largest first.
     settings
         Settings that were tried.
+    most_active
+        The most bytes in use at any time: no use of the memory takes less.
     rounds_up
         Whether a setting of the recorded program rounds sizes up.
     """
@@ -291,15 +302,29 @@ def advice(
         for share in moment.causes:
             if share.cause == Cause.NEW_SEGMENT or (share.cause == Cause.HOLE and not moment.releasable):
                 continue  # needed by every program
-            if share.size >= _WORTH * moment.reserved:
-                worst[share.cause] = max(worst.get(share.cause, 0), share.size)
+            size = share.size
+            if share.cause in _FREE and moment.moment is Occasion.PEAK:
+                # The rest was needed when most was in use.
+                size = min(size, moment.reserved - most_active)
+            if size >= _WORTH * moment.reserved:
+                worst[share.cause] = max(worst.get(share.cause, 0), size)
     remedies = _REMEDIES | ({Cause.ROUNDING: _ROUNDED_UP} if rounds_up else {})
     found += [Remedy(cause, size, f"{format_bytes(size)}: {remedies[cause]}") for cause, size in worst.items()]
+    found += _kept(split[:1], most_active, worst)
     if beside.readings:
         found += _after_failure(split[-1:], categories, beside.readings[-1], held)
     if settings is not None:
         found += _of_settings(settings)
     return tuple(sorted(found, key=lambda remedy: (-remedy.size, remedy.text)))
+
+
+def _kept(split: tuple[Fragmentation, ...], most_active: int, worst: dict[Cause, int]) -> Iterator[Remedy]:
+    """Yield what is cached since more was in use, where no other use of the memory would have taken less."""
+    for moment in split:
+        size = moment.size_of(Cause.WHOLE_SEGMENT)
+        if Cause.WHOLE_SEGMENT not in worst and size >= _WORTH * moment.reserved:
+            text = f"{format_bytes(size)}: cached since {format_bytes(most_active)} were in use; call empty_cache "
+            yield Remedy(Cause.WHOLE_SEGMENT, size, text + "after that, if others need the memory")
 
 
 def _of_settings(tried: Advice) -> Iterator[Remedy]:
@@ -365,5 +390,5 @@ _REMEDIES: Final = {
     Cause.LIBRARY: "cached by another library; CuPy gives back what is whole with "
     "cupy.get_default_memory_pool().free_all_blocks()",
     Cause.HOLE: "holes between live blocks; allocate what lives long before what lives short",
-    Cause.WHOLE_SEGMENT: "cached segments that are free even when most is in use; allocate the largest sizes first",
+    Cause.WHOLE_SEGMENT: "cached segments that later requests could not use; allocate the largest sizes first",
 }

@@ -14,7 +14,7 @@ from cudatool.memory.settings import Settings
 from cudatool.overview.compiled import Compiled, compiled_sites
 from cudatool.overview.moments import Layout, before_recording, layout_at, site_keys, site_labels
 from cudatool.trace.events import Kind
-from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after
+from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after, peaks
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
 __all__ = [
@@ -343,7 +343,8 @@ def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | Non
     """Return which of `_FREE` applies to the free pieces of each segment.
 
     Free memory in another pool, of another stream or for other sizes explains the memory taken for a request only up to
-    the most that such requests used at any time: a few small blocks do not explain gigabytes.
+    the most that such requests used at any time, a few small blocks do not explain gigabytes; or up to what keeping
+    pools, streams or sizes apart takes, as each may hold free what it used at a time of its own.
 
     Parameters
     ----------
@@ -363,8 +364,10 @@ def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | Non
     ]
     cause: Ints = np.select(elsewhere, range(len(elsewhere)), default=-1)
     used = max(_most_in_use(blocks, wanted), wanted.size)
-    for number in range(len(elsewhere)):
-        if free[cause == number].sum() > 2 * used:
+    kinds: tuple[Ints, ...] = (blocks.pool, blocks.stream, (blocks.size <= SMALL_LIMIT).astype(np.int64))
+    for number, kind in enumerate(kinds):
+        found = free[cause == number].sum()
+        if found > 2 * used and found > 2 * _taken_by_separation(blocks, kind):
             cause[cause == number] = -1
     result: Ints = np.where((cause < 0) | (here.library != 0), own, cause)
     return result
@@ -376,6 +379,13 @@ def _most_in_use(blocks: Lifetimes, wanted: Wanted) -> int:
     alike &= (blocks.size <= SMALL_LIMIT) == (wanted.size <= SMALL_LIMIT)
     own = blocks[alike]
     return int(held_after(own, own.end).max(initial=0))
+
+
+def _taken_by_separation(blocks: Lifetimes, kind: Ints) -> int:
+    """Return by how much the most that each kind of blocks used at a time exceeds, in sum, the most that all used."""
+    kinds, group = np.unique(kind, return_inverse=True)
+    together = peaks(blocks, np.zeros(len(blocks), np.int64), 1)
+    return int(peaks(blocks, group, len(kinds)).sum() - together.sum())
 
 
 def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:

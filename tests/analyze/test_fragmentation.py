@@ -438,3 +438,37 @@ def test_a_failure_of_a_program_that_needs_what_it_has_names_who_holds_it() -> N
     advice = analyze.report(made).diagnoses[0].advice
     assert advice[0].text.startswith("memory ran out with 60 MiB of 60 MiB held by ")
     assert advice[0].text.endswith("in 1 block: free what is not needed, or work on less at a time")
+
+
+def advised(program: list[tuple[int, int, int]]) -> tuple[int, list[analyze.Remedy]]:
+    """Return the most that a program reserves, and the remedies that name no setting."""
+    made, _ = run("", program)
+    (diagnosis,) = analyze.report(made).diagnoses
+    (device,) = analyze.report(made).summary.devices
+    return device.peak_reserved, [remedy for remedy in diagnosis.advice if not remedy.conf]
+
+
+def test_streams_that_each_keep_what_they_used_in_turn_are_advised_to_be_one() -> None:
+    """And that saves what is said."""
+    before, (remedy,) = advised([step for stream in range(16) for step in ((0, 20 * MIB, stream), (1, 0, 0))])
+    after, none = advised([step for _ in range(16) for step in ((0, 20 * MIB, 0), (1, 0, 0))])
+    assert (Cause.OTHER_STREAM, before - after, []) == (remedy.topic, remedy.size, none)
+    assert remedy.text.startswith("300 MiB: cached on other streams; allocate on one stream")
+
+
+def test_no_order_of_allocations_is_advised_where_all_was_needed_at_once() -> None:
+    """Eight blocks of 64 MiB are in use together; that they are cached later is no reason of the peak."""
+    reserved, (remedy,) = advised([*[(0, 64 * MIB, 0)] * 8, *[(1, 0, 0)] * 8, (0, 3 * MIB, 0), (0, MIB, 0)])
+    assert 514 * MIB == reserved
+    assert "448 MiB: cached since 512 MiB were in use; call empty_cache after that, if others need the memory" == (
+        remedy.text
+    )
+
+
+def test_sizes_that_grow_are_advised_to_come_in_another_order() -> None:
+    """And that saves what is said."""
+    sizes = [20 * MIB, 40 * MIB, 60 * MIB]
+    before, (remedy,) = advised([step for size in sizes for step in ((0, size, 0), (1, 0, 0))])
+    after, none = advised([step for size in reversed(sizes) for step in ((0, size, 0), (1, 0, 0))])
+    assert (Cause.WHOLE_SEGMENT, before - after, []) == (remedy.topic, remedy.size, none)
+    assert remedy.text.endswith("allocate the largest sizes first")
