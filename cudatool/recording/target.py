@@ -77,6 +77,8 @@ class Target:
         try:
             maps = Path(place, "maps").read_text("utf-8", "replace")
             same = os.readlink(f"{place}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        except (FileNotFoundError, ProcessLookupError):  # also where its parent has yet to learn of its end
+            raise UsageError(f"process {pid} has ended") from None
         except PermissionError:
             raise UsageError(
                 f"the system does not let this process look into process {pid}; {how_to_allow()}"
@@ -112,7 +114,10 @@ class Target:
         CudatoolError
             One is not found; the message says which.
         """
-        executable = os.readlink(f"/proc/{self.pid}/exe")
+        try:
+            executable = os.readlink(f"/proc/{self.pid}/exe")
+        except (FileNotFoundError, ProcessLookupError):
+            raise CudatoolError(f"process {self.pid} has ended") from None
         of_python, of_c = ("Py_AddPendingCall", "PyRun_SimpleString"), ("mmap",)
         found: dict[str, int] = {}
         for path, start in self._files():

@@ -235,6 +235,23 @@ def test_processes_that_cannot_be_asked_are_refused_in_one_line(monkeypatch):
             other.kill()
 
 
+def test_a_process_that_ends_meanwhile_is_said_to_have_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = Target.of(child.pid)
+        child.communicate(b"\n")
+        with pytest.raises(CudatoolError, match=f"process {child.pid} has ended"):
+            found.functions()
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still its own
+        with pytest.raises(UsageError, match=f"process {pid} has ended"):
+            Target.of(pid)
+    finally:
+        os.waitpid(pid, 0)
+
+
 def test_what_is_missing_is_said(asked, monkeypatch):
     target = Target.of(asked.pid)
     assert sys.version_info[:2] == target.version
