@@ -302,7 +302,7 @@ def advice(
         for share in moment.causes:
             if share.cause == Cause.NEW_SEGMENT or (share.cause == Cause.HOLE and not moment.releasable):
                 continue  # needed by every program
-            size = share.size
+            size = share.size - (moment.never_used if share.cause == Cause.HOLE else 0)
             if share.cause in _FREE and moment.moment is Occasion.PEAK:
                 # The rest was needed when most was in use.
                 size = min(size, moment.reserved - most_active)
@@ -311,6 +311,7 @@ def advice(
     remedies = _REMEDIES | ({Cause.ROUNDING: _ROUNDED_UP} if rounds_up else {})
     found += [Remedy(cause, size, f"{format_bytes(size)}: {remedies[cause]}") for cause, size in worst.items()]
     found += _kept(split[:1], most_active, worst)
+    found += _unfilled(_that_count(split), most_active)
     if beside.readings:
         found += _after_failure(split[-1:], categories, beside.readings[-1], held)
     if settings is not None:
@@ -325,6 +326,22 @@ def _kept(split: tuple[Fragmentation, ...], most_active: int, worst: dict[Cause,
         if Cause.WHOLE_SEGMENT not in worst and size >= _WORTH * moment.reserved:
             text = f"{format_bytes(size)}: cached since {format_bytes(most_active)} were in use; call empty_cache "
             yield Remedy(Cause.WHOLE_SEGMENT, size, text + "after that, if others need the memory")
+
+
+def _unfilled(moments: tuple[Fragmentation, ...], most_active: int) -> Iterator[Remedy]:
+    """Yield what segments have beyond the blocks that ever were in them, where that is most."""
+    found = 0
+    for moment in moments:
+        size = moment.never_used if moment.releasable else 0
+        if moment.moment is Occasion.PEAK:
+            size = min(size, moment.reserved - most_active)
+        if size >= _WORTH * moment.reserved:
+            found = max(found, size)
+    if found:
+        text = (
+            "in segments of 2 or 20 MiB that no block filled; sizes that divide these, or are above 10 MiB, leave less"
+        )
+        yield Remedy(Cause.HOLE, found, f"{format_bytes(found)}: {text}")
 
 
 def _of_settings(tried: Advice) -> Iterator[Remedy]:

@@ -165,6 +165,8 @@ class Fragmentation:
     releasable
         Bytes of segments with holes that could be released if the live blocks of each pool and stream were contiguous.
         0 if their segments of at least 2 MiB each are needed anyway.
+    never_used
+        Bytes of holes in which no block ever was: no order of the allocations fills them.
     causes
         One for each :class:`Cause`, in that order.
     holes
@@ -181,6 +183,7 @@ class Fragmentation:
     wanted: Wanted | None
     largest_usable: int
     releasable: int
+    never_used: int
     causes: tuple[CauseShare, ...]
     holes: tuple[Hole, ...]
 
@@ -284,7 +287,7 @@ def fragmentation_at(
     `request` is the record of the allocation that was `wanted`, if it is known.
     """
     layout = layout_at(blocks, segments, index)
-    here = layout.segments
+    here, recorded = layout.segments, recorded_from(trace, device)
     is_block = layout.block >= 0
     live = blocks[layout.block[is_block]]
     held = index < live.freed
@@ -319,6 +322,9 @@ def fragmentation_at(
         wanted=wanted,
         largest_usable=_largest_usable(layout_at(blocks, segments, wanted.index), wanted) if wanted else 0,
         releasable=_releasable(here, free_in_segment, cause_of_segment == _FREE.index(Cause.HOLE)),
+        never_used=_never_used(
+            blocks, layout, index, np.flatnonzero(free)[cause_of_piece == _FREE.index(Cause.HOLE)], recorded
+        ),
         causes=tuple(shares),
         holes=_holes(trace, blocks, layout, live_blocks, cause_of_piece, index),
     )
@@ -405,6 +411,24 @@ def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:
                 room -= size
                 found += size
     return found
+
+
+def _never_used(blocks: Lifetimes, layout: Layout, index: int, holes: Ints, recorded: int) -> int:
+    """Return the bytes of those pieces that no block had since their segments were made, if that is recorded."""
+    here, begin, end = layout.segments, layout.address[holes], (layout.address + layout.size)[holes]
+    if not len(holes):
+        return 0
+    owner = np.searchsorted(here.address, blocks.address, side="right") - 1
+    gone = (blocks.end <= index) & (owner >= 0) & (blocks.start >= here.start[owner])
+    gone &= blocks.address < (here.address + here.size)[owner]
+    address = blocks.address[gone]
+    # How many of the blocks that are gone lie in each piece, or reach into it: by the pieces where they begin and stop.
+    change = np.zeros(len(holes) + 1, np.int64)
+    np.add.at(change, np.searchsorted(end, address, side="right"), 1)
+    np.add.at(change, np.searchsorted(begin, address + blocks.size[gone], side="left"), -1)
+    never = (np.cumsum(change)[:-1] == 0) & (here.start[layout.segment[holes]] >= recorded)
+    never &= ~here.expandable[layout.segment[holes]]  # what is mapped there grows by pages
+    return int((end - begin)[never].sum())
 
 
 def _largest_usable(layout: Layout, wanted: Wanted) -> int:

@@ -472,3 +472,44 @@ def test_sizes_that_grow_are_advised_to_come_in_another_order() -> None:
     after, none = advised([step for size in reversed(sizes) for step in ((0, size, 0), (1, 0, 0))])
     assert (Cause.WHOLE_SEGMENT, before - after, []) == (remedy.topic, remedy.size, none)
     assert remedy.text.endswith("allocate the largest sizes first")
+
+
+def test_what_no_block_ever_filled_is_not_said_to_be_for_want_of_an_order() -> None:
+    """Two blocks of 9 MiB in each segment of 20 MiB leave 2 MiB: in any order, and not if they have 10 MiB."""
+    before, (remedy,) = advised([(0, 9 * MIB, 0)] * 24)
+    assert (240 * MIB, Cause.HOLE, 24 * MIB) == (before, remedy.topic, remedy.size)
+    assert remedy.text.startswith("24 MiB: in segments of 2 or 20 MiB that no block filled; sizes that divide these")
+    assert (240 * MIB, []) == advised([(0, 10 * MIB, 0)] * 24)
+
+
+def test_holes_that_blocks_left_are_told_from_those_that_none_filled() -> None:
+    """Each segment of 20 MiB has a block of 6 MiB, one of 6 MiB that is gone, and 8 MiB that none had."""
+    made = trace(
+        *(
+            event
+            for at in range(0, 80, 20)
+            for event in (
+                large(at * MIB, 20 * MIB),
+                alloc(at * MIB, 6 * MIB),
+                alloc((at + 6) * MIB, 6 * MIB),
+                free((at + 6) * MIB),
+                freed((at + 6) * MIB),
+                alloc((at + 12) * MIB, MIB),
+            )
+        ),
+        large(100 * MIB, 30 * MIB),
+        alloc(100 * MIB, 30 * MIB),
+    )
+    (moment,) = split_of(made)
+    assert (4 * 13 * MIB, 4 * 7 * MIB) == (moment.size_of(Cause.HOLE), moment.never_used)
+    sizes = {remedy.text.partition(";")[0]: remedy.size for remedy in analyze.report(made).diagnoses[0].advice}
+    assert {
+        "24 MiB: holes between live blocks": 24 * MIB,
+        "28 MiB: in segments of 2 or 20 MiB that no block filled": 28 * MIB,
+    } == {text: size for text, size in sizes.items() if "replay" not in text}
+
+
+@pytest.mark.parametrize(("prior", "never_used"), [(0, 17 * MIB), (2, 0)])
+def test_of_segments_from_before_the_recording_it_is_not_known_what_was_in_them(prior: int, never_used: int) -> None:
+    (moment,) = split_of(ring(large(0, 20 * MIB), alloc(0, 2 * MIB), alloc(10 * MIB, MIB), prior=prior))
+    assert (17 * MIB, never_used) == (moment.size_of(Cause.HOLE), moment.never_used)
