@@ -383,9 +383,10 @@ def test_two_captures_cannot_be_merged(driver, ok, capture):
     assert ["STREAM_CAPTURE_INVALIDATED"] * 2 == [capture.fail(s) for s in (capture.stream, capture.other)]
 
 
+@pytest.mark.parametrize("mode", [GLOBAL, RELAXED])
 @pytest.mark.parametrize("call", ["cuEventQuery", "cuEventSynchronize"])
-def test_asking_for_a_captured_event_invalidates_its_capture(driver, ok, capture, call):
-    capture.begin()
+def test_asking_for_a_captured_event_invalidates_its_capture(driver, ok, capture, call, mode):
+    capture.begin(mode)
     ok(driver.cuEventRecord(capture.events[0], capture.stream))
     assert "CAPTURED_EVENT" == name(getattr(driver, call)(capture.events[0]))
     assert "STREAM_CAPTURE_INVALIDATED" == capture.fail()

@@ -47,7 +47,10 @@ def test_context_has_no_flags_that_there_are_not(driver, ok):
     assert driver.cuCtxCreate(None, 0x800, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
     assert driver.cuDevicePrimaryCtxSetFlags(0, 0x800)[0].name == "CUDA_ERROR_INVALID_VALUE"
     assert driver.cuCtxSetFlags(0x800)[0].name == "CUDA_ERROR_INVALID_VALUE"
-    ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, 0xFF, 0))))
+    for ways_to_wait in (3, 5, 6, 7):
+        assert driver.cuCtxCreate(None, ways_to_wait, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    for flags in (0, 1, 2, 4, 0xFC):
+        ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, flags, 0))))
 
 
 def test_destroyed_stream_is_an_invalid_handle(driver, ok):

@@ -194,12 +194,12 @@ def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
     if not captures or name in _OF_CAPTURE:
         entry.handler(*arguments)
         return
+    if name in ("cuEventQuery", "cuEventSynchronize") and _invalidate(arguments[0]):
+        entry.handler(*arguments)  # refuses it; on an H100 this, too, comes before the call is found to be unsafe
     if name in _UNSAFE:
         captures.check_unsafe()
     if name in ("cuCtxSynchronize", "cuCtxSynchronize_v2"):
         captures.check_context(context_behind(arguments[0]).primary if any(arguments) else current_context())
-    if name in ("cuEventQuery", "cuEventSynchronize"):
-        _check_event(arguments[0])
     stream = _stream(entry, arguments)
     if stream is None:
         entry.handler(*arguments)
@@ -233,11 +233,13 @@ def _stream(entry: Entry, arguments: tuple[Any, ...]) -> StreamState | None:
     return stream_of(0) if entry.name.startswith(("cuMemcpy", "cuMemset")) else None
 
 
-def _check_event(handle: int) -> None:
-    """Invalidate the capture that an event belongs to: a call asks for its state, which the handler then refuses."""
+def _invalidate(handle: int) -> bool:
+    """Invalidate the capture that an event belongs to, as a call asks for its state; return whether it is of one."""
     event = state.machine.objects.get(handle)
-    if isinstance(event, EventState) and event.captured is not None:
-        event.captured.capture.invalidate()
+    if not isinstance(event, EventState) or event.captured is None:
+        return False
+    event.captured.capture.invalidate()
+    return True
 
 
 def _fork(stream: StreamState, hEvent: int, Flags: int) -> bool:

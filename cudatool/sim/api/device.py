@@ -19,6 +19,7 @@ from cudatool.sim.machine import Context, context_behind, current_context, curre
 from cudatool.sim.results import DriverError, Result
 
 _CONTEXT_FLAGS: Final = 0xFF  # CU_CTX_FLAGS_MASK
+_WAYS_TO_WAIT: Final = 0x07  # CU_CTX_SCHED_MASK
 _strings: dict[int, bytes] = {}  # what C callers hold pointers to
 
 
@@ -196,9 +197,9 @@ def cuDevicePrimaryCtxGetState(dev: int, flags: int, active: int) -> None:
 
 
 def _checked(flags: int) -> int:
-    """Return the flags of a context, if each is one that there is."""
-    if flags & ~_CONTEXT_FLAGS:
-        raise DriverError(Result.INVALID_VALUE, f"flags {flags:#x}: contexts have none beyond {_CONTEXT_FLAGS:#x}")
+    """Return the flags of a context, if each is one that there is, and at most one says how the host waits."""
+    if flags & ~_CONTEXT_FLAGS or flags & _WAYS_TO_WAIT not in (0, 1, 2, 4):
+        raise DriverError(Result.INVALID_VALUE, f"{flags:#x} are not the flags of a context")
     return flags
 
 
