@@ -17,6 +17,7 @@ __all__ = [
     "Heap",
     "PRINTF_FIFO_SIZE",
     "STACK_SIZE",
+    "check_limit",
     "flush_printf",
     "limit_of",
     "prepare_calls",
@@ -29,6 +30,7 @@ HEAP_SIZE: Final = 2
 
 DEFAULT_LIMITS: Final[dict[int, int]] = {0: 1024, 1: 1 << 20, 2: 8 << 20, 3: 2, 4: 2048, 5: 64, 6: 0}
 """CUlimit -> default."""
+_MAX_LIMIT: Final = 11  # CU_LIMIT_MAX
 
 
 class Heap:
@@ -86,17 +88,22 @@ def prepare_calls(context: Context, calls: frozenset[str]) -> None:
     context.called |= calls
 
 
+def check_limit(limit: int) -> None:
+    """Fail with CUDA_ERROR_INVALID_VALUE for what is no CUlimit, with _UNSUPPORTED_LIMIT for one not on this device."""
+    if limit not in DEFAULT_LIMITS:
+        raise DriverError(Result.UNSUPPORTED_LIMIT if 0 <= limit < _MAX_LIMIT else Result.INVALID_VALUE)
+
+
 def set_limit(context: Context, limit: int, value: int) -> None:
     """Carry out cuCtxSetLimit.
 
     Raises
     ------
     DriverError
-        UNSUPPORTED_LIMIT; INVALID_VALUE if a kernel that uses printf or malloc was launched already (CUDA driver API
-        reference, cuCtxSetLimit).
+        Those of :func:`check_limit`; INVALID_VALUE if a kernel that uses printf or malloc was launched already (CUDA
+        driver API reference, cuCtxSetLimit).
     """
-    if limit not in DEFAULT_LIMITS:
-        raise DriverError(Result.UNSUPPORTED_LIMIT)
+    check_limit(limit)
     late = {PRINTF_FIFO_SIZE: {"vprintf"}, HEAP_SIZE: {"malloc", "free"}}.get(limit, set()) & context.called
     if late:
         raise DriverError(Result.INVALID_VALUE, f"a kernel that calls {min(late)} has been launched already")

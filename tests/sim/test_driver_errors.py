@@ -53,6 +53,12 @@ def test_context_has_no_flags_that_there_are_not(driver, ok):
         ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, flags, 0))))
 
 
+def test_what_is_no_limit_is_told_from_one_that_is_not_supported(driver):
+    for name, code in (("MAX", "INVALID_VALUE"), ("CIG_ENABLED", "UNSUPPORTED_LIMIT")):
+        limit = getattr(driver.CUlimit, f"CU_LIMIT_{name}")
+        assert driver.cuCtxSetLimit(limit, 1)[0].name == driver.cuCtxGetLimit(limit)[0].name == f"CUDA_ERROR_{code}"
+
+
 def test_destroyed_stream_is_an_invalid_handle(driver, ok):
     stream = ok(driver.cuStreamCreate(0))
     ok(driver.cuStreamDestroy(stream))

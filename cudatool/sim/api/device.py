@@ -13,7 +13,7 @@ from typing import Final
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry, read_string, write
-from cudatool.sim.device_runtime import DEFAULT_LIMITS, set_limit
+from cudatool.sim.device_runtime import DEFAULT_LIMITS, check_limit, set_limit
 from cudatool.sim.green import GreenContext
 from cudatool.sim.machine import Context, context_behind, current_context, current_green
 from cudatool.sim.results import DriverError, Result
@@ -341,8 +341,7 @@ def cuCtxSetCacheConfig(config: int) -> None:
 @entry("cuCtxGetLimit(size_t *pvalue, CUlimit limit)")
 def cuCtxGetLimit(pvalue: int, limit: int) -> None:
     context = current_context()
-    if limit not in DEFAULT_LIMITS:
-        raise DriverError(Result.UNSUPPORTED_LIMIT)
+    check_limit(limit)
     write(pvalue, c_size_t, context.limits.get(limit, DEFAULT_LIMITS[limit]))
 
 
