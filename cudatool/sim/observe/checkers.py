@@ -214,10 +214,10 @@ class Checkers:
 
     def within_reach(self, context: Context) -> AbstractContextManager[None]:
         """Return what makes memory unusable, for one launch, that kernels of a context must not access."""
-        if not self.shadow.kinds & _instrument(["memcheck"]):
-            return nullcontext()
         hidden = out_of_reach(self._machine, context)
-        return self.shadow.without((one.address, one.size) for one in hidden) if hidden else nullcontext()
+        if not hidden or not self.shadow.kinds & _instrument(["memcheck"]):
+            return nullcontext()
+        return self.shadow.without((one.address, one.size) for one in hidden)
 
     # ---- findings ----
 
