@@ -309,7 +309,10 @@ def advice(
             if size >= _WORTH * moment.reserved:
                 worst[share.cause] = max(worst.get(share.cause, 0), size)
     remedies = _REMEDIES | ({Cause.ROUNDING: _ROUNDED_UP} if rounds_up else {})
-    found += [Remedy(cause, size, f"{format_bytes(size)}: {remedies[cause]}") for cause, size in worst.items()]
+    for cause, size in worst.items():
+        # How much less is reserved then depends on how what is left fits together.
+        bound = "up to " if cause in _FREE else ""
+        found.append(Remedy(cause, size, f"{bound}{format_bytes(size)}: {remedies[cause]}"))
     found += _kept(split[:1], most_active, worst)
     found += _unfilled(_that_count(split), most_active)
     if beside.readings:
@@ -341,7 +344,7 @@ def _unfilled(moments: tuple[Fragmentation, ...], most_active: int) -> Iterator[
         text = (
             "in segments of 2 or 20 MiB that no block filled; sizes that divide these, or are above 10 MiB, leave less"
         )
-        yield Remedy(Cause.HOLE, found, f"{format_bytes(found)}: {text}")
+        yield Remedy(Cause.HOLE, found, f"up to {format_bytes(found)}: {text}")
 
 
 def _of_settings(tried: Advice) -> Iterator[Remedy]:

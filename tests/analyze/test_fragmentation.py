@@ -453,7 +453,7 @@ def test_streams_that_each_keep_what_they_used_in_turn_are_advised_to_be_one() -
     before, (remedy,) = advised([step for stream in range(16) for step in ((0, 20 * MIB, stream), (1, 0, 0))])
     after, none = advised([step for _ in range(16) for step in ((0, 20 * MIB, 0), (1, 0, 0))])
     assert (Cause.OTHER_STREAM, before - after, []) == (remedy.topic, remedy.size, none)
-    assert remedy.text.startswith("300 MiB: cached on other streams; allocate on one stream")
+    assert remedy.text.startswith("up to 300 MiB: cached on other streams; allocate on one stream")
 
 
 def test_no_order_of_allocations_is_advised_where_all_was_needed_at_once() -> None:
@@ -478,7 +478,9 @@ def test_what_no_block_ever_filled_is_not_said_to_be_for_want_of_an_order() -> N
     """Two blocks of 9 MiB in each segment of 20 MiB leave 2 MiB: in any order, and not if they have 10 MiB."""
     before, (remedy,) = advised([(0, 9 * MIB, 0)] * 24)
     assert (240 * MIB, Cause.HOLE, 24 * MIB) == (before, remedy.topic, remedy.size)
-    assert remedy.text.startswith("24 MiB: in segments of 2 or 20 MiB that no block filled; sizes that divide these")
+    assert remedy.text.startswith(
+        "up to 24 MiB: in segments of 2 or 20 MiB that no block filled; sizes that divide these"
+    )
     assert (240 * MIB, []) == advised([(0, 10 * MIB, 0)] * 24)
 
 
@@ -504,8 +506,8 @@ def test_holes_that_blocks_left_are_told_from_those_that_none_filled() -> None:
     assert (4 * 13 * MIB, 4 * 7 * MIB) == (moment.size_of(Cause.HOLE), moment.never_used)
     sizes = {remedy.text.partition(";")[0]: remedy.size for remedy in analyze.report(made).diagnoses[0].advice}
     assert {
-        "24 MiB: holes between live blocks": 24 * MIB,
-        "28 MiB: in segments of 2 or 20 MiB that no block filled": 28 * MIB,
+        "up to 24 MiB: holes between live blocks": 24 * MIB,
+        "up to 28 MiB: in segments of 2 or 20 MiB that no block filled": 28 * MIB,
     } == {text: size for text, size in sizes.items() if "replay" not in text}
 
 
