@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 else:
     _lock = threading.RLock()
     _declared: dict[type, dict[str, Any]] = {}  # those that are not made, and their options
+    _OF_NO_COPY = frozenset({"__init__", "__dict__", "__weakref__"})
 
     class _Field:
         def __init__(self, **options: Any) -> None:
@@ -49,12 +50,17 @@ else:
     def _make(cls: type) -> None:
         import dataclasses  # takes a while to load
 
-        with _lock:  # another thread may be making it
+        with _lock:
             for base in reversed(cls.__mro__):  # a dataclass has the fields of those that it is made of
-                options = _declared.pop(base, None)
-                if options is not None:
-                    del base.__init__
-                    for name, value in list(vars(base).items()):
-                        if isinstance(value, _Field):
-                            setattr(base, name, dataclasses.field(**value.options))
-                    dataclasses.dataclass(**options)(base)
+                options = _declared.get(base)
+                if options is None:
+                    continue
+                for name, value in list(vars(base).items()):
+                    if isinstance(value, _Field):
+                        setattr(base, name, dataclasses.field(**value.options))
+                # Its __init__ comes of a copy: until it has that one, the first objects of other threads wait here.
+                parts = {name: value for name, value in vars(base).items() if name not in _OF_NO_COPY}
+                copy = dataclasses.dataclass(**options)(type(base.__name__, base.__bases__, parts))
+                dataclasses.dataclass(**options, init=False)(base)
+                base.__init__ = copy.__init__
+                del _declared[base]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,34 @@ def test_threads_make_it_once() -> None:
     for thread in threads:
         thread.join()
     assert [*range(8)] == sorted(made)
+
+
+def test_an_object_that_another_thread_begins_while_it_is_made_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass()
+    class One:
+        x: int
+
+    def make_another() -> None:
+        threads.append(threading.Thread(target=lambda: made.append(One(2).x)))
+        threads[-1].start()
+        threads[-1].join(0.05)
+
+    def around(function: Any) -> Any:
+        def look(cls: type) -> type:
+            make_another()
+            function(cls)
+            make_another()
+            return cls
+
+        return look
+
+    original = dataclasses.dataclass
+    monkeypatch.setattr(dataclasses, "dataclass", lambda **options: around(original(**options)))
+    made, threads = list[int](), list[threading.Thread]()
+    made.append(One(1).x)
+    for thread in threads:
+        thread.join()
+    assert [1, *[2] * len(threads)] == sorted(made) and threads
 
 
 def test_the_software_device_starts_without_dataclasses() -> None:
