@@ -641,8 +641,8 @@ static PyMethodDef methods[] = {
     {"called_modules", py_called_modules, METH_NOARGS,
      "called_modules(): for each thread the modules of PyTorch that it is calling, outermost first"},
     {"unnamed_modules", py_unnamed_modules, METH_NOARGS,
-     "unnamed_modules(): number of the path of classes that was noted, and address, of modules without a name since the last "
-     "call"},
+     "unnamed_modules(): number of the path of classes that was noted, address, and address of the class, of modules "
+     "without a name since the last call"},
     {"modules_named", py_modules_named, METH_VARARGS,
      "modules_named({number: path}, ns it took): for which modules these paths of classes stand; empty if it is not known"},
     {"pool_alloc", (PyCFunction)(void (*)(void))py_pool_alloc, METH_VARARGS | METH_KEYWORDS,

@@ -15,7 +15,7 @@ static PyObject* name_modules;      // called soon after a module without a name
 static _Atomic int naming;          // whether it will be
 static uint64_t naming_took, watched_since;  // ns
 enum { MOST_UNNAMED = 64, MOST_NESTED = 16, MOST_VARIANTS = 64, MOST_PATH = 2048, NAMING_AT_FIRST = 200000000, NAMING_SHARE = 100 };
-static struct { uint32_t path; uint64_t module; } unnamed[MOST_UNNAMED];  // seen so
+static struct { uint32_t path; uint64_t module, class; } unnamed[MOST_UNNAMED];  // seen so
 static int unnamed_count;
 static Table codes;  // addresses of the code objects in `places`
 static uint32_t generation = 1;  // of what is known of frames: a new one begins when code is destroyed
@@ -233,6 +233,7 @@ static uint32_t path_inside(uint32_t outer, PyObject* const* inside, int count) 
   while (known < unnamed_count && (unnamed[known].path != number || unnamed[known].module != (uintptr_t)inside[0])) known++;
   if (number && known == unnamed_count && known < MOST_UNNAMED) {
     unnamed[known].path = number;
+    unnamed[known].class = (uintptr_t)Py_TYPE(inside[0]);
     unnamed[unnamed_count++].module = (uintptr_t)inside[0];
   }
   // A model has its names at once; a program that makes modules for each step must not spend its time on them.
@@ -508,17 +509,17 @@ static PyObject* py_name_module(PyObject* self, PyObject* arguments) {
 static PyObject* py_unnamed_modules(PyObject* self, PyObject* unused) {
   (void)self, (void)unused;
   uint32_t path[MOST_UNNAMED];
-  uint64_t module[MOST_UNNAMED];
+  uint64_t module[MOST_UNNAMED], class[MOST_UNNAMED];
   pthread_mutex_lock(&lock);
   int count = unnamed_count;
-  for (int i = 0; i < count; i++) path[i] = unnamed[i].path, module[i] = unnamed[i].module;
+  for (int i = 0; i < count; i++) path[i] = unnamed[i].path, module[i] = unnamed[i].module, class[i] = unnamed[i].class;
   unnamed_count = 0;
   pthread_mutex_unlock(&lock);
   PyObject* list = PyList_New(0);
   for (int i = 0; list && i < count; i++) {
-    PyObject* pair = Py_BuildValue("(IK)", path[i], (unsigned long long)module[i]);
-    if (!pair || PyList_Append(list, pair)) Py_CLEAR(list);
-    Py_XDECREF(pair);
+    PyObject* one = Py_BuildValue("(IKK)", path[i], (unsigned long long)module[i], (unsigned long long)class[i]);
+    if (!one || PyList_Append(list, one)) Py_CLEAR(list);
+    Py_XDECREF(one);
   }
   return list;
 }

@@ -134,12 +134,14 @@ class TorchModules:
         except Exception as error:  # this runs between any two instructions of the program
             _log.warning("modules of PyTorch get no names: %s", error)
 
-    def _stood_for(self, seen: list[tuple[int, int]]) -> dict[int, str]:
+    def _stood_for(self, seen: list[tuple[int, int, int]]) -> dict[int, str]:
         """Return the path of the module that each path of classes stood for, empty if it is not known to be one."""
         found: dict[int, set[str]] = {}
-        for number, module in seen:
+        for number, module, of_class in seen:
             known = self._named.get(module)
-            found.setdefault(number, set()).add("" if known is None else known.path)
+            # A module of another thread may be gone, and this one have its address: then mostly of another class.
+            is_it = known is not None and id(type(known())) == of_class
+            found.setdefault(number, set()).add(known.path if known is not None and is_it else "")
         is_all = len(seen) < _cupti.MOST_UNNAMED
         return {number: paths.pop() if is_all and len(paths) == 1 else "" for number, paths in found.items()}
 

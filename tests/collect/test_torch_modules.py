@@ -53,7 +53,7 @@ def addresses(tensors):
 
 def test_naming_keeps_no_variable_of_the_program_alive(watched, monkeypatch):
     modules, _ = watched
-    monkeypatch.setattr(_cupti, "unnamed_modules", lambda: [(1, 1)])
+    monkeypatch.setattr(_cupti, "unnamed_modules", lambda: [(1, 1, 1)])
     monkeypatch.setattr(_cupti, "modules_named", lambda found, took: None)
 
     class Caller(torch.nn.Module):
@@ -78,9 +78,25 @@ def test_naming_keeps_no_variable_of_the_program_alive(watched, monkeypatch):
         gc.enable()
 
 
+def test_a_module_that_is_gone_is_not_taken_for_one_of_another_class_at_its_address(watched, monkeypatch):
+    modules, _ = watched
+    found = {}
+    monkeypatch.setattr(_cupti, "modules_named", lambda stood_for, took: found.update(stood_for))
+
+    class Caller(torch.nn.Module):
+        def forward(self, x):
+            of = id(self), id(torch.nn.Dropout), id(Caller)
+            monkeypatch.setattr(_cupti, "unnamed_modules", lambda: [(1, of[0], of[1]), (2, of[0], of[2])])
+            modules.name_called()
+            return x
+
+    Caller()(torch.ones(3))
+    assert {1: "", 2: "Caller"} == found
+
+
 def test_naming_keeps_no_variable_of_another_thread_alive(watched, monkeypatch):
     modules, _ = watched
-    monkeypatch.setattr(_cupti, "unnamed_modules", lambda: [(1, 1)])
+    monkeypatch.setattr(_cupti, "unnamed_modules", lambda: [(1, 1, 1)])
     monkeypatch.setattr(_cupti, "modules_named", lambda found, took: None)
 
     class Keeping(torch.nn.Module):
