@@ -39,15 +39,17 @@ _KINDS: Final = {
 }
 
 
-def open_input(path: str | os.PathLike[str]) -> BinaryIO:
+def open_input(path: str | os.PathLike[str], *, buffered: bool = True) -> BinaryIO:
     """Open a file that a user named, for reading. A pipe could block forever, and a device never end.
+
+    If it is not `buffered`, nothing is read ahead, and a read may give less than there is.
 
     Raises
     ------
     OSError
         It cannot be read, or it is no regular file; ``strerror`` says what it is.
     """
-    return open(path, "rb", opener=_open_regular)
+    return open(path, "rb", -1 if buffered else 0, opener=_open_regular)
 
 
 def read_input(path: str | os.PathLike[str], most: int) -> bytes:

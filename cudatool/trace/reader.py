@@ -75,7 +75,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
     """
     name = os.fspath(path)
     try:
-        with open_input(name) as file:
+        with open_input(name, buffered=False) as file:
             for attempt in range(1, _ATTEMPTS + 1):
                 file.seek(0)
                 trace = _Reader(file, name).read(last=attempt == _ATTEMPTS)
@@ -107,7 +107,7 @@ def facts(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     name = os.fspath(path)
     try:
-        with open_input(name) as file:
+        with open_input(name, buffered=False) as file:
             reader = _Reader(file, name)
             reader._read_header()
     except OSError as error:
@@ -142,7 +142,10 @@ def _in_order(records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
 
 
 class _Reader:
-    """One attempt at a file: a look at the headers of its chunks, then a pass over them."""
+    """One attempt at a file: a look at the headers of its chunks, then a pass over them.
+
+    The file is not buffered. What was read ahead would be older than the look, and names that its events need missing.
+    """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = file, name
@@ -228,6 +231,13 @@ class _Reader:
             return Ending.CUT  # a recording always has one open chunk of each kind: more must have followed
         return Ending.GROWING if self.growing else Ending.KILLED
 
+    def _bytes(self, size: int) -> bytes:
+        """Read so many bytes, or all that are left."""
+        found = self.file.read(size)
+        while len(found) < size and (more := self.file.read(size - len(found))):
+            found += more
+        return found
+
     def _size_now(self) -> int:
         return os.fstat(self.file.fileno()).st_size
 
@@ -236,7 +246,7 @@ class _Reader:
         position = start
         while position < self._size_now():
             self.file.seek(position)
-            head = self.file.read(CHUNK_HEADER.size)
+            head = self._bytes(CHUNK_HEADER.size)
             if len(head) < CHUNK_HEADER.size:
                 break
             magic, _, capacity, length, _, sealed, _stopped = CHUNK_HEADER.unpack(head)
@@ -249,7 +259,7 @@ class _Reader:
 
     def _read_header(self) -> bool:
         """Read the file's header; return whether all of it is there."""
-        head = self.file.read(FILE_HEADER.size)
+        head = self._bytes(FILE_HEADER.size)
         if not head:
             raise TraceFormatError(self.name, "is empty")
         if not head.startswith(MAGIC[: len(head)]):
@@ -262,7 +272,7 @@ class _Reader:
         start = aligned(FILE_HEADER.size + length)
         if start > self.size:
             return False
-        payload = self.file.read(min(length, TABLES_BYTES))
+        payload = self._bytes(min(length, TABLES_BYTES))
         if crc32(payload) != checksum:
             raise TraceFormatError(self.name, "has a damaged header")
         try:
@@ -275,7 +285,7 @@ class _Reader:
     def _read_chunk(self) -> bool:
         """Read one chunk; return whether another may follow."""
         start = self.file.tell()
-        head = self.file.read(CHUNK_HEADER.size)
+        head = self._bytes(CHUNK_HEADER.size)
         if len(head) < CHUNK_HEADER.size:
             return False
         if not any(head):  # room that was reserved but never used
@@ -308,7 +318,7 @@ class _Reader:
         if kind != Chunk.RECORDS:
             if size > TABLES_BYTES:
                 raise DamageError(f"a chunk of {size} bytes that does not hold events")
-            return self.file.read(size)
+            return self._bytes(size)
         at = self.count * RECORD.itemsize
         view = self.bytes[at : at + size]
         done = 0

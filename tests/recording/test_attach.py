@@ -241,15 +241,10 @@ def test_a_process_that_ends_meanwhile_is_said_to_have_ended() -> None:
         child.communicate(b"\n")
         with pytest.raises(CudatoolError, match=f"process {child.pid} has ended"):
             found.functions()
-    pid = os.fork()
-    if not pid:
-        os._exit(0)
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still its own
-        with pytest.raises(UsageError, match=f"process {pid} has ended"):
-            Target.of(pid)
-    finally:
-        os.waitpid(pid, 0)
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still its own
+        with pytest.raises(UsageError, match=f"process {child.pid} has ended"):
+            Target.of(child.pid)
 
 
 def test_what_is_missing_is_said(asked, monkeypatch):

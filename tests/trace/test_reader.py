@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cudatool.errors import TraceFormatError, UsageError
+from cudatool.files import open_input
 from cudatool.trace import Recorder, Trace, hooks, is_trace, newest_trace, read
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.file import (
@@ -29,6 +30,7 @@ from cudatool.trace.file import (
     sealed_chunk,
 )
 from cudatool.trace.model import Ending
+from cudatool.trace.reader import _Reader
 
 COUNT = 20
 
@@ -202,6 +204,22 @@ def test_impossible_content_is_noted_and_takes_no_memory(what: str, path: Path) 
     assert len(trace.records) == 0
     # From Python 3.14 on json.loads() gives up at the end of its stack, later than at the limit of recursion.
     assert peak < (8 if what == "depth of facts" else 2) * 1024 * 1024
+
+
+def test_what_is_written_after_the_look_at_a_file_is_read(path: Path) -> None:
+    """Its names belong to events that it saw. Python reads 8 KiB ahead, from 3.14 on 128, or a block of the file system."""
+    with Recorder(path, header={}), open_input(path, buffered=False) as file:
+        hooks.emit(Kind.MEM_ALLOC, address=1, name="early-name")
+        reader = _Reader(file, str(path))
+        assert reader._read_header()
+        reader._look(file.tell())
+        running = path.read_bytes()
+        with open(path, "r+b") as same:
+            same.seek(running.index(b"early-name"))
+            same.write(b"later-name")
+        while reader._read_chunk():
+            pass
+    assert reader.count == 1 and "later-name" in reader.names
 
 
 def test_record_that_points_nowhere_is_kept_and_noted(path: Path) -> None:
