@@ -264,7 +264,7 @@ def cuGraphRemoveDependencies(hGraph: int, sources: int, to: int, edgeData: int,
 def cuGraphDestroyNode(hNode: int) -> None:
     node = graph_object(hNode, Node)
     if node.graph.has_memory_nodes:
-        raise DriverError(Result.INVALID_VALUE, "nodes of a graph with memory nodes cannot be removed")
+        raise DriverError(Result.NOT_SUPPORTED, "nodes of a graph with memory nodes cannot be removed")
     if node.graph.is_capturing:
         raise DriverError(Result.INVALID_VALUE, "a stream is being captured into the graph; end the capture first")
     node.graph.remove(node)

@@ -48,8 +48,10 @@ class Instantiation:
 class InstantiateError(DriverError):
     """A graph cannot be instantiated: `reason` is a CUgraphInstantiateResult, `node` the one it is about."""
 
-    def __init__(self, reason: int, message: str, node: Node | None = None) -> None:
-        super().__init__(Result.INVALID_VALUE, message)
+    def __init__(
+        self, reason: int, message: str, node: Node | None = None, result: Result = Result.INVALID_VALUE
+    ) -> None:
+        super().__init__(result, message)
         self.reason = reason
         self.node = node
 
@@ -420,7 +422,8 @@ def _check_instantiable(graph: Graph, flags: int) -> None:
     if flags & ~15 or (flags & DEVICE_LAUNCH and flags & AUTO_FREE):
         raise InstantiateError(Instantiation.ERROR, f"{flags} are not flags of cuGraphInstantiate")
     if graph.executables and graph.has_memory_nodes:
-        raise InstantiateError(Instantiation.ERROR, "a graph with memory nodes has an executable graph already")
+        text = "a graph with memory nodes has an executable graph already"
+        raise InstantiateError(Instantiation.ERROR, text, result=Result.NOT_SUPPORTED)  # as an H200 answers
     for inner in graph.graphs():
         if inner.is_capturing:
             raise InstantiateError(Instantiation.ERROR, "a stream captures into the graph; end the capture first")
