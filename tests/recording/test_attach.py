@@ -236,7 +236,10 @@ def test_processes_that_cannot_be_asked_are_refused_in_one_line(monkeypatch):
 
 
 def test_a_process_that_ends_meanwhile_is_said_to_have_ended() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
         found = Target.of(child.pid)
         child.communicate(b"\n")
         with pytest.raises(CudatoolError, match=f"process {child.pid} has ended"):
