@@ -71,10 +71,11 @@ def _dropped() -> Iterator[None]:
 
 def compare(step: Way, wait: Way, ways: dict[str, Way], seconds: float) -> None:
     """Print a line for each way but the first, which the others are compared with."""
-    begin = time.perf_counter()
-    for _ in range(30):
-        step()
-    wait()
+    for _ in range(2):  # the first time compiles and loads
+        begin = time.perf_counter()
+        for _ in range(30):
+            step()
+        wait()
     group = max(4, int(30 * _GROUP / (time.perf_counter() - begin)))
     took: dict[str, list[float]] = {way: [] for way in ways}
     gc.collect()

@@ -244,9 +244,9 @@ def median_interval(values: list[float]) -> tuple[float, float]:
     Of n values, k or more lie below the median as often as k or more of n coins show heads.
     """
     ordered, count = sorted(values), len(values)
-    left_out, outside = 0, 2 * 0.5**count
+    left_out, outside = 0, 2 / 2**count
     while left_out < (count - 1) // 2:
-        outside += 2 * math.comb(count, left_out + 1) * 0.5**count
+        outside += 2 * math.comb(count, left_out + 1) / 2**count
         if outside > 0.05:
             break
         left_out += 1
