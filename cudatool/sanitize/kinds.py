@@ -96,12 +96,6 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "A kernel was given the address of ordinary host memory, which a device cannot reach. Copy the data to device "
         "memory, or allocate it as pinned or managed memory.",
     ),
-    FindingKind.PEER_ACCESS: KindText(
-        "a kernel uses memory of another device without access to it",
-        "A kernel was given memory of another device, to which its own device has no access: a GPU ends the kernel "
-        "with CUDA_ERROR_ILLEGAL_ADDRESS. The software device does not make the access. Give it access before the "
-        "launch, or copy the data.",
-    ),
     FindingKind.READ_ONLY: KindText(
         "a kernel writes to memory for reading",
         "A thread writes to a `__constant__` variable, by its name or by a pointer to it, or to a mapping whose access "

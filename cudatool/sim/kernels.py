@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from contextlib import nullcontext
 from ctypes import c_int, c_size_t, c_uint
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -489,28 +488,27 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
     failure = None
     found: Sequence[Found]
     try:
-        with checkers.within_reach(operation.stream.context) if checkers is not None else nullcontext():
-            found = launch.kernel.launch(
-                _shape_of(launch, operation.stream.context),
-                launch.address,
-                jit.LaunchOptions(
-                    # One thread makes also the order of atomics the same when the tape is replayed.
-                    threads=1 if machine.tape is not None else _threads(),
-                    optimized=optimized,
-                    seed=_order_of_blocks(operation),
-                    cooperative=launch.cooperative,
-                    timeout_s=machine.options.timeout,
-                    footprint=footprint,
-                    shadow=checkers.shadow if checkers is not None else None,
-                    host=host,
-                ),
-            )
+        found = launch.kernel.launch(
+            _shape_of(launch, operation.stream.context),
+            launch.address,
+            jit.LaunchOptions(
+                # One thread makes also the order of atomics the same when the tape is replayed.
+                threads=1 if machine.tape is not None else _threads(),
+                optimized=optimized,
+                seed=_order_of_blocks(operation),
+                cooperative=launch.cooperative,
+                timeout_s=machine.options.timeout,
+                footprint=footprint,
+                shadow=checkers.shadow if checkers is not None else None,
+                host=host,
+            ),
+        )
     except jit.KernelError as error:
         found, failure = error.found, error
     except PtxError as error:
         raise _untranslated(error) from error
     if checkers is not None:
-        where = launch.kernel, launch.block, launch.shared, launch.arguments, operation.stream.context
+        where = launch.kernel, launch.block, launch.shared, launch.arguments
         operation.findings = [checkers.explain(one, *where) for one in found]
     if host.had_no_room:
         operation.findings = [*operation.findings, _without_room(launch)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_progress_is_shown_while_a_file_is_written(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=terminal))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=itertools.count(0, 3).__next__))
-    monkeypatch.setattr(progress, "shutil", SimpleNamespace(get_terminal_size=lambda: SimpleNamespace(columns=1000)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: SimpleNamespace(columns=1000))
     monkeypatch.setenv("TERM", "xterm")
     write(tmp_path / "out", allocations(10_000))
     assert f"writing {tmp_path / 'out'}: allocations: 81 %" in terminal.getvalue()  # 8192 of 10,000

@@ -38,8 +38,6 @@ class Slot:
         Graphs and executable graphs with the node.
     is_managed
         Whether it is managed memory, which the host can use, too.
-    reach
-        Ordinals of the other devices that may use it.
     freed_in
         The graphs with a node that frees it; `is_freed_by_owner` if that is the graph that allocates it.
     """
@@ -50,7 +48,6 @@ class Slot:
     device: Device
     context: Context
     is_managed: bool = False
-    reach: frozenset[int] = frozenset()
     allocation: Allocation | None = None
     allocations: int = 0
     is_unfreed: bool = False
@@ -69,18 +66,10 @@ class GraphMemory:
         self._slots: Ranges[Slot] = Ranges()
         self._high: dict[tuple[int, str], int] = {}
 
-    def reserve(
-        self,
-        size: int,
-        context: Context,
-        device: Device,
-        *,
-        is_managed: bool = False,
-        reach: frozenset[int] = frozenset(),
-    ) -> Slot:
+    def reserve(self, size: int, context: Context, device: Device, *, is_managed: bool = False) -> Slot:
         """Return a new address for `size` bytes of `device`."""
         span = -(-size // PAGE) * PAGE
-        slot = Slot(self._space.reserve(span, PAGE), size, span, device, context, is_managed, reach)
+        slot = Slot(self._space.reserve(span, PAGE), size, span, device, context, is_managed)
         self._slots.add(slot)
         return slot
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from ctypes import c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from typing import Any, Final
@@ -301,9 +300,7 @@ def allocation_of(params: MemAllocParams) -> Allocate:
     device = machine.device(props.location_id)
     access = ctypes.string_at(params.accessDescs, params.accessDescCount * _ACCESS_DESC_BYTES)
     is_managed = props.allocType == _MANAGED
-    given = struct.iter_unpack("=iii", access)  # CUmemAccessDesc: the type of a location, its id, flags
-    reach = frozenset(ordinal for kind, ordinal, flags in given if kind == _LOCATION_DEVICE and flags)
-    slot = machine.graph_memory.reserve(params.bytesize, current_context(), device, is_managed=is_managed, reach=reach)
+    slot = machine.graph_memory.reserve(params.bytesize, current_context(), device, is_managed=is_managed)
     params.dptr = slot.address
     return Allocate(slot, bytes(params), access)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,32 +150,6 @@ class Shadow:
     def freed(self, address: int, size: int) -> None:
         """From now on these bytes must not be used."""
         self._set_valid(address - self.base, size, 0)
-
-    @contextmanager
-    def without(self, ranges: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Within, these bytes must not be used; afterwards, what was known of them holds again."""
-        kept = []
-        version = self.version
-        for address, size in ranges:
-            start, stop = address - self.base, address - self.base + size
-            first, last = start // PAGE, -(-stop // PAGE)
-            # Of a page that lies inside as a whole only its state changes, of the others also these bytes.
-            edges = [slice(start, min(stop, (first + 1) * PAGE)), slice(max(start, (last - 1) * PAGE), stop)]
-            states = self._pages.view[first:last].copy(), [self._valid.view[edge].copy() for edge in edges]
-            kept.append((slice(first, last), edges, states))
-            self.freed(address, size)
-        hidden = self.version
-        try:
-            yield
-        finally:
-            for pages, edges, (states_of_pages, states_of_bytes) in reversed(kept):
-                self._pages.view[pages] = states_of_pages
-                for edge, states in zip(edges, states_of_bytes, strict=True):
-                    self._valid.view[edge] = states
-            if self.version == hidden:
-                self.version = version
-            else:
-                self.changed()
 
     def heap(self, address: int, size: int) -> None:
         """This memory belongs to ``malloc`` in kernels, which has given out none of it."""

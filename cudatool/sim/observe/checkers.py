@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
@@ -17,12 +16,11 @@ from cudatool.sim import abi, jit
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.arena import READ_ONLY, Allocation
 from cudatool.sim.jit import Defect, Instrument, Reason
-from cudatool.sim.reach import out_of_reach, way_to_reach
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from cudatool.sim.jit import Found, JitKernel
-    from cudatool.sim.machine import Context, Machine
+    from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
     from cudatool.source_text import SourceLine
 
@@ -61,10 +59,10 @@ class CheckFinding:
     check
         One of :data:`CHECKS`.
     kind
-        ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"peer-access"``, ``"read-only"``,
-        ``"misaligned"``, ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``,
-        ``"bad-mask"``, ``"invalid-free"``, ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of
-        which racecheck looked at a part, ``"unmeasured"`` for one whose accesses are not all known.
+        ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"read-only"``, ``"misaligned"``,
+        ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``, ``"bad-mask"``,
+        ``"invalid-free"``, ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which racecheck
+        looked at a part, ``"unmeasured"`` for one whose accesses are not all known.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
     space, address, size
@@ -212,22 +210,14 @@ class Checkers:
         self._held_bytes -= size
         give_back()
 
-    def within_reach(self, context: Context) -> AbstractContextManager[None]:
-        """Return what makes memory unusable, for one launch, that kernels of a context must not access."""
-        hidden = out_of_reach(self._machine, context)
-        if not hidden or not self.shadow.kinds & _instrument(["memcheck"]):
-            return nullcontext()
-        return self.shadow.without((one.address, one.size) for one in hidden)
-
     # ---- findings ----
 
     def explain(
-        self, found: Found, kernel: JitKernel, block: tuple[int, int, int], shared: int, params: bytes, context: Context
+        self, found: Found, kernel: JitKernel, block: tuple[int, int, int], shared: int, params: bytes
     ) -> CheckFinding:
         """Return what a kernel did wrong, in words.
 
-        It was launched with blocks of this shape and this much dynamic shared memory, these packed arguments, and in
-        this context.
+        It was launched with blocks of this shape and this much dynamic shared memory, and these packed arguments.
         """
         check, kind, text = _DEFECTS[found.defect.name]
         text = text.format(size=found.size, kernel=kernel.name, history_limit=format_bytes(self.shadow.history_limit))
@@ -236,7 +226,7 @@ class Checkers:
             if found.space == "global":
                 usable = self.shadow.usable_bytes(found.address, found.size)
                 pointer = pointer_behind(kernel.pointers_at(found.line, params), self._machine.allocations)
-            kind, text = self._invalid(found, kernel, shared, pointer, context)
+            kind, text = self._invalid(found, kernel, shared, pointer)
         other_block: tuple[int, ...] = ()
         other_thread: tuple[int, ...] = ()
         other_source: SourceLine | None = None
@@ -265,15 +255,11 @@ class Checkers:
             usable=usable,
         )
 
-    def _invalid(self, found: Found, kernel: JitKernel, shared: int, pointer: int, context: Context) -> tuple[str, str]:
+    def _invalid(self, found: Found, kernel: JitKernel, shared: int, pointer: int) -> tuple[str, str]:
         if found.space == "shared":
             return "out-of-bounds", f"the block's shared memory has {kernel.text.shared_bytes(shared)} bytes"
         if found.space == "local":
             return "out-of-bounds", f"the thread's local memory has {kernel.local_bytes} bytes"
-        owner = next((one for one in out_of_reach(self._machine, context) if _holds(one, found.address)), None)
-        if owner is not None:
-            where, who = f"memory of device {owner.device}", f"device {context.device.ordinal}"
-            return "peer-access", f"{where}, to which {who} was given no access ({way_to_reach(owner)})"
         if found.mode != "read" and self.shadow.is_read_only(found.address, found.size):
             owner = self._machine.allocations.holding(found.address)
             if owner is not None and owner.kind == "virtual":
@@ -314,10 +300,6 @@ class Checkers:
         if name.startswith(("cuMemcpy", "cuMemset")) and abi.call.message:
             return CheckFinding("memcheck", "invalid-copy", abi.call.message, address=abi.call.address, kernel=name)
         return None
-
-
-def _holds(allocation: Allocation, address: int) -> bool:
-    return allocation.address <= address < allocation.address + allocation.size
 
 
 def _race_text(found: Found, reasons: type[Reason]) -> str:
