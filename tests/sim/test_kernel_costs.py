@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import numpy as np
 import pytest
 
@@ -82,9 +84,10 @@ def test_an_image_is_parsed_once_for_all_devices(monkeypatch: pytest.MonkeyPatch
         return parse(text, line=line)
 
     monkeypatch.setattr(linker, "parse", counted)
-    source = """__device__ int scale = 3;
-    extern "C" __global__ void scaled(int *x, int add) { *x = *x * scale + 1; scale += add; }"""
-    kernel = cudatool.compile(source, "scaled")
+    name = f"scaled_{uuid4().hex}"  # what ran before is not parsed at all
+    source = f"""__device__ int scale = 3;
+    extern "C" __global__ void {name}(int *x, int add) {{ *x = *x * scale + 1; scale += add; }}"""
+    kernel = cudatool.compile(source, name)
     results = []
     for device in range(cudatool.device_count()):
         with cudatool.device(device):
