@@ -94,6 +94,31 @@ device.memory_resource.allocate(4096, stream=stream).close()
 stream.sync()
 print("stopped", stopped)
 """
+# Most of the time is spent in a function of Python that C calls.
+COMPILER = """
+import signal
+import cudatool as ct
+from cuda.bindings import nvrtc
+
+class Stop(Exception):
+    pass
+
+came = []
+def stop(number, frame):
+    came.append(number)
+    raise Stop
+
+ct.init()
+signal.signal(signal.SIGALRM, stop)
+for moment in range(25):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 * (1 + moment % 7), 0.1)
+        while True:
+            nvrtc.nvrtcVersion()
+    except Stop:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+print("came", len(came))
+"""
 WHOLE_KERNEL = """
 import os, signal, threading
 import numpy as np
@@ -205,6 +230,11 @@ def test_handlers_may_use_the_device_and_their_exceptions_reach_the_program(tmp_
 def test_copy_that_ctrl_c_gave_up_never_touches_the_programs_memory(copy: str) -> None:
     done = _run(GIVEN_UP.replace("COPY", copy))
     assert done.stdout == "True True\n", done.stdout + done.stderr
+
+
+def test_no_exception_of_a_handler_is_lost_in_a_function_that_a_compiler_calls() -> None:
+    done = _run(COMPILER)
+    assert done.stdout == "came 25\n", done.stdout + done.stderr
 
 
 def test_handler_that_returns_does_not_end_a_kernel() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from cudatool import ptx
 from cudatool.loading.late_dataclasses import dataclass, field
 from cudatool.ptx.errors import PtxError
+from cudatool.sim import signals
 from cudatool.sim.abi import logger
 
 __all__ = ["Input", "install"]
@@ -339,4 +340,5 @@ def _caught(function: Callable[..., int]) -> Callable[..., int]:
             logger().exception("%s failed", function.__name__)
             return _INTERNAL
 
+    signals.keep_out_of(call)
     return call
