@@ -167,8 +167,8 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   }
   uint32_t device = device_of(data->context);
   const char* library = call->wants_library ? calling_library() : NULL;
-  pthread_mutex_lock(&lock);
   uint32_t stack = this_stack(library);
+  pthread_mutex_lock(&lock);
   Row* row = new_row();
   if (row) {
     row->time = now();
@@ -193,11 +193,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
 
 // The number of this thread's Python stack, 0 where there is none.
 static uint32_t stack_here(void) {
-  if (!recording) return 0;
-  pthread_mutex_lock(&lock);
-  uint32_t stack = this_stack(NULL);
-  pthread_mutex_unlock(&lock);
-  return stack;
+  return recording ? this_stack(NULL) : 0;
 }
 
 // A row of this thread with these words; NULL as new_row() has it. The lock is held.
@@ -217,8 +213,8 @@ enum { HERE = -1 };  // for a stack: this thread's
 // A row of this thread; `stack` may be HERE.
 static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
   if (!recording) return;
-  pthread_mutex_lock(&lock);
   if (stack == (uint32_t)HERE) stack = this_stack(NULL);
+  pthread_mutex_lock(&lock);
   Row* row = row_of_thread(what, words);
   if (row) {
     row->stack = stack;

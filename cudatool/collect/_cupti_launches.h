@@ -163,10 +163,12 @@ static void note_launch(const CallbackData* data) {
   uint64_t time = now();
   if (time - stacks_since > STACKS_PERIOD) stacks_since = time, stacks_taken = 0;
   int has_stack = notes_launches == WITH_ARGUMENTS || stacks_taken++ < MOST_STACKS;
+  pthread_mutex_unlock(&lock);
   uint32_t stack = has_stack ? this_stack(NULL) : 0;
+  pthread_mutex_lock(&lock);
   Row* row = new_row();
   if (row) {
-    row->time = time;
+    row->time = now();
     row->what = LAUNCH;
     row->thread = this_thread();
     row->correlation = data->correlation;

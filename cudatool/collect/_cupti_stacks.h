@@ -10,7 +10,7 @@ static Table modules;  // their addresses
 static uint32_t *path_of_module, module_room;  // by the number of an address; 0 for a module without a name
 static uint32_t *real_path, path_room;  // of a path of classes: that of the module that it stood for; itself if not known
 static uint32_t *variant_of, variant_room;  // of a path of classes: how often it has stood for another one
-static PyCodeObject* module_call;   // of torch.nn.Module.__call__; NULL while modules are not watched
+static PyCodeObject* _Atomic module_call;   // of torch.nn.Module.__call__; NULL while modules are not watched
 static PyObject* name_modules;      // called soon after a module without a name was seen
 static _Atomic int naming;          // whether it will be
 static uint64_t naming_took, watched_since;  // ns
@@ -18,8 +18,9 @@ enum { MOST_UNNAMED = 64, MOST_NESTED = 16, MOST_VARIANTS = 64, MOST_PATH = 2048
 static struct { uint32_t path; uint64_t module, class; } unnamed[MOST_UNNAMED];  // seen so
 static int unnamed_count;
 static Table codes;  // addresses of the code objects in `places`
-static uint32_t generation = 1;  // of what is known of frames: a new one begins when code is destroyed
-static uint32_t namings;         // of modules: how often one got a name, or lost it
+// Read without the lock, too: a thread's own frames change, and their code is destroyed, only with the interpreter's.
+static _Atomic uint32_t generation = 1;  // of what is known of frames: a new one begins when code is destroyed
+static _Atomic uint32_t namings;         // of modules: how often one got a name, or lost it
 static uint32_t* frame_of_place;  // by the number of a place
 static uint32_t place_room;
 // Of Python's frames: the number of the chain of outer ones, and that of the innermost, or of its module's path.
@@ -122,15 +123,17 @@ typedef struct {
 typedef struct {
   uint64_t module;
   uint32_t chain, stack;
-} Placed;  // the number of the stack that ends with a module that has a name
-enum { MOST_STEPS = 512 };
+} Placed;  // the number of the stack that ends with a module that has a name, or with none
+enum { MOST_SETS = 256, IN_SET = 4 };
+// Used by its own thread alone, and so without the lock, which would wait for all that the program wrote to memory before.
 typedef struct {
+  // Taken lately; each lies in one of the places of a set, which is a line of a cache.
+  Step steps[MOST_SETS][IN_SET];
+  Placed placed[MOST_SETS][IN_SET];
   Known known[MOST_FRAMES];  // outermost first: most of the next stack is the same
   Known fresh[MOST_FRAMES];  // innermost first: what is not
   int depth;                 // of `known`
   uint32_t generation, namings;
-  Step steps[MOST_STEPS];  // taken lately, each at a place of its own
-  Placed placed[MOST_STEPS];
 } Thread;
 static __thread Thread* this_one;
 static pthread_key_t ended;  // frees it with the thread
@@ -141,22 +144,27 @@ static void end_thread(void* thread) {
 }
 
 static Thread* this_threads(void) {
-  if (!this_one && (this_one = calloc(1, sizeof *this_one))) pthread_setspecific(ended, this_one);
+  if (!this_one && (this_one = aligned_alloc(64, (sizeof *this_one + 63) / 64 * 64))) {
+    memset(this_one, 0, sizeof *this_one);
+    pthread_setspecific(ended, this_one);
+  }
   return this_one;
 }
 
-// Whether frame `at` of the last stack, and all outside of it, are where they were. If not, `*same` is how many of the
-// outermost may still be.
-static int is_known(const Known* known, int at, const struct _PyInterpreterFrame* frame, int* same) {
-  for (; at >= 0; at--, frame = frame->previous) {
-    int is_there = known[at].at == frame;
-    if (!is_there || known[at].instruction != INSTRUCTION(frame)) {
-      *same = at + !is_there;
+// Whether frame `at` of the last stack, which is there, and all outside of it are where they were. If not, `*same` is how
+// many of the outermost may still be.
+static int is_known(const Known* known, int at, int* same) {
+  for (;; at--) {
+    // Each frame is found in `known`, not in the one before it: so a processor, which guesses that they are equal, reads
+    // several at once. No compiler may know that they are.
+    const struct _PyInterpreterFrame *frame = known[at].at, *outer = at ? known[at - 1].at : NULL;
+    __asm__("" : "+r"(frame));
+    if (known[at].instruction != INSTRUCTION(frame) || frame->previous != outer) {
+      *same = at;
       return 0;
     }
+    if (!at) return 1;
   }
-  *same = 0;
-  return !frame;
 }
 
 // Put the innermost frames into `fresh`, out to the first from which on all are known; return how many there are.
@@ -166,7 +174,7 @@ static int fresh_frames(Thread* thread, struct _PyInterpreterFrame* frame) {
   for (; frame && count < MOST_FRAMES; frame = frame->previous) {
     int at = same, least = same > MOST_LOOKED_AT ? same - MOST_LOOKED_AT : 0;
     while (at > least && thread->known[at - 1].at != frame) at--;
-    if (at > least && is_known(thread->known, at - 1, frame, &same)) {
+    if (at > least && is_known(thread->known, at - 1, &same)) {
       thread->depth = at;
       break;
     }
@@ -175,19 +183,24 @@ static int fresh_frames(Thread* thread, struct _PyInterpreterFrame* frame) {
   return count;
 }
 
-// The number in `chains` of a stack that goes on with a frame. The lock is held.
+// The number in `chains` of a stack that goes on with a frame.
 static uint32_t chain_with(Thread* thread, uint32_t outer, const Known* one) {
   uint64_t mixed = ((uintptr_t)one->instruction ^ (uint64_t)outer << 32) * 0x9E3779B97F4A7C15u;
-  Step* step = &thread->steps[mixed >> 32 & (MOST_STEPS - 1)];
-  if (step->instruction == one->instruction && step->outer == outer) return step->chain;
+  Step* set = thread->steps[mixed >> 32 & (MOST_SETS - 1)];
+  for (int i = 0; i < IN_SET; i++) {
+    if (set[i].instruction == one->instruction && set[i].outer == outer) return set[i].chain;
+  }
   struct _PyInterpreterFrame* frame = (struct _PyInterpreterFrame*)one->at;
   PyCodeObject* code = code_of(frame);
   uint32_t chain = outer;
   if (code && !_PyFrame_IsIncomplete(frame)) {
+    pthread_mutex_lock(&lock);
     uint32_t key[2] = {outer, frame_at(code, _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT))};
     if (key[1]) chain = intern(&chains, key, sizeof key);
+    pthread_mutex_unlock(&lock);
   }
-  *step = (Step){one->instruction, outer, chain};
+  memmove(&set[1], set, (IN_SET - 1) * sizeof *set);
+  set[0] = (Step){one->instruction, outer, chain};
   return chain;
 }
 
@@ -278,29 +291,22 @@ static uint32_t stack_of(uint32_t library, uint32_t chain) {
   return stack;
 }
 
-// The same for a stack in which a module is called by frame `module`, or by one outside of it.
-static uint32_t stack_in_module(uint32_t library, uint32_t chain, struct _PyInterpreterFrame* module) {
-  uint32_t key[2] = {chain, module_path(module)};
+// The same for a stack in which a module is called by frame `calls`, or by one outside of it; NULL for none.
+static uint32_t stack_in_module(uint32_t library, uint32_t chain, struct _PyInterpreterFrame* calls) {
+  uint32_t key[2] = {chain, calls ? module_path(calls) : 0};
   if (!key[1] || key[1] >= IS_MODULE) return stack_of(library, chain);
   key[1] |= IS_MODULE;
   return stack_of(library, intern(&chains, key, sizeof key));
 }
 
-// The number of this thread's stack. The lock is held; the interpreter's need not be.
-static uint32_t stack_below(uint32_t library) {
-  Thread* thread = this_threads();
-  PyThreadState* state = PyGILState_GetThisThreadState();
-  if (!thread || !state) return stack_of(library, 0);
-  struct _PyInterpreterFrame *frame = frame_of(state), *innermost = frame;
+// The innermost frame of this thread's stack, all of which is in `known` then.
+static const Known* innermost_of(Thread* thread, struct _PyInterpreterFrame* frame) {
   // A frame at the same instruction is the same, as long as no code object was destroyed.
-  if (thread->generation != generation) {
+  uint32_t current = generation;
+  if (thread->generation != current) {
     thread->depth = 0;
-    thread->generation = generation;
+    thread->generation = current;
     memset(thread->steps, 0, sizeof thread->steps);
-  }
-  if (thread->namings != namings) {
-    thread->namings = namings;
-    memset(thread->placed, 0, sizeof thread->placed);
   }
   int count = fresh_frames(thread, frame);
   if (thread->depth + count > MOST_FRAMES) {  // of a deeper stack, the innermost frames
@@ -308,25 +314,52 @@ static uint32_t stack_below(uint32_t library) {
     count = fresh_frames(thread, frame);
   }
   const Known* outer = thread->depth ? &thread->known[thread->depth - 1] : NULL;
+  const PyCodeObject* calls_module = module_call;
   while (count) {
     Known* one = &thread->known[thread->depth++];
     *one = thread->fresh[--count];
     one->chain = chain_with(thread, outer ? outer->chain : 0, one);
-    one->module = module_call && EXECUTES(one->at) == module_call ? one->at : outer ? outer->module : NULL;
+    one->module = calls_module && EXECUTES(one->at) == calls_module ? one->at : outer ? outer->module : NULL;
     outer = one;
   }
-  uint32_t chain = outer ? outer->chain : 0;
-  if (thread->depth == MOST_FRAMES) {  // it may be cut
-    thread->depth = 0;
-    return stack_in_module(library, chain, innermost);
+  return outer;
+}
+
+// The number of this thread's stack. The lock is not held; the interpreter's need not be.
+static uint32_t stack_below(uint32_t library) {
+  Thread* thread = this_threads();
+  PyThreadState* state = PyGILState_GetThisThreadState();
+  struct _PyInterpreterFrame *frame = thread && state ? frame_of(state) : NULL, *calls = frame;
+  uint32_t chain = 0;
+  uint64_t module = 0;
+  Placed* set = NULL;  // where the stack may be found; NULL if it may not
+  if (!frame && !library) return 0;
+  if (frame) {
+    const Known* innermost = innermost_of(thread, frame);
+    chain = innermost->chain;
+    if (thread->depth == MOST_FRAMES) {  // it may be cut
+      thread->depth = 0;
+    } else {
+      calls = (struct _PyInterpreterFrame*)innermost->module;
+      module = calls ? (uintptr_t)FIRST_VARIABLE(calls) : 0;
+      if (!library && chain && (module || !calls)) set = thread->placed[(module >> 4 ^ chain * 0x9E3779B9u) & (MOST_SETS - 1)];
+    }
+    uint32_t current = namings;
+    if (thread->namings != current) {
+      thread->namings = current;
+      memset(thread->placed, 0, sizeof thread->placed);
+    }
   }
-  struct _PyInterpreterFrame* calls = outer ? (struct _PyInterpreterFrame*)outer->module : NULL;
-  if (!calls) return stack_of(library, chain);
-  uint64_t module = (uintptr_t)FIRST_VARIABLE(calls);
-  Placed* placed = &thread->placed[(module >> 4 ^ chain * 0x9E3779B9u) & (MOST_STEPS - 1)];
-  if (!library && module && placed->module == module && placed->chain == chain) return placed->stack;
+  for (int i = 0; set && i < IN_SET; i++) {
+    if (set[i].chain == chain && set[i].module == module) return set[i].stack;
+  }
+  pthread_mutex_lock(&lock);
   uint32_t stack = stack_in_module(library, chain, calls);
-  if (!library && module && name_of_module(module)) *placed = (Placed){module, chain, stack};
+  if (set && (!calls || name_of_module(module))) {
+    memmove(&set[1], set, (IN_SET - 1) * sizeof *set);
+    set[0] = (Placed){module, chain, stack};
+  }
+  pthread_mutex_unlock(&lock);
   return stack;
 }
 
@@ -374,7 +407,11 @@ static void watch_code(void) {
 #else
 static uint32_t stack_below(uint32_t library) {
   uint32_t found[2] = {library, 0};
-  return !library ? 0 : intern(&stacks, found, sizeof found);
+  if (!library) return 0;
+  pthread_mutex_lock(&lock);
+  uint32_t stack = intern(&stacks, found, sizeof found);
+  pthread_mutex_unlock(&lock);
+  return stack;
 }
 #endif
 
@@ -667,11 +704,14 @@ static PyObject* py_leave_out(PyObject* self, PyObject* argument) {
   return PyBool_FromLong(path[0] != 0);
 }
 
-// The number of this thread's stack; its first frame is the calling library, if that is given. The lock is held.
+// The number of this thread's stack; its first frame is the calling library, if that is given. The lock is not held.
 static uint32_t this_stack(const char* library) {
   if (!library) return stack_below(0);
   char key[4096] = {0};  // line 0, the file, no function
   size_t length = strnlen(library, sizeof key - 5);
   memcpy(key + 4, library, length);
-  return stack_below(intern(&frames, key, 4 + length + 1));
+  pthread_mutex_lock(&lock);
+  uint32_t frame = intern(&frames, key, 4 + length + 1);
+  pthread_mutex_unlock(&lock);
+  return stack_below(frame);
 }

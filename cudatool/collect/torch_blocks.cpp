@@ -24,7 +24,6 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <typeinfo>
 
 namespace {
@@ -46,14 +45,11 @@ bool enabled = false;
 std::atomic<uint32_t> backward_stack{0};  // of the call that runs the backward graph
 std::atomic<int> captures{0};             // in progress
 
-// The stacks of the latest forward operators, at a place given by thread and sequence number.
-struct Forward {
-  uint64_t thread, sequence;
-  uint32_t stack;
-};
-std::mutex lock;  // of these
-std::array<Forward, 1 << 16> forward{};
-Forward& forward_at(uint64_t thread, uint64_t sequence) { return forward[(sequence ^ thread << 12) % forward.size()]; }
+// The stacks of the latest forward operators, each at a place given by the thread and the sequence number of its node,
+// below what else is known of these.
+std::array<std::atomic<uint64_t>, 1 << 16> forward{};
+std::atomic<uint64_t>& forward_at(uint64_t thread, uint64_t sequence) { return forward[(sequence ^ thread << 12) % forward.size()]; }
+uint64_t rest_of(uint64_t thread, uint64_t sequence) { return (sequence / forward.size() << 16 ^ thread) << 32; }
 
 // The Python object of a node; PyTorch 2.13 and earlier ones keep it in different places.
 template <class Node>
@@ -82,9 +78,8 @@ uint32_t stack_in(const Node& node) {
     if (!the_log->module_of(found)) found = 0;
   }
   if (!found) {
-    std::lock_guard<std::mutex> guard(lock);
-    const Forward& known = forward_at(node->thread_id(), node->sequence_nr());
-    if (known.thread == node->thread_id() && known.sequence == node->sequence_nr()) found = known.stack;
+    uint64_t known = forward_at(node->thread_id(), node->sequence_nr()).load(std::memory_order_relaxed);
+    if (known >> 32 == rest_of(node->thread_id(), node->sequence_nr()) >> 32) found = uint32_t(known);
   }
   return found;
 }
@@ -106,17 +101,16 @@ constexpr int CALL_SLOT = R_AARCH64_JUMP_SLOT, ADDRESS_SLOT = R_AARCH64_GLOB_DAT
 constexpr int CALL_SLOT = R_X86_64_JUMP_SLOT, ADDRESS_SLOT = R_X86_64_GLOB_DAT;
 #endif
 
-thread_local uint64_t nodes_made = 0;
+std::atomic<bool> saw_node{false};
 
 uint64_t numbered() {
   uint64_t sequence = next_number();
-  nodes_made++;
+  if (!saw_node.load(std::memory_order_relaxed)) saw_node = true;
   if (!enabled) return sequence;
   uint32_t made_at = the_log->stack_here();
   if (!made_at) made_at = stack(torch::autograd::get_current_node());  // a node of a second backward pass, in a thread of autograd's
   uint64_t thread = at::RecordFunction::currentThreadId();
-  std::lock_guard<std::mutex> guard(lock);
-  forward_at(thread, sequence) = {thread, sequence, made_at};
+  forward_at(thread, sequence).store(rest_of(thread, sequence) | made_at, std::memory_order_relaxed);
   return sequence;
 }
 
@@ -178,7 +172,7 @@ void watch_nodes() {
 
 // Check whether autograd's nodes are seen by making one.
 bool sees_nodes() {
-  uint64_t before = nodes_made;
+  saw_node = false;
   try {
     c10::AutoGradMode with_gradients(true);
     at::Tensor empty = at::empty({0});
@@ -186,7 +180,7 @@ bool sees_nodes() {
   } catch (const std::exception&) {
     return false;
   }
-  return nodes_made != before;
+  return saw_node;
 }
 
 #ifdef WITH_CUDA

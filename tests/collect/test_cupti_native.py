@@ -61,6 +61,13 @@ def test_what_operators_of_pytorch_call_the_driver_for_is_left_out(libcupti):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_operators_of_pytorch_have_pythons_stacks_where_the_driver_is_logged_too(libcupti):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "ignore", _HERE / "torch_stacks.py", libcupti]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 ONCE = """
 import ctypes, sys
 from cudatool.collect import _cupti
@@ -78,6 +85,52 @@ print(len(_cupti.drain()[0]) // ROW - CONTEXTS)
 def test_a_call_that_every_launch_makes_is_noted_once_for_each_handle(libcupti):
     done = subprocess.run([sys.executable, "-c", ONCE, libcupti], capture_output=True, text=True, timeout=60)
     assert "2\n" == done.stdout, done.stderr
+
+
+TIMES = """
+import ctypes, random, sys, threading, time
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
+
+_cupti.open(sys.argv[1])
+library = ctypes.PyDLL(sys.argv[1])  # with the interpreter's lock: no other thread runs between the two readings
+library.call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+between, rows = {}, []
+
+def calls(first):
+    for handle in range(first, first + 500):
+        before = time.monotonic_ns()
+        library.call_driver(1, 0, handle)
+        between[handle] = before, time.monotonic_ns()
+        if random.random() < 0.05:
+            time.sleep(random.random() * 0.01)
+
+for recording in range(2):
+    _cupti.start({"cuEventRecord": ("qq", False, False, False, 0, False)}, 1 << 20)
+    threads = [threading.Thread(target=calls, args=[(2 * recording + one + 1) * 1000]) for one in range(2)]
+    for thread in threads:
+        thread.start()
+    running = True
+    while running:
+        running = any(thread.is_alive() for thread in threads)
+        time.sleep(random.random() * 0.05)
+        if found := _cupti.drain():
+            rows.append(np.frombuffer(found[0], ROW))
+    _cupti.stop()
+    time.sleep(0.1)
+noted = np.concatenate(rows)
+noted = noted[noted["what"] < 0xFF00]
+handles, times = noted["words"][:, 1].tolist(), noted["time"].astype(np.int64)
+limits = np.array([between[handle] for handle in handles])
+print(len(noted), bool((np.diff(times) >= 0).all()))
+print(int(np.maximum(limits[:, 0] - times, times - limits[:, 1]).max() < 20_000))
+"""
+
+
+def test_times_of_rows_are_those_of_the_systems_clock_and_in_order(libcupti):
+    done = subprocess.run([sys.executable, "-c", TIMES, libcupti], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2000 True\n1\n", done.stdout + done.stderr
 
 
 RELEASED = """
