@@ -35,6 +35,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 c10::impl::PyInterpreter* getPyInterpreter();  // of libtorch_python
@@ -49,9 +50,12 @@ enum Trace : uint64_t {
 };
 
 struct Hash {
+  // Four sums at once: one alone would wait for each multiplication.
   size_t operator()(const Words& words) const {
-    uint64_t hash = 14695981039346656037ull;
-    for (uint64_t word : words) hash = (hash ^ word ^ word >> 29) * 1099511628211ull;
+    uint64_t sums[4] = {14695981039346656037ull, 1, 2, 3};
+    for (size_t i = 0; i < words.size(); i++) sums[i % 4] = (sums[i % 4] ^ words[i] ^ words[i] >> 29) * 1099511628211ull;
+    uint64_t hash = words.size();
+    for (uint64_t sum : sums) hash = (hash ^ sum ^ sum >> 29) * 1099511628211ull;
     return hash;
   }
 };
@@ -70,7 +74,8 @@ constexpr size_t TENSOR_HEAD = 5;   // words of a tensor before its sizes and st
 
 // Of _cupti.c, which leaves out the driver's calls that this thread makes inside of an operator.
 struct Log {
-  void *stack_here, *note, *note_text, *module_of, *note_released;
+  uint32_t (*stack_here)();  // the number of this thread's Python stack, which it keeps; 0 for none
+  void *note, *note_text, *module_of, *note_released;
   void (*mark_inside)(int change);
 };
 const Log* driver_log = nullptr;  // where the driver's calls are not logged: none
@@ -79,7 +84,7 @@ bool enabled = false;
 c10::DeviceType watched = c10::DeviceType::CUDA;
 PyObject* capture_stack = nullptr;  // Python: () -> id of the caller's stack
 PyObject* new_thread = nullptr;     // Python: () -> id of this thread
-at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+std::vector<at::CallbackHandle> callbacks;
 
 std::mutex lock;  // of what follows
 Words rows;
@@ -92,7 +97,7 @@ uint64_t payload_count = 0, call_count = 0;
 std::unordered_map<const void*, Op> ops;
 std::vector<std::string> names;  // of operators, of nodes of the backward graph, and of kernels
 std::unordered_map<std::string, uint64_t> name_indices;
-std::unordered_map<uint64_t, uint64_t> streams;  // seen: handle -> flags
+std::unordered_set<uint64_t> streams;  // seen: handles
 
 // The stacks of the latest forward operators, at a place given by thread and sequence number (autograd numbers them).
 struct Forward {
@@ -102,6 +107,7 @@ std::array<Forward, 1 << 16> forward{};
 Forward& forward_at(uint64_t thread, uint64_t sequence) { return forward[(sequence ^ thread << 12) % forward.size()]; }
 
 std::unordered_map<Words, uint64_t, Hash> stacks;  // under the GIL: places of the frames -> id
+std::vector<uint64_t> stack_ids;                   // under the lock: by the number that the driver's log has for a stack
 std::atomic<uint64_t> backward_stack{0};           // of the call that runs the backward graph
 
 struct Thread {
@@ -145,15 +151,18 @@ void append(Row kind, std::initializer_list<uint64_t> first, const Words& rest =
     append(BEGIN, {self.call});
   }
   if (rows.size() >= most_words) spill();
-  rows.push_back(kind | (2 + first.size() + rest.size()) << 8 | self.id << 40);
-  rows.push_back(now());
-  rows.insert(rows.end(), first);
-  rows.insert(rows.end(), rest.begin(), rest.end());
+  size_t begin = rows.size(), length = 2 + first.size() + rest.size();
+  rows.resize(begin + length);
+  rows[begin] = kind | length << 8 | self.id << 40;
+  rows[begin + 1] = now();
+  std::copy(first.begin(), first.end(), &rows[begin + 2]);
+  std::copy(rest.begin(), rest.end(), &rows[begin + 2] + first.size());
 }
 
 void see_stream([[maybe_unused]] uint64_t handle, [[maybe_unused]] int device) {
 #ifdef WITH_CUDA
-  if (!streams.emplace(handle, 0).second) return;
+  if (streams.count(handle)) return;
+  streams.insert(handle);
   unsigned flags = 0;
   if (handle > 2 && cudaStreamGetFlags(reinterpret_cast<cudaStream_t>(handle), &flags) != cudaSuccess) {
     cudaGetLastError();
@@ -189,10 +198,41 @@ void enter_thread() {
   PyGILState_Release(gil);
 }
 
-// The id of this thread's Python stack. A known stack costs one look-up by the places of its frames: a code object
-// lives as long as the process once its stack has an id, and the offset of the instruction lies inside of it.
+// Asks Python for the id of this thread's stack. The GIL is held.
+uint64_t captured() {
+  uint64_t stack = 0;
+  PyObject *type, *error, *traceback;  // the operator may have failed
+  PyErr_Fetch(&type, &error, &traceback);
+  if (PyObject* id = PyObject_CallNoArgs(capture_stack)) {
+    stack = PyLong_AsUnsignedLongLong(id);
+    Py_DECREF(id);
+  }
+  PyErr_Clear();
+  PyErr_Restore(type, error, traceback);
+  return stack;
+}
+
+// The id of this thread's stack, for which the driver's log has a number: a known one needs no GIL, for which the
+// operator might wait.
+uint64_t numbered_stack(uint32_t number) {
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    if (number < stack_ids.size() && stack_ids[number]) return stack_ids[number];
+  }
+  PyGILState_STATE gil = PyGILState_Ensure();
+  uint64_t stack = captured();
+  PyGILState_Release(gil);
+  std::lock_guard<std::mutex> guard(lock);
+  if (number >= stack_ids.size()) stack_ids.resize(2 * size_t(number) + 256);
+  return stack_ids[number] = stack;
+}
+
+// The id of this thread's Python stack. Where the driver is not logged, a known stack costs one look-up by the places of
+// its frames: a code object lives as long as the process once its stack has an id, and the offset of the instruction
+// lies inside of it.
 uint64_t python_stack() {
   if (!PyGILState_GetThisThreadState()) return 0;
+  if (uint32_t number = driver_log ? driver_log->stack_here() : 0) return numbered_stack(number);
   PyGILState_STATE gil = PyGILState_Ensure();
   Words places;
   places.reserve(32);
@@ -210,14 +250,7 @@ uint64_t python_stack() {
   if (found != stacks.end()) {
     stack = found->second;
   } else if (!places.empty()) {
-    PyObject *type, *error, *traceback;  // the operator may have failed
-    PyErr_Fetch(&type, &error, &traceback);
-    if (PyObject* id = PyObject_CallNoArgs(capture_stack)) {
-      stack = stacks[places] = PyLong_AsUnsignedLongLong(id);
-      Py_DECREF(id);
-    }
-    PyErr_Clear();
-    PyErr_Restore(type, error, traceback);
+    stack = stacks[places] = captured();
   }
   PyGILState_Release(gil);
   return stack;
@@ -321,6 +354,7 @@ struct InNode : at::ObserverContext {
 };
 
 std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
+  if (!enabled) return nullptr;
   // A node comes once or twice: "autograd::engine::evaluate_function: AddBackward0", and then "AddBackward0".
   const char* prefix = std::strstr(fn.name(), ": ");
   const char* name = prefix ? prefix + 2 : fn.name();
@@ -335,9 +369,15 @@ std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
   return context;
 }
 
+void end_node(const at::RecordFunction&, at::ObserverContext* context) {
+  auto* node = static_cast<InNode*>(context);
+  if (!node) return;
+  self.node = node->node;
+  self.node_stack = node->stack;
+}
+
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
   if (!enabled) return nullptr;
-  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return begin_node(fn);
   // Operators inside of an operator are not recorded. Under a Python mode the operator is seen again below the mode.
   if (self.call || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return nullptr;
   const Op* op = find_op(fn);
@@ -362,12 +402,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
 }
 
 void end(const at::RecordFunction& fn, at::ObserverContext* context) {
-  if (auto* node = dynamic_cast<InNode*>(context)) {
-    self.node = node->node;
-    self.node_stack = node->stack;
-    return;
-  }
-  auto* operation = dynamic_cast<InOperator*>(context);
+  auto* operation = static_cast<InOperator*>(context);
   if (!operation) return;
   const Op& op = *operation->op;
   uint64_t position = 256;
@@ -500,12 +535,15 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
     payloads.clear();
     streams.clear();
     rows.clear();
+    stack_ids.clear();
     forget_spilled();
   }
   stacks.clear();
   trace_gpu();
-  callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
-      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  callbacks = {at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
+                   {at::RecordScope::FUNCTION})),
+               at::addGlobalCallback(at::RecordFunctionCallback(begin_node, end_node).scopes(
+                   {at::RecordScope::BACKWARD_FUNCTION}))};
   enabled = true;
   Py_RETURN_NONE;
 }
@@ -534,8 +572,8 @@ PyObject* py_mark_operators(PyObject*, PyObject* capsule) {
 PyObject* py_stop(PyObject*, PyObject*) {
   enabled = false;
   driver_log = nullptr;
-  if (callback != at::INVALID_CALLBACK_HANDLE) at::removeCallback(callback);
-  callback = at::INVALID_CALLBACK_HANDLE;
+  for (at::CallbackHandle callback : callbacks) at::removeCallback(callback);
+  callbacks.clear();
   Py_RETURN_NONE;
 }
 
