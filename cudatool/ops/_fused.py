@@ -21,7 +21,7 @@ from cudatool.ops._rows import RowCall, RowKernels
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS, c_type, compute_dtype
-from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.kernel import Kernel, compile_own, launch
 from cudatool.runtime.stream import Stream
 
 __all__ = ["Fused", "Head", "Load", "Number", "Operand", "Part", "Value"]
@@ -254,7 +254,7 @@ class Fused:
 @functools.lru_cache(maxsize=1024)
 def _compiled(fused: Fused, width: int, device: int) -> Kernel:
     with on_device(device):
-        return compile(fused.source(), f"{fused.name}<{width}>")
+        return compile_own(fused.source(), f"{fused.name}<{width}>")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -34,7 +34,7 @@ from cudatool.runtime.dtypes import (
     real_dtype,
     result_type,
 )
-from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.kernel import Kernel, compile, compile_own, launch
 from cudatool.runtime.plans import LaunchPlans
 from cudatool.runtime.stream import Stream, current_stream, stream_on
 from cudatool.trace import hooks
@@ -455,7 +455,8 @@ class Pointwise:
     ) -> Kernel:
         instance = [c_type(dtype) for dtype in (out, *sources) if dtype is not None]
         with on_device(device):
-            return compile(self._source(types, sources), f"{self.name}<{', '.join(instance)}, {width}>")
+            compiled = compile_own if self.fusible else compile
+            return compiled(self._source(types, sources), f"{self.name}<{', '.join(instance)}, {width}>")
 
     def _source(self, types: Types, sources: tuple[np.dtype[Any] | None, ...]) -> str:
         arrays = [name for name, source in zip(self.operands, sources, strict=True) if source is not None]

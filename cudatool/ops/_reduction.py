@@ -22,7 +22,7 @@ from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS, c_type, category, compute_dtype, require_int
-from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.kernel import Kernel, compile_own, launch
 from cudatool.runtime.stream import current_stream
 
 __all__ = ["Dims", "Reduction", "check_array", "dimensions"]
@@ -253,7 +253,7 @@ class Reduction:
             name=self.name,
         )
         with on_device(device):
-            return compile(source, name)
+            return compile_own(source, name)
 
 
 class _Plan(NamedTuple):

@@ -17,7 +17,7 @@ from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS
-from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.kernel import Kernel, compile_own, launch
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
 
@@ -167,7 +167,7 @@ class RowKernels:
     def compile(self, name: str, device: int, before: str = "") -> Kernel:
         """Return an instance, with C++ in front of the kernels that says what else they do with their result."""
         with on_device(device):
-            return compile(NUMBERS + LOADS + before + self._rows + self._source, name)
+            return compile_own(NUMBERS + LOADS + before + self._rows + self._source, name)
 
     def __call__(self, name: str, device: int, config: Any, *arguments: Any) -> None:
         """Launch an instance, ``"softmax<float, float, 4>"``, on the device's current stream."""

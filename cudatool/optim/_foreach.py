@@ -14,7 +14,7 @@ from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray, asarray, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import c_type
-from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.kernel import Kernel, compile_own, launch
 from cudatool.runtime.multi_tensor import (
     CHUNK,
     PRELUDE,
@@ -171,7 +171,7 @@ _norm_parts: Final = MultiTensorKernel("norm_parts", _SOURCE, [("p", "<f8"), ("p
 @functools.cache
 def _kernel(name: str, device: int) -> Kernel:
     with on_device(device):
-        return compile(PRELUDE + _SOURCE, name)
+        return compile_own(PRELUDE + _SOURCE, name)
 
 
 def _map_lists(

@@ -23,7 +23,7 @@ from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.device import get_device_properties
-from cudatool.runtime.kernel import compile, launch
+from cudatool.runtime.kernel import compile_own, launch
 from cudatool.runtime.stream import Stream, current_stream
 
 __all__ = [
@@ -299,7 +299,7 @@ def operation(function: Callable[..., Any]) -> Op:
 def kernel(source: str, name: str, device: int) -> Any:
     """Return a kernel of `source`, compiled for a device."""
     with on_device(device):
-        return compile(source, name)
+        return compile_own(source, name)
 
 
 @functools.cache

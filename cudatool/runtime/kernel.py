@@ -31,7 +31,7 @@ from cudatool.runtime.stream import Stream, as_stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, WarningCode, WarningFlag, launch_flags, pack_dims
 
-__all__ = ["Kernel", "compile", "is_watched", "launch", "memory_of_launch", "watched"]
+__all__ = ["Kernel", "compile", "compile_own", "is_watched", "launch", "memory_of_launch", "watched"]
 
 
 class Kernel:
@@ -383,10 +383,23 @@ def compile(source: str, name: str, *, options: Any = None) -> Kernel:
     """
     if not isinstance(source, str):
         raise UsageError(f"a source is a string of CUDA C++, not {type(source).__name__}")
+    return _loaded(source, name, options)
+
+
+def compile_own(source: str, name: str) -> Kernel:
+    """Do what :func:`compile` does, for a source of this package.
+
+    On the software device, NVRTC makes its PTX alone. For a program's sources it makes machine code, too, which takes
+    as long again and is not used: only its assembler finds mistakes of inline assembly and functions without a body.
+    """
+    return _loaded(source, name, None, is_ours=True)
+
+
+def _loaded(source: str, name: str, options: Any, *, is_ours: bool = False) -> Kernel:
     index = current_device()
     with operation() as correlation, relaxed():  # nothing that is captured depends on what is loaded now
-        code = _object_code(source, name, options)
-        kernel = Kernel(code.get_kernel(name), name, functools.partial(_ptx, source, name, options))
+        code = _object_code(source, name, options, is_ours=is_ours)
+        kernel = Kernel(code.get_kernel(name), name, functools.partial(_ptx, source, name, options, is_ours=is_ours))
     if correlation:
         hooks.emit(Kind.MODULE_LOAD, device=index, name=name, size=len(code.code))
     return kernel
@@ -410,26 +423,28 @@ def _headers_digest() -> bytes:
 _programs: Final = CodeCache("nvrtc")
 
 
-def _ptx(source: str, name: str, options: Any) -> tuple[bytes, str]:
+def _ptx(source: str, name: str, options: Any, *, is_ours: bool) -> tuple[bytes, str]:
     """Return the PTX of a program, and what its kernel is called there."""
     with operation():
-        code = _object_code(source, name, options, "ptx")
+        code = _object_code(source, name, options, "ptx", is_ours=is_ours)
     mangled = code.symbol_mapping[name]
     return bytes(code.code), mangled.decode() if isinstance(mangled, bytes) else mangled
 
 
-def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
+def _object_code(source: str, name: str, options: Any, target: str = "", *, is_ours: bool = False) -> Any:
     """Return the compiled program; a cache entry is the kernel's mangled name, a zero byte, and the code."""
     core = calls.core
     given = options
+    # The software device cannot run machine code.
+    target = target or ("ptx" if _driver.initialize().kind == "sim" else "cubin")
     if given is None:
         stem = name.partition("<")[0].rpartition(":")[2]
         file = source_text.keep(f"{stem}.cu", source)
-        given = core.ProgramOptions(name=file, lineinfo=True)
+        # Of a virtual architecture there is no machine code.
+        arch = f"compute_{core.Device().arch}" if is_ours and target == "ptx" else None
+        given = core.ProgramOptions(name=file, lineinfo=True, arch=arch)
     own_paths = [given.include_path] if isinstance(given.include_path, str) else list(given.include_path or ())
     complete = dataclasses.replace(given, include_path=[*own_paths, *include_paths()])
-    # The software device cannot run machine code.
-    target = target or ("ptx" if _driver.initialize().kind == "sim" else "cubin")
     if own_paths:
         return core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
 

@@ -26,7 +26,7 @@ from cudatool.runtime.annotate import annotate
 from cudatool.runtime.array import DeviceArray, asarray, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS, bfloat16
-from cudatool.runtime.kernel import Kernel, compile, is_watched, launch
+from cudatool.runtime.kernel import Kernel, compile_own, is_watched, launch
 from cudatool.runtime.stream import current_stream
 from cudatool.trace import hooks
 
@@ -264,7 +264,7 @@ class MultiTensorKernel:
 @functools.cache
 def _compiled(source: str, name: str, device: int) -> Kernel:
     with on_device(device):
-        return compile(source, name)
+        return compile_own(source, name)
 
 
 def pointer(scalar: DeviceArray | None) -> int:

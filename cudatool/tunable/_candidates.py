@@ -13,7 +13,7 @@ from cudatool.blas._gemm import Compute, Gemm, default_implementation, perform
 from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.kernel import Kernel, compile_own, launch
 from cudatool.runtime.stream import Stream
 from cudatool.tunable import _triton
 
@@ -110,7 +110,7 @@ def _kernel_fits(gemm: Gemm) -> bool:
 @functools.cache
 def _compiled(type_name: str, device: int) -> Kernel:
     with on_device(device):
-        return compile(_SOURCE, f"gemm<{type_name}, {_TILE}>")
+        return compile_own(_SOURCE, f"gemm<{type_name}, {_TILE}>")
 
 
 def _by_kernel(gemm: Gemm, stream: Stream) -> None:

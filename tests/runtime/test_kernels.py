@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import linecache
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda import core
 
 import cudatool
+from cudatool import _driver
 from cudatool.errors import CompileError, CudaError, UsageError
+from cudatool.runtime.kernel import compile_own
 from cudatool.trace.events import Event, Kind, unpack_dims
 
 SCALE = """
@@ -155,6 +159,35 @@ def test_compile_error_has_the_compilers_log() -> None:
         cudatool.compile('extern "C" __global__ void f(int *p) { *p = missing; }', "f")
     assert "missing" in caught.value.log
     assert "NVRTC_ERROR_COMPILATION" in caught.value.args[0]
+
+
+def test_mistakes_of_inline_assembly_are_found_when_a_program_is_compiled() -> None:
+    source = """extern "C" __global__ void f(int *out, float x) {
+        asm("add.s32 %0, %1, 1;" : "=r"(*out) : "f"(x));
+    }"""
+    with pytest.raises(CompileError) as caught:
+        cudatool.compile(source, "f")
+    assert "Arguments mismatch" in caught.value.log
+
+
+def test_of_our_own_kernels_the_software_device_has_no_machine_code_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes NVRTC as long as all else, and nothing runs it."""
+    program, architectures = core.Program, []
+
+    def watched(source: str, language: str, options: core.ProgramOptions) -> core.Program:
+        architectures.append(options.arch)
+        return program(source, language, options)
+
+    monkeypatch.setattr(core, "Program", watched)
+    source = f'extern "C" __global__ void own() {{}}  // {time.time_ns()}: not in the cache'
+    cudatool.compile(source, "own")
+    kernel = compile_own(source, "own")
+    kernel.accesses  # noqa: B018  # needs the PTX, which is there
+    number = core.Device().arch
+    expected = [f"sm_{number}", f"compute_{number}"]
+    if _driver.initialize().kind == "cuda":
+        expected.insert(1, f"sm_{number}")
+    assert expected == architectures
 
 
 def test_kernel_that_is_not_in_the_source_is_an_error() -> None:
