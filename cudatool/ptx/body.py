@@ -101,7 +101,10 @@ class Body:
 
     def declared(self, name: str) -> str | None:
         """Return the unique name of what is declared as `name` in the scopes here, if anything is."""
-        return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
 
     def resolve(self, name: str) -> str:
         """Return the unique name of what is called `name` here: a variable, a label, an element of a vector."""

@@ -10,7 +10,7 @@ from operator import and_, or_
 
 from cudatool.limits import FLOW_STEPS
 from cudatool.ptx.effects import has_result
-from cudatool.ptx.isa import Control, opcode_of
+from cudatool.ptx.isa import JUMPS, WITHOUT_RESULT, Control, opcode_of
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -47,9 +47,10 @@ def _registers(operand: Operand) -> Iterator[str]:
 
 def writes(instruction: Instruction) -> list[str]:
     """Return the registers that an instruction sets."""
-    if not instruction.operands or not has_result(instruction):
+    operands = instruction.operands
+    if not operands or (instruction.opcode in WITHOUT_RESULT and not has_result(instruction)):
         return []
-    first = instruction.operands[0]
+    first = operands[0]
     if isinstance(first, Register):  # most are: the rest takes three times as long
         return [first.name]
     return [] if isinstance(first, Address) else list(_registers(first))
@@ -58,7 +59,8 @@ def writes(instruction: Instruction) -> list[str]:
 def reads(instruction: Instruction) -> list[str]:
     """Return the registers that an instruction uses, its guard included."""
     operands = instruction.operands
-    if operands and has_result(instruction) and not isinstance(operands[0], Address):
+    has_none = instruction.opcode in WITHOUT_RESULT and not has_result(instruction)
+    if operands and not has_none and not isinstance(operands[0], Address):
         operands = operands[1:]
     found = []
     for operand in operands:
@@ -123,7 +125,7 @@ class Flow:
         self._work_left = FLOW_STEPS
         code = function.instructions
         starts = {0, len(code), *function.labels.values(), *split}
-        starts.update(i + 1 for i, one in enumerate(code) if opcode_of(one.opcode).control is not Control.NEXT)
+        starts.update(i + 1 for i, one in enumerate(code) if one.opcode in JUMPS)
         ordered = sorted(starts)
         self.blocks = [Block(a, b) for a, b in zip(ordered, [*ordered[1:], len(code)], strict=True)]
         self.at = {block.start: number for number, block in enumerate(self.blocks)}
@@ -278,7 +280,9 @@ class Flow:
             used: set[str] = set()
             killed: set[str] = set()
             for instruction in code[block.start : block.stop]:
-                used.update(name for name in reads(instruction) if name not in killed)
+                for name in reads(instruction):
+                    if name not in killed:
+                        used.add(name)
                 if instruction.guard is None:
                     killed.update(writes(instruction))
                 else:

@@ -94,11 +94,13 @@ class Inliner:
         for index, instruction in enumerate(source.instructions):
             for label in at.get(index, ()):
                 self.result.labels[label] = len(out)
-            guard = instruction.guard and replace(
-                instruction.guard, name=names.get(instruction.guard.name, instruction.guard.name)
-            )
-            operands = tuple(renamed(operand, names) for operand in instruction.operands)
-            copied = replace(instruction, guard=guard, operands=operands)
+            copied = instruction
+            if names:
+                guard = instruction.guard and replace(
+                    instruction.guard, name=names.get(instruction.guard.name, instruction.guard.name)
+                )
+                operands = tuple(renamed(operand, names) for operand in instruction.operands)
+                copied = replace(instruction, guard=guard, operands=operands)
             if end is not None and instruction.opcode == "ret":
                 out.append(replace(copied, opcode="bra", modifiers=(), operands=(Symbol(end),)))
             elif instruction.opcode == "call":

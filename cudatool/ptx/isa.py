@@ -11,7 +11,19 @@ from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from typing import Final
 
-__all__ = ["TYPE_BYTES", "Access", "Control", "Cost", "InstructionClass", "Mode", "Opcode", "Passes", "opcode_of"]
+__all__ = [
+    "JUMPS",
+    "TYPE_BYTES",
+    "WITHOUT_RESULT",
+    "Access",
+    "Control",
+    "Cost",
+    "InstructionClass",
+    "Mode",
+    "Opcode",
+    "Passes",
+    "opcode_of",
+]
 
 _TYPES: Final = {
     1: "u8 s8 b8 pred e4m3 e5m2 u4 s4 b1",  # of the last three, a byte of a matrix holds several
@@ -282,6 +294,10 @@ _ROWS: Final[dict[str, Opcode]] = {
 }
 _BY_OPCODE: Final = {opcode: row for opcodes, row in _ROWS.items() for opcode in opcodes.split()}
 _UNKNOWN: Final = Opcode()
+WITHOUT_RESULT: Final = frozenset(opcode for opcode, row in _BY_OPCODE.items() if not row.has_result)
+"""Opcodes whose first operand is no register that they set. What looks at every instruction asks for no more."""
+JUMPS: Final = frozenset(opcode for opcode, row in _BY_OPCODE.items() if row.control is not Control.NEXT)
+"""Opcodes after which another instruction than the next may follow, or none."""
 
 
 def opcode_of(opcode: str) -> Opcode:

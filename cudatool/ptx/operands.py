@@ -62,7 +62,7 @@ def symbols(operand: Operand) -> Iterator[str]:
 def renamed(operand: Operand, names: dict[str, str]) -> Operand:
     """Return an operand with registers and symbols named as `names` says."""
     if isinstance(operand, Register | Symbol):
-        return replace(operand, name=names.get(operand.name, operand.name))
+        return replace(operand, name=names[operand.name]) if operand.name in names else operand
     if isinstance(operand, Address):
         base = operand.base and replace(operand.base, name=names.get(operand.base.name, operand.base.name))
         return replace(operand, base=base, coordinates=tuple(renamed(one, names) for one in operand.coordinates))

@@ -12,16 +12,18 @@ from cudatool.ptx.model import Immediate, PtxError
 __all__ = ["LINKAGE", "SPACES", "TYPE", "VECTOR", "Tokens", "immediate"]
 
 _TOKEN: Final = re.compile(
-    r"(?P<skip>[ \t\r]+|//[^\n]*)"
-    r"|(?P<newline>\n)"
-    r"|(?P<comment>/\*.*?\*/)"
-    r"|(?P<unclosed>/\*)"
+    r"[ \t\r]*(?:"
+    r"(?P<newline>\n)"
     r"|(?P<token>"
     r'"[^"\n]*"'
     r"|0[fFdD][0-9a-fA-F]{8,16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?"
     r"|[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*"
     r"|\.[A-Za-z_]\w*(?:::\w+)*"
-    r"|<<|>>|[{}()\[\],;:=+\-!|<>@~*/&^?])",
+    r"|<<|>>|[{}()\[\],;:=+\-!|<>@~*&^?]|/(?![/*]))"
+    r"|(?P<end>\Z|//[^\n]*)"
+    r"|(?P<comment>/\*.*?\*/)"
+    r"|(?P<unclosed>/\*)"
+    r"|(?P<other>.))",
     re.DOTALL,
 )
 SPACES: Final = {".global", ".const", ".shared", ".local", ".param"}
@@ -50,26 +52,24 @@ class Tokens:
         self._tokenize(line)
 
     def _tokenize(self, line: int) -> None:
-        position, text, match = 0, self.text, _TOKEN.match
-        while position < len(text):
-            found = match(text, position)
-            if found is None:
-                raise PtxError(f"unexpected character {text[position]!r}", line)
+        tokens, lines, starts = self.tokens, self.lines, self.starts
+        for found in _TOKEN.finditer(self.text):
             kind = found.lastgroup
             if kind == "token":
-                self.tokens.append(found.group())
-                self.lines.append(line)
-                self.starts.append(position)
+                tokens.append(found["token"])
+                lines.append(line)
+                starts.append(found.start("token"))
             elif kind == "newline":
                 line += 1
             elif kind == "comment":
-                line += found.group().count("\n")
+                line += found["comment"].count("\n")
             elif kind == "unclosed":
                 raise PtxError("a comment without an end", line)
-            position = found.end()
-        self.tokens.append("")  # the end: matches nothing
-        self.lines.append(line)
-        self.starts.append(len(text))
+            elif kind == "other":
+                raise PtxError(f"unexpected character {found['other']!r}", line)
+        tokens.append("")  # the end: matches nothing
+        lines.append(line)
+        starts.append(len(self.text))
 
     @property
     def line(self) -> int:

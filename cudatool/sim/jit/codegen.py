@@ -384,11 +384,12 @@ class _Kernel(ThreadCode):
         return checked
 
 
-_SYMBOL = re.compile(r"^(declare|define) [^@\n]*@([\w.$]+)\(.*$", re.MULTILINE)
+_SYMBOL = re.compile(r"\n(declare|define) [^@\n]*@([\w.$]+)\(.*")  # a search for two letters, not at every character
 
 
 def _declared_once(text: str) -> str:
     """Return a module without repeated declarations: several parts of a kernel may need the same function."""
+    text = f"\n{text}"
     known = {match[2] for match in _SYMBOL.finditer(text) if match[1] == "define"}
 
     def keep(match: re.Match[str]) -> str:
@@ -396,6 +397,6 @@ def _declared_once(text: str) -> str:
             return match[0]
         repeated = match[2] in known
         known.add(match[2])
-        return "" if repeated else match[0]
+        return "\n" if repeated else match[0]
 
-    return _SYMBOL.sub(keep, text)
+    return _SYMBOL.sub(keep, text)[1:]

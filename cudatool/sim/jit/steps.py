@@ -61,12 +61,14 @@ def _loops_by(size: str, function: Function, flow: Flow, large: int | None = Non
 
     They access memory and suspend no thread.
     """
-    code = function.instructions
+    code, loops = function.instructions, flow.natural_loops()
+    if not loops:
+        return {}
     strides = _strides(code, size)
     if not strides and large is None:
         return {}
     found = {}
-    for start, blocks in flow.natural_loops().items():
+    for start, blocks in loops.items():
         inside = [code[index] for n in blocks for index in range(flow.blocks[n].start, flow.blocks[n].stop)]
         if _goes_on_by(inside, strides, large) and not any(suspension_of(one) for one in inside):
             found[start] = blocks

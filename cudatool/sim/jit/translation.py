@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudatool.loading.whole_imports import whole_imports
@@ -99,6 +100,7 @@ class Translation:
         return max((known for known in made if known <= left_out), key=len, default=Needless())
 
 
+@cache
 def _translator() -> Any:
     with whole_imports():
         from cudatool.sim.jit import translator  # takes a while to load: kernels in the cache need none of it
