@@ -67,10 +67,15 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_shared_by_others() -> None:
-    """Let what a test says of memory that other processes can use be about its own: segments of others live on."""
+    """Let what a test says of memory that other processes can use be about its own: segments of others live on.
+
+    Where there is such memory, work begins by itself after 0.2 s: on a busy machine before a test has looked at what is
+    pending.
+    """
     driver = sys.modules.get("cudatool._driver")
     choice = None if driver is None else driver.chosen()
     if choice is not None and choice.machine is not None:
+        choice.machine.scheduler._is_shared = False
         for allocation in choice.machine.allocations:
             allocation.is_shared = False
 

@@ -165,11 +165,12 @@ def serve() -> str:
     for module in sys.argv[1:]:
         import_module(module)
 
-    gc.collect()
-    gc.freeze()  # no page is copied because a child's collection looked at it
-    # Nor because its end frees what modules hold; names still become None, and what the program itself made is freed.
+    # No page is copied because a child's end frees what modules hold; names still become None, and what the program
+    # itself made is freed.
     held = [list(vars(module).values()) for module in list(sys.modules.values())]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    gc.collect()
+    gc.freeze()  # nor because a collection looked at it, which takes time, too
 
     requests, answers = os.dup(0), os.dup(1)
     with open(requests, closefd=False) as lines:

@@ -180,23 +180,23 @@ def test_interrupt_at_any_moment_is_a_keyboard_interrupt_and_status_130(
     tmp_path: Path, command: str, program: str, seed: int
 ) -> None:
     (tmp_path / "program.py").write_text(program)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "cudatool", command, "program.py"],
         cwd=tmp_path,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        while "begins" not in (line := process.stdout.readline()):
-            assert line, "the program ended before it began"
-        time.sleep(random.Random(seed).uniform(0, 0.1))
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()  # it would go on for ever
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while "begins" not in (line := process.stdout.readline()):
+                assert line, "the program ended before it began"
+            time.sleep(random.Random(seed).uniform(0, 0.1))
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()  # it would go on for ever
     assert (process.returncode, output.count("KeyboardInterrupt")) == (130, 1), output
     assert "CUDA_ERROR" not in output and "ignored" not in output
 

@@ -90,10 +90,14 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(folder):
 
 def test_interrupt_is_status_130_and_no_finding(folder):
     command = [*COMMAND, "snapshot", "--json", "t.ctrace"]
-    process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # the command has more to say, and waits
-    select.select([process.stdout], [], [], 60)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, **pipes) as process:
+        try:
+            fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # the command has more to say, and waits
+            select.select([process.stdout], [], [], 60)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, error.strip()) == (130, b"cudatool: interrupted")

@@ -53,11 +53,13 @@ def child():
         return process.stdout.readline().strip()
 
     evaluate.process = process
-    yield evaluate
-    process.stdin.close()
-    process.wait(timeout=60)
-    for pipe in (process.stdout, process.stderr):
-        pipe.close()
+    with process:
+        try:
+            yield evaluate
+            process.stdin.close()
+            process.wait(timeout=60)
+        finally:
+            process.kill()
 
 
 @pytest.fixture(autouse=True)
