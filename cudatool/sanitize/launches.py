@@ -133,13 +133,7 @@ class Launches:
         extra = self._engine.repairs.edges if self._engine.repairs is not None else ()
         found = check_nodes(graph, accesses, extra, self._engine.effort, go_on_repaired=self._engine.go_on_repaired)
         for race in found:
-            first, second = (
-                side_of(one.of(operation, node.record))
-                if one.mode
-                else Side(operation, "free" if node.type == FREE else "allocate", node=node.record)
-                for one in (race.first, race.second)
-                for node in (graph.nodes[one.node],)
-            )
+            first, second = (_side_of_node(one, graph.nodes[one.node], operation) for one in (race.first, race.second))
             buffer = self._engine.buffers.find(race.start)
             self._engine.found.report(race.kind, first, second, race.start, race.size, buffer, inside=True)
         if not found:
@@ -195,3 +189,12 @@ class Launches:
         """A node will use `buffer` in every launch. Memory of graphs and of private pools is theirs."""
         if buffer is not None and buffer.freed < 0 and not buffer.of_graphs:
             node.pointers.append(buffer)
+
+
+def _side_of_node(access: Access, node: Node, operation: Operation) -> Side:
+    """Return what a node does as a side of a defect. Of a host function it is the node, too: an edge may order that."""
+    if not access.mode:
+        return Side(operation, "free" if node.type == FREE else "allocate", node=node.record)
+    side = side_of(access.of(operation, node.record))
+    side.node = node.record
+    return side

@@ -143,6 +143,7 @@ static PyObject *make_event(const Thread *thread, long kind, PyObject *const *gi
     struct timespec now;
     int is_inside = thread->host_function && is_of_host_function[kind];
     PyObject *correlation = is_inside ? PyLong_FromLongLong(thread->host_function) : Py_NewRef(given[CORRELATION]);
+    PyObject *stream = is_inside && thread->node ? PyLong_FromLongLong(thread->node) : Py_NewRef(given[STREAM]);
     PyObject *stack = given[STACK] != Py_None ? Py_NewRef(given[STACK])
                       : has_stack[kind]       ? PyObject_CallNoArgs(capture)
                                               : Py_NewRef(zero);
@@ -150,13 +151,13 @@ static PyObject *make_event(const Thread *thread, long kind, PyObject *const *gi
     clock_gettime(CLOCK_MONOTONIC, &now);
     PyObject *time = PyLong_FromLongLong(now.tv_sec * 1000000000LL + now.tv_nsec);
     PyObject *number = PyLong_FromLongLong(thread->id);
-    if (!correlation || !stack || !time || !number) {
-        Py_XDECREF(correlation), Py_XDECREF(stack), Py_XDECREF(time), Py_XDECREF(number);
+    if (!correlation || !stream || !stack || !time || !number) {
+        Py_XDECREF(correlation), Py_XDECREF(stream), Py_XDECREF(stack), Py_XDECREF(time), Py_XDECREF(number);
         return NULL;
     }
     PyObject *const fields[GIVEN + 2] = {
         time, Py_NewRef(given[KIND]), Py_NewRef(given[DEVICE]), Py_NewRef(given[FLAGS]), number,
-        Py_NewRef(given[STREAM]), correlation, stack, Py_NewRef(given[NAME]), Py_NewRef(given[ADDRESS]),
+        stream, correlation, stack, Py_NewRef(given[NAME]), Py_NewRef(given[ADDRESS]),
         Py_NewRef(given[SIZE]), Py_NewRef(given[AUX0]), Py_NewRef(given[AUX1]),
     };
     return event_of(fields);

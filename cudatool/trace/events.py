@@ -277,10 +277,12 @@ FIELDS: Final[dict[Kind, str]] = {
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
     "for a mask see AccessFlag",
     Kind.HOST_ACCESS: "address, size, flags=AccessFlag, aux0 and aux1 as of ACCESS, "
-    "correlation=the host function that does it (0 for none), stack",
-    Kind.HAND_OVER: "aux0=object, correlation=the host function that does it (0 for none): the thread that takes it "
+    "correlation=the host function that does it (0 for none), stream=the node of a graph launch that calls this "
+    "function, stack",
+    Kind.HAND_OVER: "aux0=object, correlation and stream as of HOST_ACCESS: the thread that takes it "
     "over knows that what came before is done",
-    Kind.TAKE_OVER: "aux0=object, correlation as of HAND_OVER: what was handed over with it so far came before",
+    Kind.TAKE_OVER: "aux0=object, correlation and stream as of HOST_ACCESS: what was handed over with it so far came "
+    "before",
     Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "
     "flags=1 a kernel that a graph launch ran, address=the node of a graph launch (0 outside of one)",
     Kind.RANGE_PUSH: "name",

@@ -237,7 +237,7 @@ def host_function(correlation: int, node: int = 0) -> Iterator[None]:
     """While the driver calls a host function of the program: what it does itself is work of that operation.
 
     Events of kinds that say so get its correlation; the others stay as they are. `node` is the number of the graph's
-    node that calls it.
+    node that calls it (0 outside of a graph), which those events have as their stream.
     """
     thread = _local.thread
     outer = thread.host_function, thread.node
@@ -299,7 +299,7 @@ def _emit_with_care(
                         error = None
                 if event is None:
                     if thread.host_function and kind in _OF_HOST_FUNCTIONS:
-                        correlation = thread.host_function
+                        correlation, stream = thread.host_function, thread.node or stream
                     if stack is None:
                         stack = stacks.capture() if kind in _WITH_STACK else 0
                     # fmt: off
