@@ -20,9 +20,9 @@ from cudatool.cli._recorded import checked, trace_of
 from cudatool.config import QUIET
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.sanitize import joined_processes, parse_checks, render_json
+from cudatool.sanitize.coverage import ended
 from cudatool.sanitize.explore import Run, SeededSchedule, device_for, joined, report_from_json, schedules
 from cudatool.sanitize.findings import Gap, GapKind, Report
-from cudatool.sanitize.report.views import ended
 from cudatool.trace import reader
 from cudatool.trace.model import Ending
 from cudatool.workload import Start, Workload

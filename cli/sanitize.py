@@ -22,10 +22,10 @@ from cudatool.cli._schedules import explored
 from cudatool.cli._text import path_from, say
 from cudatool.errors import UsageError
 from cudatool.sanitize import Outcome, Outputs, Run, joined_processes, of_process, parse_checks, render_text
+from cudatool.sanitize.coverage import ended
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.places import project_root, recorded_at
 from cudatool.sanitize.report.outputs import FORMATS
-from cudatool.sanitize.report.views import ended
 from cudatool.trace.events import Kind, ProcessFlag
 from cudatool.trace.frames import user_files
 from cudatool.trace.model import Ending

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from cudatool.config import CHILD
 from cudatool.loading.attached import attached
-from cudatool.processes.journal import BEGAN, REPLACED, STARTED, UNRECORDED, Journal
+from cudatool.processes.ends import Ends
+from cudatool.processes.journal import BEGAN, ENDED, REPLACED, STARTED, UNRECORDED, Journal
 from cudatool.processes.starts import Starts
 
 __all__ = ["journal", "leave_by", "noticed_in", "start", "stop"]
@@ -71,6 +72,7 @@ def noticed_in(where: Journal, *, began: bool = True) -> None:
     if is_first:
         _starts = Starts(_started)
         _starts.install()
+        Ends(_ended).install()
         os.register_at_fork(after_in_child=_forked)
         atexit.register(_leaving)
         os._exit = _leaving_by(os._exit)  # type: ignore[assignment]
@@ -87,6 +89,11 @@ def leave_by(function: Callable[[], None] | None) -> None:
 def _started(name: str, process: int, replaces: bool) -> None:
     if _journal is not None:
         _journal.note(REPLACED if replaces else STARTED, process, name)
+
+
+def _ended(process: int, status: int) -> None:
+    if _journal is not None:
+        _journal.note(ENDED, process, str(status))
 
 
 def _forked() -> None:

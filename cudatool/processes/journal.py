@@ -10,10 +10,23 @@ import errno
 import os
 from typing import Final, NamedTuple
 
-__all__ = ["BEGAN", "IMPORTED", "Journal", "Note", "STARTED", "REPLACED", "TRACED", "UNRECORDED", "identity_of"]
+__all__ = [
+    "BEGAN",
+    "ENDED",
+    "IMPORTED",
+    "Journal",
+    "Note",
+    "STARTED",
+    "REPLACED",
+    "TRACED",
+    "UNRECORDED",
+    "identity_of",
+]
 
 BEGAN: Final = "began"
 """Recording will begin in the process when it comes to use a device. The text is empty."""
+ENDED: Final = "ended"
+"""The process did not succeed, says `by`, which waited for it. The text is its exit status; if negative, the signal."""
 IMPORTED: Final = "imported"
 """The process ended without a use of a device that was recorded, and had imported a library that may use one. The text
 is its name."""

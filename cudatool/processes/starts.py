@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["Starts"]
+__all__ = ["Starts", "named_as"]
 
 _ASK: Final = ("ctypes.util", "platform", "uuid")
 _HELPERS: Final = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
@@ -77,7 +77,7 @@ class Starts:
                 self._started(name, process, False)
             return result
 
-        return _named_as(function, started)
+        return named_as(function, started)
 
     def _replacing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """os.execvp calls it for each directory of the PATH."""
@@ -89,10 +89,10 @@ class Starts:
                 self._started(_path_first(path, *arguments), os.getpid(), True)
             return function(path, *arguments)
 
-        return _named_as(function, replaced)
+        return named_as(function, replaced)
 
 
-def _named_as(function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+def named_as(function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
     own.__name__, own.__qualname__, own.__doc__ = function.__name__, function.__qualname__, function.__doc__
     own.__module__ = function.__module__
     own.__wrapped__ = function  # type: ignore[attr-defined]  # as functools.wraps, which takes longer to import

@@ -33,7 +33,18 @@ from cudatool.config import CHILD, QUIET
 from cudatool.errors import CudatoolError, OutputError
 from cudatool.files import KeptDescriptor
 from cudatool.processes import child
-from cudatool.processes.journal import BEGAN, IMPORTED, REPLACED, STARTED, TRACED, UNRECORDED, Journal, identity_of
+from cudatool.processes.ends import Ends, status_of_zombie
+from cudatool.processes.journal import (
+    BEGAN,
+    ENDED,
+    IMPORTED,
+    REPLACED,
+    STARTED,
+    TRACED,
+    UNRECORDED,
+    Journal,
+    identity_of,
+)
 from cudatool.progress import announce
 from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport
@@ -53,6 +64,7 @@ _NO_USE: Final = frozenset(
     (*_KEPT, Kind.MARK, Kind.CALL, Kind.HAND_OVER, Kind.TAKE_OVER, Kind.HOST_ACCESS, Kind.CHILD_RECORDED)
 )
 """Events that are no use of a device."""
+_UNSIGNED: Final = (1 << 64) - 1
 _MOST_KEPT: Final = 10_000
 _MOST_NAMES: Final = 1000  # that are tried for a trace
 
@@ -99,7 +111,8 @@ def recorded(settings: Settings, recorder: Recorder) -> Iterator[None]:
     _settings, _first = settings, os.getpid()
     os.environ[CHILD] = "\n".join((journal.path, journal.identity, json.dumps(asdict(settings))))
     try:
-        yield
+        with Ends(lambda process, status: journal.note(ENDED, process, str(status))).noticed():
+            yield
     finally:
         if os.getpid() == _first:
             _record_children(journal, recorder)
@@ -138,6 +151,7 @@ def _record_children(journal: Journal, recorder: Recorder) -> None:
         recorder.add_facts({"child_libraries": imported})
     traces = {note.pid: note.text for note in notes if note.what == TRACED}
     missing = {note.pid: note.text for note in notes if note.what == UNRECORDED}
+    statuses = {note.pid: int(note.text) for note in notes if note.what == ENDED}
     for note in notes:
         if note.what in (STARTED, REPLACED):
             flags = ProcessFlag.REPLACED if note.what == REPLACED else ProcessFlag(0)
@@ -147,7 +161,8 @@ def _record_children(journal: Journal, recorder: Recorder) -> None:
             if note.pid in missing and note.pid not in traces:
                 flags |= ProcessFlag.UNRECORDED
             name = traces.get(note.pid) or missing.get(note.pid, "")
-            hooks.emit(Kind.CHILD_RECORDED, name=name, aux0=note.pid, flags=flags)
+            status = statuses.get(note.pid) or status_of_zombie(note.pid)
+            hooks.emit(Kind.CHILD_RECORDED, name=name, aux0=note.pid, aux1=status & _UNSIGNED, flags=flags)
 
 
 def _is_running(process: int) -> bool:

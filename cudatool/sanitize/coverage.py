@@ -7,6 +7,7 @@ every format and the exit status show.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries
 from cudatool.trace.model import Ending, Trace
 from cudatool.units import format_bytes
 
-__all__ = ["LeftOpen", "find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
+__all__ = ["LeftOpen", "ended", "find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
 
 _MANAGED: Final = "cuMemAllocManaged"
 _HOST_NODE: Final = 3  # CU_GRAPH_NODE_TYPE_HOST
@@ -112,6 +113,7 @@ def find_gaps(
         names = tuple(dict.fromkeys(trace.names[int(name)] for name in partly["name"]))
         gaps.append(Gap(GapKind.KERNEL_RACES, len(partly), names))
     gaps += _processes(trace, beside)
+    gaps += _failed_processes(trace)
     if races or in_kernels:
         gaps += _shared_memory(trace)
     if unseen := _unseen(trace):
@@ -214,6 +216,29 @@ def _processes(trace: Trace, beside: Collection[int]) -> list[Gap]:
     if successors:
         gaps.append(Gap(GapKind.REPLACED, len(successors), tuple(successors)))
     return gaps
+
+
+def ended(status: int) -> str:
+    """Return how a process ended: its exit status, or the signal (a negative status)."""
+    if status >= 0:
+        return f"failed with exit status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def _failed_processes(trace: Trace) -> list[Gap]:
+    """Return the recorded processes that failed or were ended: the program may go on, and what they had yet to do is
+    not known. Programs end by SIGTERM what waits for more work, such as ``multiprocessing.Pool`` its workers.
+    """
+    names = {int(row["aux0"]): trace.names[int(row["name"])] for row in trace.of_kind(Kind.CHILD_PROCESS)}
+    failed = {}
+    for row in trace.of_kind(Kind.CHILD_RECORDED):
+        process, status = int(row["aux0"]), int(row["aux1"].astype(np.int64))
+        if status and status != -signal.SIGTERM:
+            failed[process] = f"{names.get(process) or f'process {process}'} {ended(status)}"
+    return [Gap(GapKind.FAILED_PROCESSES, len(failed), tuple(dict.fromkeys(failed.values())))] if failed else []
 
 
 def _shared_memory(trace: Trace) -> list[Gap]:
@@ -427,6 +452,16 @@ _WORDS: Final[dict[GapKind, _Words]] = {
     GapKind.WORKLOAD: _Words(
         lambda gap: f"what the workload would have done: it {first_names(gap.names)}",
         lambda gap: f"The workload itself {first_names(gap.names)}; what it would have done after that is not known.",
+    ),
+    GapKind.FAILED_PROCESSES: _Words(
+        lambda gap: (
+            f"what {_count(gap.count, 'child process', 'child processes')} would have done ({first_names(gap.names)})"
+        ),
+        lambda gap: (
+            f"{_count(gap.count, 'process', 'processes')} that the program started failed or ended early "
+            f"({first_names(gap.names)}); what {'it' if gap.count == 1 else 'they'} would have done after that is not "
+            "known."
+        ),
     ),
     GapKind.KERNEL_RACES: _Words(
         lambda gap: f"races in a part of {_count(gap.count, 'launch', 'launches')}",

@@ -124,6 +124,8 @@ class GapKind(StrEnum):
     """Possible races of kernels that may be ordered with the host, or with each other, by flags in memory."""
     WORKLOAD = "workload"
     """What the program would have done after it failed or was ended."""
+    FAILED_PROCESSES = "failed-processes"
+    """What processes that the program started would have done after they failed or were ended."""
     KERNEL_RACES = "kernel-races"
     """Launches of which racecheck looked at a part, as their history took too much memory."""
     SHARED_MEMORY = "shared-memory"

@@ -293,7 +293,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.CHILD_PROCESS: "the program started a process: name=its program, aux0=its id (0 if not known), "
     "flags=ProcessFlag, aux1=the process that started it, if that is another than the recorded one, stack",
     Kind.CHILD_RECORDED: "at the end of the recording, a process that it watched, too: aux0=its id, "
-    "name=the file of its trace, which lies beside this one (empty if it did not use a device), flags=ProcessFlag",
+    "name=the file of its trace, which lies beside this one (empty if it did not use a device), flags=ProcessFlag, "
+    "aux1=its exit status, negative (two's complement) the signal that ended it; 0 if it succeeded or nothing waited",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text, flags=WarningFlag, aux0=WarningCode; of SHARED name=the call, address (0 for none), "
     "size, stack",

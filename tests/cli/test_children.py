@@ -158,6 +158,35 @@ def test_process_that_cannot_be_recorded_is_a_gap_in_the_verdict(run_command, tm
     assert (0, "Traceback") == (done.returncode, "Traceback" if "Traceback" not in done.stderr else done.stderr)
 
 
+FAILING = f"""
+import multiprocessing, os, subprocess, sys
+
+def fail():
+    sys.exit("no")
+
+if __name__ == "__main__":
+    child_left = subprocess.Popen([sys.executable, "-c", "exit(3)"])  # nothing takes its exit status
+    for way in ("fork", "forkserver"):
+        child = multiprocessing.get_context(way).Process(target=fail)
+        child.start(); child.join()
+    subprocess.run([sys.executable, "-c", "{WORK}; import os; os.kill(os.getpid(), 9)"])
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # which ends its worker by SIGTERM
+        pool.apply(abs, (1,))
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    {WORK}
+    os.waitid(os.P_PID, child_left.pid, os.WEXITED | os.WNOWAIT)
+"""
+
+
+def test_process_that_failed_is_a_gap_in_the_verdict(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(FAILING)
+    done = run_command("sanitize", "--json", "a.py")
+    (gap,) = json.loads(done.stdout)["gaps"]
+    expected = ["python -c failed with exit status 3", "os.fork failed with exit status 1", "was ended by SIGKILL"]
+    assert ("failed-processes", 4, 0) == (gap["kind"], gap["count"], done.returncode), done.stdout
+    assert all(any(end in name for name in gap["names"]) for end in expected), gap["names"]
+
+
 def test_processes_that_use_no_device_leave_no_file_and_import_nothing_for_it(run_command, tmp_path):
     plain = "import sys; print(len(sys.modules.keys() & {'numpy', 'json', 'subprocess', 'cudatool.trace'}))"
     (tmp_path / "a.py").write_text(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 
-from cudatool.sanitize.coverage import gap_why
+from cudatool.sanitize.coverage import ended, gap_why
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
@@ -17,7 +17,6 @@ from cudatool.sanitize.report.views import (
     Entry,
     Run,
     describe,
-    ended,
     entries,
     failure,
     not_asked_for,

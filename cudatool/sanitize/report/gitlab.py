@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import PurePath
 
-from cudatool.sanitize.coverage import gap_why
+from cudatool.sanitize.coverage import ended, gap_why
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, digest
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import relative_path
-from cudatool.sanitize.report.views import Run, describe, ended, entries, failure, place, sites
+from cudatool.sanitize.report.views import Run, describe, entries, failure, place, sites
 from cudatool.text import json_text, printable
 from cudatool.trace.frames import user_frames
 

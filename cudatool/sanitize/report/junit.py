@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from cudatool.sanitize.coverage import gap_why
+from cudatool.sanitize.coverage import ended, gap_why
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import CHECKS, KINDS, check_of
 from cudatool.sanitize.places import shown_path
@@ -13,7 +13,6 @@ from cudatool.sanitize.report.views import (
     Entry,
     Run,
     describe,
-    ended,
     entries,
     failure,
     not_asked_for,

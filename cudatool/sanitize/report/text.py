@@ -7,7 +7,7 @@ import os
 import textwrap
 from typing import Any
 
-from cudatool.sanitize.coverage import gap_why
+from cudatool.sanitize.coverage import ended, gap_why
 from cudatool.sanitize.explore import schedule_lines
 from cudatool.sanitize.findings import DeviceFinding, Finding, Outcome, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of
@@ -16,7 +16,6 @@ from cudatool.sanitize.report.views import (
     Entry,
     Run,
     Site,
-    ended,
     entries,
     not_asked_for,
     place,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os.path
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ __all__ = [
     "ThreadPlace",
     "around",
     "describe",
-    "ended",
     "entries",
     "failure",
     "not_asked_for",
@@ -269,16 +267,6 @@ def verdict_words(outcome: Outcome) -> str:
 def failure(report: Report) -> bool:
     """Return whether nothing was checked, or the recording is incomplete: an error. Other gaps are warnings."""
     return report.outcome in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
-
-
-def ended(status: int) -> str:
-    """Return how the workload ended: its exit status, or the signal (a negative status)."""
-    if status >= 0:
-        return f"failed with exit status {status}"
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was ended by signal {-status}"
 
 
 def what(finding: Finding | DeviceFinding) -> str:
