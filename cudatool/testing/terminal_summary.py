@@ -1,10 +1,12 @@
-"""The end of a run, for pytest: nothing until the first report of a test that was checked."""
+"""The end of a run, for pytest: nothing until the first report of a test, if tests are to be checked."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from cudatool.testing.options import is_on
 
 if TYPE_CHECKING:
     from cudatool.testing.totals import Totals
@@ -22,13 +24,18 @@ class Summary:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what the reports carry."""
         result: dict[str, Any] | None = getattr(report, "cudatool", None)
-        if result is None or hasattr(self._config, "workerinput"):
+        if hasattr(self._config, "workerinput") or (result is None and not self._calls_tests()):
             return
         if self._totals is None:
             from cudatool.testing.totals import Totals  # the sanitizer: most of pytest's runs do not need it
 
             self._totals = Totals(self._config)
-        self._totals.add(report.nodeid, result)
+        if result is not None:  # else it was skipped, or is not to be checked: if all are, nothing was checked
+            self._totals.add(report.nodeid, result)
+
+    def _calls_tests(self) -> bool:
+        """Return whether tests are to be checked and called: ``--setup-only`` and ``--setup-plan`` call none."""
+        return is_on(self._config) and not self._config.getoption("setuponly")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

@@ -94,15 +94,15 @@ class Totals:
         """Return what was not checked in any test, or in all of them."""
         reports = [report for _, report in self._reports]
         gaps = merged_gaps([report.gaps for report in reports], add=True)
-        if self._checked and not any(report.operations or report.all for report in reports):
+        if (self._checked or is_on(self._config)) and not any(report.operations or report.all for report in reports):
             return (Gap(GapKind.OPERATIONS, whole=True), *gaps)
         return gaps
 
     def print(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say how many tests were checked, what was found, and who took most memory."""
         write = terminalreporter.write_line
-        terminalreporter.section(f"cudatool on {self._device}")
-        if self._checked:
+        terminalreporter.section(f"cudatool on {self._device}" if self._device else "cudatool")
+        if self._checked or is_on(self._config):
             operations = sum(report.operations for _, report in self._reports)
             write(f"{_count(len(self._checked), 'test')} checked, {_count(operations, 'operation')} on the device")
             self._print_findings(terminalreporter)

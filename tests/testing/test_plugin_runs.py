@@ -407,6 +407,26 @@ def test_checks_inside_of_kernels(run: Run, pytester: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [((), 1), (("--cudatool-allow-empty",), 0), (("--setup-plan",), 0), (("--collect-only",), 0)],
+)
+def test_run_whose_tests_are_all_skipped_or_left_out_has_checked_nothing(
+    run: Run, pytester: pytest.Pytester, arguments: tuple[str, ...], status: int
+) -> None:
+    suite = """
+        def test_skipped(): pytest.skip("no GPU here")
+
+        @pytest.mark.cuda_sanitize(checks=())
+        def test_left_out(): pass
+    """
+    result = run(suite, "--cudatool", "--cudatool-report=a.json", *arguments)
+    assert status == result.ret
+    if not arguments:
+        result.stdout.fnmatch_lines(["0 tests checked, 0 operations on the device", "nothing was checked"])
+        assert "not-checked" == json.loads((pytester.path / "a.json").read_text())["outcome"]
+
+
 def test_ini_file_turns_it_on(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ncudatool = true\ncudatool_device = sim:schedule=lifo\ncudatool_checks = memcheck\n")
     result = run("def test_racy(): write_twice(ct.zeros(16))", device="")
