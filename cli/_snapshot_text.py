@@ -9,6 +9,7 @@ from cudatool import analyze
 from cudatool.analyze.fragmentation import Occasion
 from cudatool.cli._text import bytes_or_unknown, counted, new_table, plain, print_rest, print_table
 from cudatool.text import printable, short_names, short_paths
+from cudatool.trace.physical import uncounted
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = 
     for finding in report.findings:
         _print_finding(console, finding, several=len(summary.devices) > 1)
     if not summary.devices:
-        console.print("no device memory was allocated")
+        console.print(f"no {'other ' if uncounted(report.trace) else ''}device memory was allocated")
     for device, diagnosis, ledger in zip(summary.devices, report.diagnoses, report.ledgers, strict=True):
         _print_device(console, device, diagnosis)
         if ledger is not None:

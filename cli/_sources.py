@@ -13,6 +13,7 @@ from cudatool.collect.plain_pickle import is_packed
 from cudatool.errors import FileFormatError, UsageError
 from cudatool.files import near_name
 from cudatool.trace import reader
+from cudatool.trace.physical import uncounted
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
@@ -74,5 +75,5 @@ def with_events(trace: Trace) -> Trace:
 def say_notes(trace: Trace) -> None:
     """Report on stderr what is missing from a trace."""
 
-    for note in trace.notes:
+    for note in (*trace.notes, *uncounted(trace)):
         messages().print(f"warning: {note}", markup=False)

@@ -17,6 +17,7 @@ from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest,
 from cudatool.progress import step
 from cudatool.trace.events import Kind
 from cudatool.trace.family import process_name
+from cudatool.trace.physical import physical_memory
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ __all__ = ["leaks"]
 
 _MOST = 20  # rows of the table
 _UNCLEAR = 4  # exit status
+_PINNED, _PHYSICAL = "pinned host memory", "memory from cuMemCreate"
+_LISTED_BY = {
+    _PINNED: "snapshot lists who holds it",
+    _PHYSICAL: "sanitize --checks leak lists what is never freed",
+}
 
 
 @command(
@@ -79,16 +85,18 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
             if not each:
                 console.print("Could not tell: no device memory was allocated.")
             for what in _not_looked_at(trace):
-                console.print(f"Not looked at: {what} (cudatool snapshot lists who holds it).")
+                console.print(f"Not looked at: {what} (cudatool {_LISTED_BY[what]}).")
     verdicts = [one.verdict for each in found for one in each]
     if LeakVerdict.LEAKS in verdicts:
         sys.exit(1)
-    if not verdicts or LeakVerdict.UNCLEAR in verdicts:
+    kept = any(held.now for trace in traces for held in physical_memory(trace).values())
+    if not verdicts or LeakVerdict.UNCLEAR in verdicts or kept:
         sys.exit(_UNCLEAR)
 
 
 def _not_looked_at(trace: Trace) -> list[str]:
-    return ["pinned host memory"] if len(trace.of_kind(Kind.HOST_ALLOC)) else []
+    kinds = {_PINNED: Kind.HOST_ALLOC, _PHYSICAL: Kind.PHYSICAL_ALLOC}
+    return [what for what, kind in kinds.items() if len(trace.of_kind(kind))]
 
 
 def _print(console: Console, result: Leaks) -> None:

@@ -16,6 +16,7 @@ from cudatool.trace.distinct import distinct
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
+from cudatool.trace.physical import uncounted
 from cudatool.units import counted, format_bytes, format_time
 
 __all__ = ["PARTS_OF_LINT", "LintFinding", "Severity", "lint"]
@@ -108,6 +109,8 @@ def _incomplete(trace: Trace) -> Iterator[LintFinding]:
     before = [f"{what} is not in the recording" for what in trace.header.get("unknown_before", ())]
     for note in (*trace.notes, *before):
         yield LintFinding("incomplete", Severity.WARNING, Confidence.HIGH, -1, 1, -1, note)
+    for note in uncounted(trace):
+        yield LintFinding("not-counted", Severity.WARNING, Confidence.HIGH, -1, 1, -1, note)
 
 
 def _times(trace: Trace) -> Iterator[LintFinding]:

@@ -21,6 +21,7 @@ from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FAILED_REQUESTS
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline
 from cudatool.trace.model import PinnedMemory, Trace
+from cudatool.trace.physical import uncounted
 
 __all__ = ["Columns", "DeviceMemory", "Moment", "Summary", "columns_of", "summarize", "summary_of"]
 
@@ -193,7 +194,7 @@ def summarize(trace: Trace, columns: Columns, *, moment: int | None = None) -> S
         kernels=execution.kernels(trace, columns.operations),
         copies=execution.copies(trace, columns.operations),
         streams=execution.streams(trace, columns.operations),
-        notes=tuple(trace.notes),
+        notes=(*trace.notes, *uncounted(trace)),
         pinned=getattr(trace, "pinned", None),
         plans=plans(trace),
         pinned_holders=pinned_holders(trace),

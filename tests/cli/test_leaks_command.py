@@ -72,6 +72,39 @@ def test_pinned_memory_is_named_as_not_looked_at(run_warm, tmp_path: Path) -> No
     assert [] == json.loads(run_warm("leaks", "leak.ctrace", "--json").stdout)["not_looked_at"]
 
 
+PHYSICAL = """
+import sys
+from cuda.bindings import driver
+import cudatool as ct
+
+ct.init()
+props = driver.CUmemAllocationProp()
+props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+for _ in range(20):
+    with ct.range("step"):
+        ct.empty(8, "f4")
+        _, handle = driver.cuMemCreate(2 << 20, props, 0)
+        driver.cuMemRelease(handle)
+_, kept = driver.cuMemCreate(2 << 20, props, 0)
+if sys.argv[1:]:
+    driver.cuMemRelease(kept)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "now", "status"), [([], "2 MiB", 4), (["release"], "0 B", 0)])
+def test_memory_without_an_address_is_named_as_not_counted(
+    run_warm, tmp_path: Path, arguments: list[str], now: str, status: int
+) -> None:
+    (tmp_path / "a.py").write_text(PHYSICAL)
+    recorded = run_warm("run", "-o", "a.ctrace", "a.py", *arguments)
+    expected = f"not counted: memory from cuMemCreate on device 0, 2 MiB at its highest and {now} at the end"
+    assert expected in " ".join(recorded.stderr.split())
+    assert f"warning: {expected}" in " ".join(run_warm("snapshot", "a.ctrace").stdout.split())
+    done = run_warm("leaks", "a.ctrace", "--json")
+    assert (status, ["memory from cuMemCreate"]) == (done.returncode, json.loads(done.stdout)["not_looked_at"])
+
+
 def test_json_tells_steps_and_leaks_in_bytes(run_warm) -> None:
     run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
     done = run_warm("leaks", "leak.ctrace", "--json")
