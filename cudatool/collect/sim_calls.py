@@ -15,7 +15,7 @@ from cudatool.trace.events import Kind, WarningCode, WarningFlag
 if TYPE_CHECKING:
     from cudatool.sim import Machine
 
-__all__ = ["Call", "Calls", "Report", "not_recorded", "pointed"]
+__all__ = ["Call", "Calls", "Report", "context_number", "not_recorded", "pointed"]
 
 
 class Call:
@@ -81,12 +81,19 @@ class Calls:
         stack = self.machine.thread.contexts
         return stack[-1].device.ordinal if stack else 0
 
+    @property
+    def context(self) -> int:
+        """The number of the thread's current context."""
+        stack = self.machine.thread.contexts
+        return context_number(stack[-1]) if stack else 0
+
     def stream(self, handle: int) -> tuple[int, int]:
         """Return device and stream id for a handle that a program passed."""
         handle = handle or self.machine.null_stream
         found = self.machine.objects.get(handle)
         ordinal = found.context.device.ordinal if found is not None else self.device
-        return ordinal, hooks.stream_id(ordinal, handle, api=calling_api)
+        context = context_number(found.context) if found is not None else self.context
+        return ordinal, hooks.stream_id(ordinal, handle, context=context, api=calling_api)
 
     def owner(self) -> tuple[int, int, int]:
         """Return correlation, device and stream id of what the call enqueued; zeros if it enqueued nothing."""
@@ -99,6 +106,12 @@ class Calls:
 
 Report = Callable[[Calls, dict[str, Any], str], None]
 """Emits the event that a call stands for; it gets the call's arguments by their names, and the call's own name."""
+
+
+def context_number(context: Any) -> int:
+    """Return how events name a context of the software device: 0 for a device's primary one and its green ones."""
+    context = context.primary
+    return 0 if context is context.device.primary else int(context.serial)
 
 
 def not_recorded(calls: Calls, values: dict[str, Any], name: str) -> None:

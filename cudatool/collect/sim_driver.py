@@ -16,7 +16,7 @@ from cudatool.collect import sim_graph_calls, sim_memory, sim_streams, sim_work
 from cudatool.collect.byte_sets import compress
 from cudatool.collect.callers import calling_api
 from cudatool.collect.sim_blocks import BlockWatcher
-from cudatool.collect.sim_calls import Calls, Report, not_recorded
+from cudatool.collect.sim_calls import Calls, Report, context_number, not_recorded
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag, WarningCode, WarningFlag
@@ -94,11 +94,19 @@ class SimDriverCollector:
             operation.launch,
             operation.kind,
         )
-        ordinal = stream.context.device.ordinal
-        stream_id = self._stream_ids.get((ordinal, stream.handle, 0))
+        context = stream.context
+        ordinal = context.device.ordinal
+        is_primary = context is context.device.primary
+        stream_id = self._stream_ids.get((ordinal, stream.handle, 0)) if is_primary else None
         if stream_id is None:
-            flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else _BLOCKING
-            stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority, api=calling_api)
+            stream_id = hooks.stream_id(
+                ordinal,
+                stream.handle,
+                flags=StreamFlag.NON_BLOCKING if stream.flags & 1 else _BLOCKING,
+                priority=stream.priority,
+                context=context_number(context),
+                api=calling_api,
+            )
         correlation = self._launches.get(launch.sequence) if launch is not None else None
         if correlation is None:
             correlation = hooks.current_operation() or hooks.new_correlation()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cudatool.collect.callers import calling_api
-from cudatool.collect.sim_calls import Calls, Report, pointed
+from cudatool.collect.sim_calls import Calls, Report, context_number, pointed
 from cudatool.trace import hooks
 from cudatool.trace.events import EventFlag, Kind, StreamFlag
 
@@ -17,8 +17,9 @@ _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 def _stream_create(calls: Calls, values: dict[str, Any], name: str) -> None:
     handle = pointed(values["phStream"])
     flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
-    device = calls.machine.objects[handle].context.device.ordinal
-    hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0), api=calling_api)
+    context = calls.machine.objects[handle].context
+    device, number = context.device.ordinal, context_number(context)
+    hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0), context=number, api=calling_api)
 
 
 def _stream_destroy(calls: Calls, values: dict[str, Any], name: str) -> None:
@@ -68,7 +69,11 @@ def _values(calls: Calls, values: dict[str, Any], name: str) -> None:
 
 
 def _device_synchronize(calls: Calls, values: dict[str, Any], name: str) -> None:
-    hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=calls.device)
+    given = calls.machine.objects.get(values.get("ctx", 0))
+    if given is None:
+        hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=calls.device, aux0=calls.context)
+    else:
+        hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=given.primary.device.ordinal, aux0=context_number(given))
 
 
 def _event_create(calls: Calls, values: dict[str, Any], name: str) -> None:
@@ -100,11 +105,11 @@ def _event_record(calls: Calls, values: dict[str, Any], name: str) -> None:
 def _context_record_event(calls: Calls, values: dict[str, Any], name: str) -> None:
     """Report an event that stands for all streams of a context as one of a stream that waits for all of them."""
     context = calls.machine.objects[values["hCtx"]]
-    device = context.device.ordinal
+    device, number = context.device.ordinal, context_number(context)
     own = hooks.stream_id(device, values["hCtx"], flags=StreamFlag.NON_BLOCKING)
     for stream in calls.machine.streams_of(context):
-        part = hooks.event_id(stream.handle)
-        hooks.emit(Kind.EVENT_RECORD, device=device, stream=hooks.stream_id(device, stream.handle), aux0=part)
+        part, recording = hooks.event_id(stream.handle), hooks.stream_id(device, stream.handle, context=number)
+        hooks.emit(Kind.EVENT_RECORD, device=device, stream=recording, aux0=part)
         hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=own, aux0=part)
     hooks.emit(Kind.EVENT_RECORD, device=device, stream=own, aux0=hooks.event_id(values["hEvent"]))
 
@@ -113,7 +118,7 @@ def _context_wait_event(calls: Calls, values: dict[str, Any], name: str) -> None
     context = calls.machine.objects[values["hCtx"]]
     device, event = context.device.ordinal, hooks.event_id(values["hEvent"])
     for stream in calls.machine.streams_of(context):
-        waiting = hooks.stream_id(device, stream.handle)
+        waiting = hooks.stream_id(device, stream.handle, context=context_number(context))
         hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=waiting, aux0=event)
 
 
@@ -145,6 +150,7 @@ REPORTS: Final[dict[str, Report]] = {
     "cuStreamWaitValue64": _values,
     "cuStreamBatchMemOp": _values,
     "cuCtxSynchronize": _device_synchronize,
+    "cuCtxSynchronize_v2": _device_synchronize,
     "cuEventCreate": _event_create,
     "cuIpcOpenEventHandle": _event_open,
     "cuEventDestroy": _event_destroy,

@@ -196,7 +196,7 @@ class Engine:
         threads = distinct(records["thread"]).tolist()
         streams = [stream for stream in distinct(records["stream"]).tolist() if stream]
         created = records[records["kind"] == Kind.STREAM_CREATE]
-        facts = {int(row["stream"]): (int(row["device"]), int(row["flags"])) for row in created}
+        facts = {int(row["stream"]): (int(row["device"]), int(row["size"]), int(row["flags"])) for row in created}
         names, of_thread = stream_names(trace, in_sentences=True), thread_names(trace)
 
         hosts = 1 if one_host else len(threads)
@@ -212,9 +212,9 @@ class Engine:
         legacy: list[Agent] = []
         blocking: list[Agent] = []
         for index, stream in enumerate(streams, hosts):
-            device, flags = facts.get(stream, (-1, 0))
+            device, context, flags = facts.get(stream, (-1, 0, 0))
             label = names[stream]
-            agent = self.streams[stream] = Agent(index, nothing, label, device=device, stream=stream)
+            agent = self.streams[stream] = Agent(index, nothing, label, device=device, context=context, stream=stream)
             if flags & StreamFlag.LEGACY_DEFAULT:
                 agent.pending = {}
                 legacy.append(agent)
@@ -222,7 +222,7 @@ class Engine:
                 blocking.append(agent)
         for default in legacy:
             # A stream whose creation was not seen may be of any device.
-            default.peers = tuple(s for s in blocking if s.device in (default.device, -1))
+            default.peers = tuple(s for s in blocking if s.is_of(default.device, default.context))
             for peer in default.peers:
                 peer.peers += (default,)
         self.agents = [*host_agents, *self.streams.values()]
@@ -230,7 +230,8 @@ class Engine:
         for stream in early:
             own = self.streams[stream]
             dependents[stream] = tuple(
-                Agent(len(self.agents) + i, nothing, own.label, device=own.device, stream=stream) for i in range(AGENTS)
+                Agent(len(self.agents) + i, nothing, own.label, device=own.device, context=own.context, stream=stream)
+                for i in range(AGENTS)
             )
             self.agents += dependents[stream]
         self._dependents = Dependents(dependents)
@@ -451,7 +452,7 @@ class Engine:
             self.ordering.stream_done(self.hosts[row.thread], stream, "stream query")
 
     def _synchronize_device(self, row: Row) -> None:
-        self.ordering.device_done(self.hosts[row.thread], row.device)
+        self.ordering.context_done(self.hosts[row.thread], row.device, row.aux0)
 
     def _hand_over(self, row: Row) -> None:
         """A thread, or a host function, releases an object of Python's that threads synchronize by."""

@@ -39,8 +39,8 @@ class Agent:
         The stream's id; 0 for a host thread.
     label
         ``"stream 7"``, ``"host thread main"``.
-    device
-        Ordinal; -1 for a host thread, or if not known.
+    device, context
+        Ordinal; -1 for a host thread, or if not known. Number of the context; 0 for the primary one, or if not known.
     peers
         Streams that it is implicitly ordered with (see :meth:`Ordering.position`).
     pending
@@ -59,6 +59,7 @@ class Agent:
 
     __slots__ = (
         "clock",
+        "context",
         "count",
         "device",
         "index",
@@ -73,12 +74,21 @@ class Agent:
     )
 
     def __init__(
-        self, index: int, nothing: Clock, label: str, *, device: int = -1, stream: int = 0, is_host: bool = False
+        self,
+        index: int,
+        nothing: Clock,
+        label: str,
+        *,
+        device: int = -1,
+        context: int = 0,
+        stream: int = 0,
+        is_host: bool = False,
     ) -> None:
         self.index = index
         self.stream = stream
         self.label = label
         self.device = device
+        self.context = context
         self.is_host = is_host
         self.peers: tuple[Agent, ...] = ()
         self.pending: dict[Agent, None] | None = None
@@ -91,6 +101,10 @@ class Agent:
     def is_unsure(self, epoch: int) -> bool:
         """Whether an operation comes after something that the trace does not show."""
         return 0 <= self.unsure < epoch
+
+    def is_of(self, device: int, context: int) -> bool:
+        """Whether it may be a stream of this context. One whose creation was not seen may be of any."""
+        return self.device == -1 or (self.device == device and self.context == context)
 
     @property
     def done(self) -> Moment:
@@ -148,7 +162,7 @@ class Ordering:
         self._values: dict[int, deque[tuple[int | None, Moment]]] = {}
         self.flags: list[int] = []  # these addresses, sorted
         self._worked: list[Agent] = []  # streams, again when they got work after a look
-        self._looked: dict[tuple[int, int], int] = {}  # by whom and at which device -> how much of the list
+        self._looked: dict[tuple[int, int, int], int] = {}  # by whom, device and context -> how much of the list
         self._seen = 0  # how much of it has been looked at
 
     def learn(self, agent: Agent, moment: Moment, record: int = -1) -> bool:
@@ -235,14 +249,14 @@ class Ordering:
             clock = self.clocks.more(stream.index, clock, moment)
         return clock
 
-    def _since(self, viewer: Agent, device: int = -1) -> list[Agent]:
-        """Return the streams of a device (-1 for all) that got work since `viewer` last asked."""
-        key = viewer.index, device
+    def _since(self, viewer: Agent, device: int = -1, context: int = 0) -> list[Agent]:
+        """Return the streams of a device's context (device -1 for all) that got work since `viewer` last asked."""
+        key = viewer.index, device, context
         begin = self._looked.get(key, 0)
         self._looked[key] = self._seen = len(self._worked)
         self._effort.spend(2 * (self._seen - begin))
         found = dict.fromkeys(self._worked[begin:])
-        return [stream for stream in found if device == -1 or stream.device in (device, -1)]
+        return [stream for stream in found if device == -1 or stream.is_of(device, context)]
 
     def record_event(self, host: Agent, stream: Agent, event: int, record: int) -> None:
         """cuEventRecord: "captures in hEvent the contents of hStream" now; a second one moves the event."""
@@ -311,9 +325,9 @@ class Ordering:
         self.edges[rule] += 1
         stream.unsure = -1  # whatever its earlier operations waited for, they are done
 
-    def device_done(self, host: Agent, device: int) -> None:
+    def context_done(self, host: Agent, device: int, context: int) -> None:
         """cuCtxSynchronize: "blocks until the current context has completed all preceding requested tasks"."""
-        for stream in self._since(host, device):
+        for stream in self._since(host, device, context):
             self.learn(host, stream.done)
         self.edges["device synchronize"] += 1
 

@@ -209,7 +209,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.PHYSICAL_ALLOC: "memory without an address (cuMemCreate): aux0=its handle, size, name=API, stack",
     Kind.PHYSICAL_FREE: "it has no handle and no mapping any more: aux0=the handle that it was created with, size, "
     "name=API, stack",
-    Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), aux1=Api, stack",
+    Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), aux1=Api, "
+    "size=number of its context (0: the device's primary one, or not known), stack",
     Kind.STREAM_DESTROY: "stream, stack",
     Kind.STREAM_WAIT_EVENT: "stream, aux0=event, flags=EventFlag, correlation, stack",
     Kind.STREAM_SYNCHRONIZE: "stream, stack",
@@ -219,7 +220,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.EVENT_RECORD: "stream, aux0=event, flags=EventFlag, correlation, stack",
     Kind.EVENT_SYNCHRONIZE: "aux0=event, stack",
     Kind.EVENT_QUERY: "aux0=event, aux1=1 if it had completed, stack",
-    Kind.DEVICE_SYNCHRONIZE: "device, stack (cuCtxSynchronize and torch.cuda's synchronize)",
+    Kind.DEVICE_SYNCHRONIZE: "device, aux0=number of the context as of STREAM_CREATE, stack (cuCtxSynchronize and "
+    "torch.cuda's synchronize)",
     Kind.STREAM_WRITE_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWriteValue_flags, "
     "correlation, stack",
     Kind.STREAM_WAIT_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWaitValue_flags, "

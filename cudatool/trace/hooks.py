@@ -479,11 +479,12 @@ def _event(
     stream: int = 0,
     name: str = "",
     address: int = 0,
+    size: int = 0,
     aux0: int = 0,
     aux1: int = 0,
 ) -> Event:
     """Return an event that is this module's own, not the program's: it has no stack."""
-    return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, 0, aux0, aux1)
+    return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, size, aux0, aux1)
 
 
 # The collector calls these with its phase, "start" or "stop", and some facts: the phase becomes the last key. They are
@@ -521,6 +522,7 @@ def stream_id(
     priority: int = 0,
     api: Callable[[], Api] = lambda: Api.CUDATOOL,
     thread: int = 0,
+    context: int = 0,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
     """Return the id of the stream with this driver handle, emitting ``STREAM_CREATE`` when it is first seen.
@@ -529,11 +531,12 @@ def stream_id(
     time and the stack of then.
 
     Handle 0 is taken for the legacy default stream (as the driver does unless compiled otherwise), 1 is
-    ``CU_STREAM_LEGACY``, 2 ``CU_STREAM_PER_THREAD`` (one stream for each host thread). `api` is asked then through
-    which library that was.
+    ``CU_STREAM_LEGACY``, 2 ``CU_STREAM_PER_THREAD`` (one stream for each host thread). Each `context` has its own; 0 is
+    the device's primary one, or one that the source does not know. `api` is asked then through which library that was.
     """
     handle = handle or _LEGACY
-    key = (device, handle, (thread or thread_id()) if handle == _PER_THREAD else 0)
+    own = context << 32 if handle <= _PER_THREAD else 0  # other handles are of one context
+    key = (device, handle, own | (thread or thread_id()) if handle == _PER_THREAD else own)
     found = _stream_ids.get(key)
     if found is not None:
         return found
@@ -547,7 +550,8 @@ def stream_id(
     elif handle == _PER_THREAD:
         flags |= StreamFlag.PER_THREAD_DEFAULT
     aux0, aux1 = priority & 0xFFFFFFFFFFFFFFFF, api()
-    _streams[new] = {"device": device, "stream": new, "address": handle, "flags": flags, "aux0": aux0, "aux1": aux1}
+    facts = {"device": device, "stream": new, "address": handle, "flags": flags, "aux0": aux0, "aux1": aux1}
+    _streams[new] = facts | {"size": context}
     if report is not None:
         report(_streams[new])
     elif active:
@@ -569,7 +573,10 @@ def event_id(handle: int) -> int:
 
 
 def stream_ids() -> dict[tuple[int, int, int], int]:
-    """Return the ids of streams by device, handle and 0 (per-thread default streams: thread). Only to be read."""
+    """Return the ids of streams by device, handle and 0. Only to be read.
+
+    In place of 0, default streams have ``context << 32``, per-thread ones with the thread added.
+    """
     return _stream_ids
 
 
