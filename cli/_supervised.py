@@ -11,13 +11,15 @@ import ctypes
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from cudatool.files import KeptDescriptor
 
-__all__ = ["Supervised"]
+__all__ = ["Supervised", "leave"]
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80  # sent by the kernel, as by a terminal to its whole foreground group
+_reporting: Supervised | None = None  # in the child, once the workload has ended
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -53,28 +55,43 @@ class Supervised:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.set_blocking(read, False)
         try:
-            ended = os.read(read, 1)
+            said = os.read(read, 2)
         except BlockingIOError:  # a process that outlives the workload has the other end
-            ended = b""
+            said = b""
         os.close(read)
-        if not ended:
+        if not said:
             self.status = status
         elif status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         else:
-            os._exit(status)  # the child has written everything
+            # The child has written everything. A finalizer of the workload's may have changed its exit status since.
+            os._exit((said[1] if len(said) > 1 else 0) or status)
 
     def came_to_its_end(self) -> bool:
         """Note in the child that the workload has ended. Does nothing in a process that the workload forked.
 
         Return False if the workload closed the pipe to the parent, which then reports.
         """
+        global _reporting
+        if not self._say(b"."):
+            return False
+        _reporting = self
+        return True
+
+    def _say(self, byte: bytes) -> bool:
         number = self._write.number
         if os.getpid() != self._process or number is None:
             return False
-        os.write(number, b".")
+        os.write(number, byte)
         return True
+
+
+def leave(status: int) -> NoReturn:
+    """Exit with this status, whatever the workload's finalizers do when the interpreter ends."""
+    if _reporting is not None:
+        _reporting._say(bytes([status]))
+    sys.exit(status)
 
 
 def _wait(child: int) -> int:

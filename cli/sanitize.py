@@ -19,6 +19,7 @@ from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import checked, trace_of
 from cudatool.cli._recording_files import beside
 from cudatool.cli._schedules import explored
+from cudatool.cli._supervised import leave
 from cudatool.cli._text import path_from, say
 from cudatool.errors import UsageError
 from cudatool.sanitize import Outcome, Outputs, Run, joined_processes, of_process, parse_checks, render_text
@@ -193,8 +194,8 @@ def sanitize(
         say("Next: the same with --device sim, which measures what kernels access")
     if status:
         say(f"cudatool: the workload itself {ended(status)}")
-        sys.exit(_INTERRUPTED if status == _INTERRUPTED else 3)
-    sys.exit(_exit_status(report.outcome, error_exitcode, allow_empty=allow_empty, strict=strict))
+        leave(_INTERRUPTED if status == _INTERRUPTED else 3)
+    leave(_exit_status(report.outcome, error_exitcode, allow_empty=allow_empty, strict=strict))
 
 
 def _exit_status(outcome: Outcome, of_findings: int, *, allow_empty: bool, strict: bool) -> int:

@@ -6,6 +6,7 @@ import of a library that uses CUDA. Before that import, :mod:`cudatool.recording
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import sys
@@ -40,13 +41,23 @@ _leave: Callable[[], None] | None = None
 def start() -> None:
     """Begin, in a process whose environment has :data:`.CHILD`."""
     global _settings, _waits
-    if _waits is not None:  # in a virtual environment, Python reads the line twice
+    # In a virtual environment, Python reads the line twice; and once more in each interpreter that a program makes.
+    if _waits is not None or not _is_main_interpreter():
         return
     place, identity, _settings = os.environ[CHILD].split("\n", 2)
     if place:
         noticed_in(Journal(place, identity))
     _waits = _BeforeImport()
     sys.meta_path.insert(0, _waits)
+
+
+def _is_main_interpreter() -> bool:
+    """Tell a process's first interpreter from others, at whose end an exit handler of ours cannot open a file."""
+    if hasattr(_thread, "_is_main_interpreter"):
+        return bool(_thread._is_main_interpreter())
+    import _xxsubinterpreters as interpreters  # type: ignore[import-not-found]  # of Python 3.11
+
+    return bool(interpreters.get_current() == interpreters.get_main())
 
 
 def stop() -> None:

@@ -231,6 +231,16 @@ def test_what_is_never_waited_for_still_runs_and_is_recorded(run_command, tmp_pa
     assert len(read(tmp_path / "t.ctrace").of_kind(Kind.EXECUTION)) == 1
 
 
+def test_program_that_leaves_an_interpreter_behind_ends_with_its_status(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(
+        "import sys\n"
+        "interpreters = __import__('_interpreters' if sys.version_info >= (3, 13) else '_xxsubinterpreters')\n"
+        "kept = interpreters.create()\nsys.exit(3)\n"
+    )
+    done = run_command("run", "-o", "a.ctrace", "a.py")
+    assert 3 == done.returncode, done.stderr
+
+
 def test_program_that_leaves_an_executor_open_ends(run_command, tmp_path):
     (tmp_path / "pool.py").write_text(
         "from concurrent.futures import ThreadPoolExecutor\n"

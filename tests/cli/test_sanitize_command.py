@@ -72,6 +72,12 @@ def test_workload_that_fails_gives_status_3_and_still_a_report(run_warm, racy, t
     assert "exit status 9" in done.stderr
 
 
+def test_finalizer_of_the_workload_does_not_change_the_status(run_command, racy, tmp_path):
+    ends = "class Ends:\n    def __del__(self, end=__import__('os')._exit): end(0)\nimport builtins\nbuiltins.kept = Ends()\n"
+    (tmp_path / "a.py").write_text(f"import runpy\nrunpy.run_path({racy!r})\n{ends}")
+    assert 1 == run_command("sanitize", "a.py").returncode
+
+
 def test_clean_program_gives_status_0(run_warm, tmp_path):
     (tmp_path / "clean.py").write_text(_RACY.replace('buffer.fill(b"b"', 'two.wait(one)\nbuffer.fill(b"b"'))
     done = run_warm("sanitize", "clean.py")
