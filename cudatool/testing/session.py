@@ -107,6 +107,7 @@ class Session:
         self.log = EventLog(header)
         hooks.subscribe(self.log)
         self._past = Past()
+        self._outside: Report | None = None  # on what was done outside of tests, until a test reports it
         self.test: Test | None = None
 
     def _observe(self) -> dict[str, Any]:
@@ -129,10 +130,23 @@ class Session:
 
     def begin(self, name: str, checks: tuple[str, ...]) -> None:
         """The set-up of a test starts: pytest's node id, and what the test is checked for."""
+        if self.test is None:
+            self._judge_outside()
         self._close_test()
         self.test = Test(name, checks)
         if self._narrows:
             narrow(set(checks) - _ON_TRACES)
+
+    def _judge_outside(self) -> None:
+        """Check what was done since the last test, such as the import of its module: the next test reports it."""
+        drain()
+        records = self.log.records()
+        if np.isin(records["kind"], _SECOND_SIDES).any():
+            found = self._check(records, sorted(self._checks))
+            if self._outside is None:
+                self._outside = found
+            else:
+                self._outside = _with_findings(self._outside, found)
 
     def call(self, test: Test) -> None:
         """A test's own code starts."""
@@ -173,7 +187,7 @@ class Session:
         left = self._left_behind(test, records) if "leak" in test.checks else ()
         since, test.judged = max(test.judged, 0), len(records)
         kinds = records["kind"][since:]
-        if not test.checks or not (left or np.isin(kinds, _SECOND_SIDES).any()):
+        if not test.checks or not (left or self._outside or np.isin(kinds, _SECOND_SIDES).any()):
             return None
         report = self._check(records, test.checks, since)
         report = replace(report, on_device=report.on_device + left)
@@ -192,6 +206,8 @@ class Session:
         )  # its own, and whether any test used the device is said of all of them
         own = (gap for gap in gaps if gap.kind is not GapKind.OPERATIONS)
         report = replace(report, gaps=(*own, *(gap for gap in report.gaps if gap.kind in _OF_ORDER)))
+        if self._outside is not None:
+            report, self._outside = _with_findings(report, self._outside), None
         today, options = date.today(), self.options
         return replace(known(accepted(report, options.rules), options.baseline, test.checks, today), stale=())
 
@@ -268,6 +284,16 @@ class Session:
             f"the test left {format_bytes(found.left_bytes)} of device memory allocated; "
             f"the limit is {format_bytes(most)}\n" + describe(self.log.trace(records), found.left)
         )
+
+
+def _with_findings(report: Report, more: Report) -> Report:
+    """Return a report with the findings of another one, too."""
+    return replace(
+        report,
+        findings=(*more.findings, *report.findings),
+        possible=(*more.possible, *report.possible),
+        on_device=(*more.on_device, *report.on_device),
+    )
 
 
 class CudaTrace:

@@ -174,6 +174,27 @@ def test_fixtures_of_a_wider_scope(run: Run, pytester: pytest.Pytester) -> None:
     assert ["shared", "<module>"] == [one["buffer"]["stack"][0]["function"] for one in (touched, early)]
 
 
+def test_work_of_an_import_is_reported_by_the_next_test_that_is_checked(run: Run, pytester: pytest.Pytester) -> None:
+    suite = """
+        kept = ct.zeros(16)
+        write_twice(kept)
+        ct.synchronize()
+
+        def test_1_skipped(): pytest.skip()
+
+        @pytest.mark.cuda_sanitize(checks=())
+        def test_2_left_out(): pass
+        def test_3_is_next(): pass
+        def test_4_after_that(cuda_trace):
+            kept.get()
+            assert cuda_trace.peak_memory == 0
+    """
+    run(suite, "--cudatool", "--cudatool-report=report.json", "-p", "no:randomly").assert_outcomes(
+        passed=2, skipped=1, failed=1
+    )
+    assert {("test_3_is_next", "race-waw")} == findings(pytester.path / "report.json")
+
+
 def test_graphs_and_events_from_before_the_test(run: Run, pytester: pytest.Pytester) -> None:
     result = run(
         """
