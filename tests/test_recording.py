@@ -162,6 +162,22 @@ def test_recording_begun_in_the_middle_starts_with_the_drivers_live_memory(tmp_p
     assert found["leaks"] == [2 << 20] * kept
 
 
+@pytest.mark.parametrize(("waits", "expected"), [(False, ["in-flight-before"]), (True, [])])
+def test_work_in_flight_as_a_recording_begins_is_named_as_not_checked(tmp_path, waits, expected):
+    from cudatool.sanitize import check
+
+    done = run_python(
+        "import cudatool as ct\nx = ct.zeros(16)\nside = ct.Stream()\nct.synchronize()\nwith side: x.fill_(1)\n"
+        f"{'side.synchronize()' if waits else 'side.record_event()'}\n"
+        "with ct.record('t.ctrace', measure_accesses=True):\n    x.fill_(2)\n    ct.synchronize()\n",
+        folder=tmp_path,
+        environment={"CUDATOOL_DEVICE": "sim"},
+    )
+    assert 0 == done.returncode, done.stderr
+    report = check(read(tmp_path / "t.ctrace"), ["race"])
+    assert expected == [code for gap in report.gaps for code in gap.codes]
+
+
 def test_what_pytorch_held_is_named_as_missing_where_its_blocks_are_not_recorded(monkeypatch):
     from cudatool.recording import gpu
     from cudatool.sanitize.coverage import find_gaps

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cudatool.sim import Machine
     from cudatool.sim.arena import Allocation
 
-__all__ = ["living", "shared"]
+__all__ = ["in_flight", "living", "shared"]
 
 _CALLS: Final = {
     # kind of memory -> the call that makes it, of those calls that are recorded
@@ -26,6 +26,7 @@ _CALLS: Final = {
     "registered": (Kind.HOST_ALLOC, "cuMemHostRegister"),
 }
 
+_TOUCHES_MEMORY: Final = frozenset(("host", "kernel", "memcpy", "memset"))
 _SHARING: Final = {"device": "cuIpcGetMemHandle", "ipc": "cuIpcOpenMemHandle"}
 _SHARED_FROM_POOL: Final = "cuMemPoolExportPointer"
 
@@ -40,6 +41,11 @@ def living(machine: Machine, known: Container[int]) -> list[Event]:
         for found in machine.allocations
         if found.kind in _CALLS and found.address not in known
     ]
+
+
+def in_flight(machine: Machine) -> int:
+    """Return how many operations that access memory have yet to complete: a recording does not see them."""
+    return sum(operation.kind in _TOUCHES_MEMORY for operation in machine.scheduler.pending)
 
 
 def shared(machine: Machine) -> list[Event]:

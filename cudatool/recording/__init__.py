@@ -194,6 +194,8 @@ def sources(
     machine = choice.machine
     nvidia_runs = machine is None and _driver.nvidia_has_started()
     header = _header(choice, measure_accesses, checks) | {"stacks": with_stacks}
+    if machine is not None and (count := _parts().in_flight(machine)):
+        header["in_flight_before"] = count
     try:
         with ExitStack() as undo:
             undo.callback(stacks.enable, True)

@@ -11,6 +11,7 @@ from cudatool.collect import sim_living
 from cudatool.collect.nvtx_ranges import RangeLog
 from cudatool.collect.sim_driver import SimDriverCollector
 from cudatool.collect.sim_host import watched_host_memory
+from cudatool.collect.sim_living import in_flight
 from cudatool.errors import UsageError
 from cudatool.memory.allocator import CachingAllocator, in_operation
 from cudatool.memory.pluggable import UncachedAllocator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
 
-__all__ = ["drain", "driver", "facts_at_the_end", "flush", "living", "paused", "range_log"]
+__all__ = ["drain", "driver", "facts_at_the_end", "flush", "in_flight", "living", "paused", "range_log"]
 
 
 def paused() -> AbstractContextManager[bool]:

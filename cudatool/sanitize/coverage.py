@@ -255,6 +255,9 @@ def _unseen(trace: Trace) -> list[_Cause]:
     """Return what the program did on the device without events that describe it, or all of it."""
     causes = _warned(trace, WarningFlag.UNSEEN | _NEWER_FLAGS)
     causes += [(WarningCode.HELD_BEFORE.label, what) for what in trace.header.get("unknown_before", ())]
+    if count := trace.header.get("in_flight_before", 0):
+        what = f"the accesses of {_count(count, 'operation')} in flight when the recording began"
+        causes.append((WarningCode.IN_FLIGHT_BEFORE.label, what))
     if trace.header.get("device_kind") == "cuda" and not trace.header.get("watches_launches"):
         others = [library for library in libraries_of(trace) if library != Library.PYTORCH]
         causes += [(WarningCode.LIBRARY_NOT_WATCHED.label, f"{one} is not watched on a GPU") for one in others]

@@ -196,6 +196,11 @@ class Scheduler(_queue.Queue):
     # ---- observing ----
 
     @property
+    def pending(self) -> tuple[Operation, ...]:
+        """What is enqueued and has not completed."""
+        return tuple(self._pending.values())
+
+    @property
     def is_busy(self) -> bool:
         """Whether anything is pending or runs."""
         return bool(self._pending)

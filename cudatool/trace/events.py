@@ -382,6 +382,9 @@ class WarningCode(IntEnum):
     RANGES_NOT_RECORDED = 16
     """Ranges that a library gives to NVTX: it found no tool there before the recording began."""
 
+    IN_FLIGHT_BEFORE = 17
+    """In a trace's header: operations that had yet to complete when the recording began."""
+
     @property
     def label(self) -> str:
         """The code in reports: ``call-not-recorded``."""

@@ -112,6 +112,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "pid": ("a number", _count),
     "pools": ("a list of pairs of numbers", _list_of(_pair)),
     "prior_allocations": ("a number", _count),
+    "in_flight_before": ("a number", _count),
     "prior_bytes": ("a number", _count),
     "prior_records": ("a number for each device", _by_device),
     "history_kept": ("a number from 0 to 1", _fraction),
