@@ -560,7 +560,8 @@ class Report:
 
     def of_failed(self, how: str) -> Report:
         """Return this as the report on a workload that failed, such as ``"failed with exit status 1"``."""
-        return replace(self, gaps=(*self.gaps, Gap(GapKind.WORKLOAD, 1, (how,))))
+        gap = Gap(GapKind.WORKLOAD, 1, (how,))
+        return self if gap in self.gaps else replace(self, gaps=(*self.gaps, gap))  # a run under a schedule has it
 
 
 def within(report: Report, most: int) -> Report:

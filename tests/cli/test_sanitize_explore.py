@@ -105,6 +105,7 @@ def test_program_that_fails_under_one_schedule_gives_status_3(run_warm, tmp_path
     assert "under lifo: the program failed with exit status 1" in done.stdout
     assert "race-raw" in done.stdout
     assert "the copy came first" in done.stderr
+    assert 1 == done.stdout.count("what the workload would have done")
 
 
 def test_output_that_differs_from_run_to_run_is_not_blamed_on_the_schedule(run_warm, tmp_path):
