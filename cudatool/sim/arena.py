@@ -49,8 +49,6 @@ ALIGNMENT: Final = 512
 """Of allocations, bytes."""
 SLAB_LIMIT: Final = 1 << 20
 """Bytes from which on an allocation has pages of its own."""
-_LARGE: Final = 4 << 20
-"""Bytes from which on an allocation asks the host for large pages: an index that jumps through it costs less."""
 _HOST_PAGE: Final = mmap.PAGESIZE
 _PLACE: Final = 1 << 45  # where device memory begins if nothing else is there: addresses are the same in each process
 # Bytes before device memory that fault, so that a negative index reaches nothing else; maps of memory have room for the
@@ -486,7 +484,12 @@ class DeviceMemory:
                 address = self._small.take(rounded)
                 assert address is not None
             return address
-        return self._take_pages(-(-size // PAGE) * PAGE, PAGE if gap else 0)
+        rounded = -(-size // PAGE) * PAGE
+        address = self._take_pages(rounded, PAGE if gap else 0)
+        # Large pages of the host: an index that jumps through memory costs less, and so does the first touch of it.
+        # Not for slabs, of which most programs touch a few small pages.
+        _libc.madvise(address, rounded, _MADV_HUGEPAGE)
+        return address
 
     def allocate_for_module(self, size: int) -> int:
         """Return the address of `size` accessible bytes that nothing else will ever get.
@@ -553,18 +556,12 @@ class DeviceMemory:
         if _libc.mprotect(address, size, _PROT_RW):
             self._pages.give(address, address + size + gap)
             raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
-        if size >= _LARGE:
-            _libc.madvise(address, size, _MADV_HUGEPAGE)
         self.used += size
         return address
 
     def _give_pages(self, address: int, size: int, gap: int = 0) -> None:
         file = self._files.pop(address, None)
-        if file is None and size < _LARGE:
-            _libc.madvise(address, size, _MADV_DONTNEED)
-            _libc.mprotect(address, size, _PROT_NONE)
-        else:  # what comes next shall neither be in a file nor have large pages
-            _place(address, size, _PROT_NONE, _UNUSED)
+        _place(address, size, _PROT_NONE, _UNUSED)  # what comes next shall neither be in a file nor have large pages
         if file is not None:
             file.close()
         self._pages.give(address, address + size + gap)

@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import abi, profile, signals
 from cudatool.sim import machine as state
 from cudatool.sim.arena import Allocation
@@ -40,8 +39,7 @@ class Extent(NamedTuple):
         return self.width * self.height * self.depth
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """Where a copy's bytes are: rows, `pitch` bytes apart, in slices, `slice` bytes apart."""
 
     address: int

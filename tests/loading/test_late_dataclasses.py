@@ -123,3 +123,30 @@ def test_the_software_device_starts_without_dataclasses() -> None:
         [sys.executable, "-I", "-c", program], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_memory_and_copies_of_a_host_in_c_make_none() -> None:
+    source = """
+import ctypes, sys
+from cudatool import _driver
+_driver.choose("sim")
+_driver.initialize()
+cuda = ctypes.CDLL("libcuda.so.1")
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+size, data = ctypes.c_size_t(1 << 20), ctypes.create_string_buffer(1 << 20)
+for status in (
+    cuda.cuInit(0),
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+    cuda.cuCtxSetCurrent(context),
+    cuda.cuMemAlloc_v2(ctypes.byref(memory), size),
+    cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(7), size),
+    cuda.cuMemcpyDtoH_v2(data, memory, size),
+    cuda.cuMemcpyHtoD_v2(memory, data, size),
+    cuda.cuMemFree_v2(memory),
+):
+    assert status == 0, status
+assert data.raw == bytes([7]) * (1 << 20)
+print("dataclasses" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert ("False\n", 0) == (done.stdout, done.returncode), done.stderr

@@ -205,8 +205,8 @@ def _asks_for_large_pages(address: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the host has no large pages")
-def test_large_allocations_ask_the_host_for_large_pages(driver, ok):
-    for size, expected in ((4 << 20, True), (4096, False)):
+def test_allocations_with_pages_of_their_own_ask_the_host_for_large_ones(driver, ok):
+    for size, expected in ((1 << 20, True), ((1 << 20) - 1, False)):
         address = int(ok(driver.cuMemAlloc(size)))
         assert _asks_for_large_pages(address) == expected
         ok(driver.cuMemFree(address))
