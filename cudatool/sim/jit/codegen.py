@@ -27,6 +27,7 @@ from cudatool.sim.jit.checking import functions
 from cudatool.sim.jit.collective import Kind
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
+from cudatool.sim.jit.edges import edges
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.even import MOST, WIDTH, Even
 from cudatool.sim.jit.far import is_far
@@ -211,6 +212,7 @@ class _Kernel(ThreadCode):
         """
         regular: dict[str, scheduler.Regular] = {}
         rows = ""
+        own: list[int] = []  # places of rows that have a loop of their own
         cells = self._cells(index, region)
         only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
         ahead = self.marching is not None and self._ahead(self.marching, number, index, region, after, cells)
@@ -227,6 +229,8 @@ class _Kernel(ThreadCode):
         elif (cut := self._stretches()) is not None:
             self._together(Stretches, number, index, region, cut, cells, notes=notes)
             rows = "stretches"
+        elif not (self.instrument or self.counts_rounds or apart):
+            own = edges(region, self.indices)
         if bound is not None and bound.register is not None and self.marching is not None:
             code = self._repeated(index, region) + self.code[self.flow.blocks[self._first(index)].start : bound.at]
             emit_most(self, self.marching, number, bound, code, cells)
@@ -242,6 +246,7 @@ class _Kernel(ThreadCode):
                 bound=bound,
                 cells=list(cells.values()),
                 ahead=ahead,
+                edges=own,
             )
         )
         return rows

@@ -123,6 +123,7 @@ _KEEP = """  %{of}slot = zext i32 %{of}t to i64
   store i32 %{of}next, ptr %{of}mine, align 4, !llvm.access.group !1
 """
 _OF_ROWS = 1 << 20  # added to the number of a loop's metadata
+_OF_EDGES = 2 << 20
 
 
 class Regular(NamedTuple):
@@ -284,6 +285,48 @@ _FEW = """few:
 """
 
 
+# A row with a loop of its own, in which LLVM knows its place in y.
+_EDGE = """  %edge{at} = icmp eq i32 %ty, {at}
+  br i1 %edge{at}, label %x{at}, label %not{at}
+x{at}:
+  %x{at}.tx = phi i32 [ 0, %{after} ], [ %x{at}.tx.next, %x{at} ]
+  %x{at}.t = add nuw nsw i32 %first, %x{at}.tx
+  %x{at}.next = call i32 @thread_{number}({values}, i32 %x{at}.tx, i32 {at}, i32 %tz, i32 %x{at}.t{given}) #1
+{keep}  %x{at}.tx.next = add nuw nsw i32 %x{at}.tx, 1
+  %x{at}.done = icmp eq i32 %x{at}.tx.next, %nx
+  br i1 %x{at}.done, label %y.end, label %x{at}, !llvm.loop !{loop}
+not{at}:
+"""
+# The others are none of these. LLVM makes a switch of the comparisons, which tells it nothing of them. It is said in a
+# function: what is known where it stands would be dropped before the code of a thread, which needs it, is inlined.
+_INSIDE = "  call void @inside_{number}(i32 %ty) #1\n"
+_IS_INSIDE = """
+declare void @llvm.assume(i1)
+define internal void @inside_{number}(i32 %ty) {{
+{assumed}  ret void
+}}
+"""
+_NOT_AT = "  %not{at} = icmp ne i32 %ty, {at}\n  call void @llvm.assume(i1 %not{at})\n"
+
+
+def _edges(
+    number: int, edges: Sequence[int], after: str, given: str, properties: str, *, notes: bool
+) -> tuple[str, str, str]:
+    """Return the loops over rows at `edges`, what they need outside of functions, and where other rows come from."""
+    if not edges:
+        return "", "", after
+    code = outside = ""
+    for i, at in enumerate(edges):
+        loop = _OF_EDGES * (1 + i) + 10 + 2 * number
+        keep = _KEEP.format(of=f"x{at}.") if notes else ""
+        code += _EDGE.format(at=at, after=after, number=number, values=VALUES, given=given, keep=keep, loop=loop)
+        outside += f"!{loop} = distinct !{{!{loop}, {properties}}}\n"
+        after = f"not{at}"
+    assumed = "".join(_NOT_AT.format(at=at) for at in edges)
+    outside += _IS_INSIDE.format(number=number, assumed=assumed)
+    return code + _INSIDE.format(number=number), outside, after
+
+
 # Rows of a number that is known when the region begins, of which LLVM knows that vectors fill them.
 _WHOLE = """  %most.up = add nuw nsw i32 %most, 15
   %whole = and i32 %most.up, -16
@@ -340,6 +383,7 @@ def all_threads(
     bound: Bound | None = None,
     cells: Sequence[Cell] = (),
     ahead: bool = False,
+    edges: Sequence[int] = (),
 ) -> str:
     """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
 
@@ -349,7 +393,8 @@ def all_threads(
     says have a form of their own (:mod:`cudatool.sim.jit.together`), or all of a row, in the function that `rows` names
     (:mod:`cudatool.sim.jit.rows`, :mod:`cudatool.sim.jit.stretches`).
     Of each row only so many threads as `bound` says do anything. Threads are given the values of `cells`; an `ahead`
-    function, if there is one, says where they come to (:mod:`cudatool.sim.jit.uniform`).
+    function, if there is one, says where they come to (:mod:`cudatool.sim.jit.uniform`). The rows at `edges` have loops
+    of their own (:mod:`cudatool.sim.jit.edges`).
     """
     given = parameters(cells)
     loads = "".join(f"\n{cell.load()}" for cell in cells)
@@ -391,6 +436,8 @@ def all_threads(
     elif together:
         x_from, x_begin = "narrow", "%wide.x"
         enter = _TOGETHER.format(width=together, number=number, values=VALUES, given=given, count=x_end)
+    properties = f"!{loop + 1}, {unroll}, {UNPEELED}"
+    of_edges, of_loops, x_from = _edges(number, edges, x_from, given, properties, notes=notes)
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
 entry:
@@ -406,7 +453,7 @@ y:
   %row = mul nuw nsw i32 %tz, %ny
   %column = add nuw nsw i32 %row, %ty
   %first = mul nuw nsw i32 %column, %nx{bounds}
-{enter}
+{of_edges}{enter}
 {row}{few}x:
   %tx = phi i32 [ {x_begin}, %{x_from} ], [ %tx.next, %x ]
   %t = add nuw nsw i32 %first, %tx
@@ -425,9 +472,9 @@ z.end:
 end:{next_part}
 {after}  ret i32 {"%agreed" if after else only}
 }}
-!{loop} = distinct !{{!{loop}, !{loop + 1}, {unroll}, {UNPEELED}}}
+!{loop} = distinct !{{!{loop}, {properties}}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}
-{row_loop}"""
+{row_loop}{of_loops}"""
 
 
 AGREED = f"""
