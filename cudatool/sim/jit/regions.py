@@ -32,6 +32,7 @@ from cudatool.sim.jit.scheduler import Cell, Regular
 from cudatool.sim.jit.special_registers import SPECIAL
 from cudatool.sim.jit.steps import block_stride_loops, stride_loops
 from cudatool.sim.jit.stretches import find_stretches
+from cudatool.sim.jit.table import types_of
 from cudatool.sim.jit.uniform import Marching, find_marching, find_renewable
 
 __all__ = ["MANY", "REPEATABLE", "Regions", "goes_by_rows", "touched"]
@@ -44,6 +45,8 @@ MANY = 32
 """Regions from which on each is a function of its own: LLVM takes too long for all of them as one."""
 
 _PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
+_WIDENING = (["s64", "s32"], ["u64", "u32"])
+_NARROWING = (["u32", "u64"], ["s32", "s64"], ["u32", "s64"], ["s32", "u64"])
 _MOST_FETCHED = 8  # lines of each row of threads
 _LONG_ROW = 64  # threads
 _TREE = 3  # levels that a tree has at least
@@ -119,11 +122,19 @@ class Regions:
 
     def _copies_of_special_registers(self) -> dict[str, str]:
         """Return the registers that only ever hold a special register, and which."""
-        found = {}
-        for name, index in self.definitions.items():
-            source = self.code[index].operands[-1]
-            if self.code[index].opcode == "mov" and isinstance(source, Register) and source.name in SPECIAL:
+        found: dict[str, str] = {}
+        widened: dict[str, str] = {}  # those that hold one in 64 bits, whose low half is it again
+        for name, index in self.definitions.items():  # in text order: a copy of a copy comes later
+            one = self.code[index]
+            source = one.operands[-1]
+            if not isinstance(source, Register):
+                continue
+            if one.opcode == "mov" and source.name in SPECIAL:
                 found[name] = source.name
+            elif one.opcode == "cvt" and source.name in found and types_of(one) in _WIDENING:
+                widened[name] = found[source.name]
+            elif one.opcode == "cvt" and source.name in widened and types_of(one) in _NARROWING:
+                found[name] = widened[source.name]
         return found
 
     def _with_constants(self, instruction: Instruction) -> Instruction:

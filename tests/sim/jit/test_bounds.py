@@ -153,3 +153,41 @@ def test_threads_below_a_uniform_number_do_all_and_others_nothing(launch, loopin
             k = int(k / 2) + 1
         launch(looping[name], 1, block, np.zeros(1, np.int32), y, np.int32(first), shared_bytes=4 * threads)
         np.testing.assert_array_equal((expected + s).astype(np.int32), y, f"{name}, k = {first}")
+
+
+WIDENED = """
+.version 8.3
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 y) {
+    .reg .b32 %t, %again, %v;
+    .reg .b64 %wide, %at;
+    .reg .pred %p;
+    mov.u32 %t, %tid.x;
+    cvt.WIDE %wide, %t;
+    ld.param.u64 %at, [y];
+    mad.wide.u32 %at, %t, 4, %at;
+    cvt.NARROW %again, %wide;
+    setp.ge.s32 %p, %again, 5;
+    bar.sync 0;
+    @%p bra $L_end;
+    ld.global.u32 %v, [%at];
+    add.u32 %v, %v, 1;
+    st.global.u32 [%at], %v;
+$L_end:
+    bar.sync 0;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "found"),
+    [("s64.s32", "u32.u64", [5]), ("u64.u32", "u32.u64", [5]), ("u64.u32", "s32.s64", [5]), ("s64.s32", "u32.u16", [])],
+)
+def test_a_place_that_was_widened_and_cut_again_is_the_place(launch, wide, narrow, found):
+    kernel = jit.load(WIDENED.replace("WIDE", wide).replace("NARROW", narrow).encode()).kernels["k"]
+    assert found == bounds(kernel)
+    y = np.zeros(40, np.int32)
+    launch(kernel, 1, 40, y)
+    np.testing.assert_array_equal(np.arange(40) < 5, y)
