@@ -53,9 +53,10 @@ def _machine(level: int, *, gathers: bool = False) -> Any:
 def _features(*, gathers: bool = False) -> str:
     """Return what the host's processor has, and is to be used of that."""
     found = str(llvm.get_host_cpu_features().flatten())
-    # AMD's processors take longer for a gather than for its loads one by one (a bitonic sort: a fifth longer).
+    # AMD's processors take longer for a gather than for its loads one by one (a bitonic sort: a fifth longer), and for
+    # a scatter than for its stores (a sorting network: a tenth).
     is_slow = llvm.get_host_cpu_name().startswith("znver") and not gathers
-    return f"{found},+prefer-no-gather" if is_slow else found
+    return f"{found},+prefer-no-gather,+prefer-no-scatter" if is_slow else found
 
 
 def processor() -> str:

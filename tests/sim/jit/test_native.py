@@ -14,15 +14,16 @@ from cudatool.sim.jit.scheduler import UNPEELED
 
 
 @pytest.mark.parametrize(("name", "avoids"), [("znver4", True), ("sapphirerapids", False)])
-def test_gathers_are_left_out_where_they_take_longer_than_loads(monkeypatch, name: str, avoids: bool) -> None:
+@pytest.mark.parametrize("what", ["gather", "scatter"])
+def test_gathers_and_scatters_are_left_out_where_they_take_longer(monkeypatch, name, avoids, what) -> None:
     monkeypatch.setattr(native.llvm, "get_host_cpu_name", lambda: name)
-    assert avoids == ("+prefer-no-gather" in native._features().split(","))
+    assert avoids == (f"+prefer-no-{what}" in native._features().split(","))
 
 
 @pytest.mark.parametrize("name", ["znver4", "sapphirerapids"])
 def test_gathers_are_made_for_kernels_that_they_pay_for(monkeypatch, name: str) -> None:
     monkeypatch.setattr(native.llvm, "get_host_cpu_name", lambda: name)
-    assert "+prefer-no-gather" not in native._features(gathers=True).split(",")
+    assert not {"+prefer-no-gather", "+prefer-no-scatter"} & set(native._features(gathers=True).split(","))
 
 
 @pytest.mark.parametrize(
