@@ -172,6 +172,8 @@ def test_mistakes_of_inline_assembly_are_found_when_a_program_is_compiled() -> N
 
 def test_of_our_own_kernels_the_software_device_has_no_machine_code_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes NVRTC as long as all else, and nothing runs it."""
+    if _driver.initialize().kind == "cuda":
+        pytest.skip("a GPU runs machine code")
     program, architectures = core.Program, []
 
     def watched(source: str, language: str, options: core.ProgramOptions) -> core.Program:
@@ -184,10 +186,7 @@ def test_of_our_own_kernels_the_software_device_has_no_machine_code_made(monkeyp
     kernel = compile_own(source, "own")
     kernel.accesses  # noqa: B018  # needs the PTX, which is there
     number = core.Device().arch
-    expected = [f"sm_{number}", f"compute_{number}"]
-    if _driver.initialize().kind == "cuda":
-        expected.insert(1, f"sm_{number}")
-    assert expected == architectures
+    assert [f"sm_{number}", f"compute_{number}"] == architectures
 
 
 def test_kernel_that_is_not_in_the_source_is_an_error() -> None:
