@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -149,15 +149,15 @@ class CuptiCollector:
             launches,
             pytorch_is_watched=pytorch_is_watched,
             blocks_are_watched=blocks_are_watched,
-            source=self._before_event,
+            source=self,
         )
-        self._work = WorkDone(self._enqueued, self._tables.names, self._calls.streams_of, self._before_event)
+        self._work = WorkDone(self._enqueued, self._tables.names, self._calls.streams_of, self)
         self._sees_work = level is not Level.MEMORY and self._watch_activity(
             level is Level.GRAPH_NODES or graphs_may_exist
         )
         self._work.calls_are_noted = self._watch_launches(level) is not _Noted.NOT
         _running.add(self)
-        hooks.subscribe(self._before_event, first=True)
+        hooks.subscribe(self, first=True)
         hooks.mark = _cupti.mark
         self._thread = threading.Thread(target=self._run, name="cudatool reader of CUPTI's log", daemon=True)
         self._thread.start()
@@ -225,7 +225,7 @@ class CuptiCollector:
     def pass_on(self, records: npt.NDArray[np.void], names: list[str]) -> None:
         """Pass on records of another source that have one time, and before them what the log has up to then."""
         self._read(int(records["time"][0]))
-        hooks.forward_rows(records, names, source=self._before_event)
+        hooks.forward_rows(records, names, source=self)
 
     def note_living(self, events: Iterable[Event]) -> None:
         """Note memory of the driver, and blocks of CuPy's pool, from before the recording: its release is an event."""
@@ -247,14 +247,14 @@ class CuptiCollector:
         self.flush()
         self._native.stop()
         hooks.mark = None
-        hooks.unsubscribe(self._before_event)
+        hooks.unsubscribe(self)
 
     def _forget(self) -> None:
         """Reset in a forked child, where CUDA does not work: another thread of the parent may have held the lock."""
         self._stopping.set()
         self._lock = threading.RLock()
         hooks.mark = None
-        hooks.unsubscribe(self._before_event)
+        hooks.unsubscribe(self)
 
     def _run(self) -> None:
         while not self._stopping.wait(_PERIOD):
@@ -264,7 +264,7 @@ class CuptiCollector:
             # What PyTorch did in between is reported later, and with it the calls in between.
             self._read(0 if self._pytorch_is_watched() else None)
 
-    def _before_event(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
         """Pass on the log's calls from before another source's event."""
         if self._paused_by == threading.get_ident():
             return
@@ -276,6 +276,26 @@ class CuptiCollector:
         if event.kind in MEMORY:
             with self._lock:
                 self._calls.note_memory(event)
+
+    def before_rows(self, rows: npt.NDArray[np.void]) -> int:
+        """Pass on the log's calls from before these events of another source (:func:`.hooks.forward_rows`)."""
+        with self._lock:
+            if self._paused_by == threading.get_ident() or self._reading:
+                return len(rows)
+            if self._waiting or self._native.is_waiting():
+                self._read(int(rows["time"][0]))
+            if not self._waiting:
+                return len(rows)
+            return int(rows["time"].searchsorted(self._waiting[0]["time"][0]))
+
+    def write_rows(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> None:
+        """Note the memory that these events of another source report."""
+        if not self._pytorch_passes_on():
+            for row in rows[np.isin(rows["kind"], list(WORK))]:
+                self._runtime_works = True
+                self._work.add_operation(int(row["correlation"]), int(row["stream"]))
+        with self._lock:
+            self._calls.note_memory_of(rows)
 
     def _read(self, until: int | None) -> None:
         """Read the log, and pass on the calls up to a time; without a time, also the work that was done."""

@@ -262,6 +262,22 @@ class CallEvents:
         elif event.kind is Kind.HOST_FREE:
             self.host_memory.remove(event.address)
 
+    def note_memory_of(self, rows: npt.NDArray[np.void]) -> None:
+        """Note the memory that several events of another source report: what is there after the last one."""
+        if self.launches is None:
+            return
+        for memory, made, gone in (
+            (self.launches.blocks, Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED),
+            (self.host_memory, Kind.HOST_ALLOC, Kind.HOST_FREE),
+        ):
+            changes = rows[np.isin(rows["kind"], (made, gone))][::-1]
+            last = changes[np.unique(changes["address"], return_index=True)[1]]
+            is_there = last["kind"] == made
+            for address in last["address"][~is_there].tolist():
+                memory.remove(address)
+            for address, size in last[["address", "size"]][is_there].tolist():
+                memory.add(address, size)
+
     def warn_of_lost(self, rows: int) -> None:
         """Report that rows of the log are missing."""
         text = f"{rows:,} records of CUPTI were lost: there was no memory for them"

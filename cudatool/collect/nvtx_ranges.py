@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from cudatool.collect import _cupti, _nvtx
 from cudatool.collect.cupti_rows import ROW
@@ -140,13 +141,13 @@ class RangeLog:
     def watch(self) -> None:
         """Pass on from now on what the log has before the event of any other source: NVTX is in use."""
         if self._process == os.getpid():
-            hooks.subscribe(self._before_event, first=True)
+            hooks.subscribe(self, first=True)
 
     def close(self) -> None:
         """Pass on the rest, and close the log."""
         self.flush()
         self._process = 0
-        hooks.unsubscribe(self._before_event)
+        hooks.unsubscribe(self)
         _cupti.stop()
 
     def flush(self) -> None:
@@ -164,11 +165,18 @@ class RangeLog:
             for record, (start, length) in zip(records, (rows["words"][:, 1:3]).tolist(), strict=True):
                 name = texts[start - at : start - at + length].decode("utf-8", "replace")
                 record["name"] = names.setdefault(name, len(names))
-            hooks.forward_rows(records, list(names), source=self._before_event)
+            hooks.forward_rows(records, list(names), source=self)
         if lost:
             text = f"{lost:,} ranges of NVTX were lost: there was no memory for them"
             hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
 
-    def _before_event(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
+        """Pass on what the log has before another source's event."""
         if _cupti.is_waiting():
             self.flush()
+
+    def before_rows(self, rows: npt.NDArray[np.void]) -> int:
+        """Pass on what the log has before these events of another source (:func:`.hooks.forward_rows`)."""
+        if _cupti.is_waiting():
+            self.flush()
+        return len(rows)

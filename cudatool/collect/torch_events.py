@@ -8,33 +8,47 @@ here::
                                   its synchronizations, event records and waits
                                   the launch again, if it went on after a synchronization
                                   frees of what was there before: it may have been used
+
+A step of a model is some thousand rows, and what is read at a program's end keeps its user waiting. So events are
+packed as a trace's records at once, and passed on many together.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cudatool.collect.torch_accesses import ByteSet, Plan
 from cudatool.collect.torch_calls import Access, Call, OnHost, make_call, merged
-from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors
+from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors, stacks_of_calls
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, Api, Event, Kind, StreamFlag
+from cudatool.trace.events import RECORD, RECORD_STRUCT, AccessFlag, Api, Kind, StreamFlag
+from cudatool.trace.recorder import cut_words
 
 __all__ = ["TorchEvents"]
 
 _MOST_ROWS = 64  # of memory that the host touches
 _NOTHING = Call("")
 
-_SEGMENTS = {
+_SEGMENTS: dict[int, Kind] = {
     Action.SEGMENT_ALLOC: Kind.SEGMENT_ALLOC,
     Action.SEGMENT_FREE: Kind.SEGMENT_FREE,
     Action.SEGMENT_MAP: Kind.SEGMENT_MAP,
     Action.SEGMENT_UNMAP: Kind.SEGMENT_UNMAP,
 }
+_FREES = frozenset([Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.FREED])
 _LAST_DEFAULT = 2  # CU_STREAM_PER_THREAD
+_MOST_BYTES = 4 << 20  # of records that are passed on together
+_pack = struct.Struct(RECORD_STRUCT).pack
+# What a record holds after its time, in this order.
+_ADDRESS = 9
+_Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -65,8 +79,8 @@ class TorchEvents:
 
     Parameters
     ----------
-    emit
-        Called with each event.
+    forward_rows
+        Called with records and the names that they refer to, as :func:`~cudatool.trace.hooks.forward_rows`.
     plan_of
         Returns the plan of an operator, by its name with overload.
     names
@@ -74,20 +88,25 @@ class TorchEvents:
     """
 
     def __init__(
-        self, emit: Callable[[Event], None], plan_of: Callable[[str], Plan], names: Callable[[], Sequence[str]]
+        self,
+        forward_rows: Callable[[npt.NDArray[np.void], Sequence[str]], None],
+        plan_of: Callable[[str], Plan],
+        names: Callable[[], Sequence[str]],
     ) -> None:
-        self._emit = emit
+        self._forward_rows = forward_rows
+        self._records = bytearray()  # not passed on yet
+        self._texts = {"": 0}  # that records refer to: their numbers
         self._clock = 0
         self._plan_of = plan_of
         self._names = names
         self._known_names: Sequence[str] = ()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, tuple[Call, bytes]] = {}  # by payload, with records of their accesses
         self._streams: dict[tuple[int, int], int] = {}  # device and handle -> id
         self._created: dict[int, tuple[int, StreamFlag]] = {}  # stream handle -> device, and how it was created
         self._open: dict[int, _Open] = {}  # by thread
         self._stacks: dict[int, int] = {}  # call -> stack, of the log being read
         self._blocks: dict[int, tuple[int, int]] = {}  # address -> size asked for, stream id
-        self._freeing: dict[int, Event] = {}  # device -> a free that may complete at once
+        self._freeing: dict[int, tuple[int, _Fields]] = {}  # device -> a free that may complete at once, and its time
         self._capturing: dict[int, int] = {}  # stream id -> graph
         self._captured_events: dict[int, int] = {}  # event handle -> graph, while that is captured
         self._recorded_by: dict[int, int] = {}  # event handle -> graph, if it was last recorded in a capture
@@ -97,11 +116,13 @@ class TorchEvents:
 
     def read(self, log: bytes) -> None:
         """Pass on the events of a log. Logs must come in order; each begins and ends at a row."""
-        rows = list(read_rows(log))
         # An allocation has the stack of the operator in which it happens, which is written after it.
-        self._stacks = {row.words[0]: row.words[2] for row in rows if row.kind == RowKind.CALL}
-        for row in rows:
+        self._stacks = stacks_of_calls(log)
+        for row in read_rows(log):
             self._read(row)
+            if len(self._records) > _MOST_BYTES:
+                self._pass_on()
+        self._pass_on()
 
     def finish(self) -> None:
         """Pass on what is still held back."""
@@ -111,23 +132,25 @@ class TorchEvents:
                 self._perform(row)
         for device in list(self._freeing):
             self._complete(device, at_once=False)
+        self._pass_on()
 
     # Rows -------------------------------------------------------------------------------------------------------
 
     def _read(self, row: Row) -> None:
         self._row = row
-        kind = row.kind
-        if kind == RowKind.PAYLOAD:
-            self._calls[row.words[0]] = self._make_call(row.words)
+        kind = row.kind  # the most frequent ones first
+        if kind == RowKind.MEMORY:
+            self._order_memory(row)
+        elif kind == RowKind.CALL:
+            self._call(row)
+        elif kind == RowKind.BEGIN:
+            self._open[row.thread] = _Open()
+        elif kind == RowKind.PAYLOAD:
+            call = self._make_call(row.words)
+            self._calls[row.words[0]] = call, self._packed(call.accesses)
         elif kind == RowKind.STREAM:
             handle, device, flags = row.words
             self._created[handle] = device, StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0)
-        elif kind == RowKind.BEGIN:
-            self._open[row.thread] = _Open()
-        elif kind == RowKind.CALL:
-            self._call(row)
-        elif kind == RowKind.MEMORY:
-            self._order_memory(row)
         elif row.thread in self._open:
             self._open[row.thread].waiting.append(row)
         else:
@@ -137,7 +160,7 @@ class TorchEvents:
         _, number, stack = row.words
         inside = self._open.pop(row.thread, None) or _Open()
         waiting = inside.waiting
-        call = self._calls.get(number, _NOTHING)
+        call, accesses = self._calls.get(number, (_NOTHING, b""))
         if call.is_between_devices:
             # A copy between two devices: the source's stream first waits for the destination's.
             waits = [index for index, other in enumerate(waiting) if other.words[0] == TraceCall.EVENT_WAIT]
@@ -146,13 +169,13 @@ class TorchEvents:
                 self._perform(other)
             waiting = waiting[before:]
         self._row = row
-        self._launch(call, stack)
+        self._launch(call, accesses, stack)
         for other in waiting:
             self._perform(other)
         synchronized = (TraceCall.STREAM_SYNCHRONIZE, RowKind.TRACE)
         if call.goes_on and any((other.words[0], other.kind) == synchronized for other in waiting):
             self._row = row
-            self._launch(call, stack)
+            self._launch(call, accesses, stack)
         for other in inside.frees:
             self._perform(other)
 
@@ -178,21 +201,28 @@ class TorchEvents:
             self._known_names = self._names()
         return self._known_names[index]
 
-    def _launch(self, call: Call, stack: int) -> None:
+    def _launch(self, call: Call, accesses: bytes, stack: int) -> None:
         if call.used_on is not None:
             address, handle = call.used_on
             size, _ = self._blocks.get(address, (0, 0))
             if size:
-                where = {"device": call.device, "stream": self._stream(call.device, handle), "address": address}
-                self._event(Kind.BLOCK_RECORD_STREAM, **where, size=size, stack=stack)
+                used_on = self._stream(call.device, handle)
+                self._event(
+                    Kind.BLOCK_RECORD_STREAM,
+                    device=call.device,
+                    stream=used_on,
+                    address=address,
+                    size=size,
+                    stack=stack,
+                )
         for address, size in call.made:
             self._event(Kind.HOST_ALLOC, address=address, size=size, name=call.name, stack=stack)
         for found in call.on_host:
             self._host_access(found, stack)
         if call.runs:
-            self._start(call, stack)
+            self._start(call, accesses, stack)
 
-    def _start(self, call: Call, stack: int) -> None:
+    def _start(self, call: Call, accesses: bytes, stack: int) -> None:
         """Record an operation of the device, or of the graph that is being captured."""
         stream = self._stream(call.device, call.stream)
         graph = self._capturing.get(stream)
@@ -200,23 +230,25 @@ class TorchEvents:
             self._graphs[graph].accesses += call.accesses
             self._graphs[graph].is_known &= call.is_known
             return
-        correlation = hooks.new_correlation()
-        where: dict[str, Any] = {"device": call.device, "stream": stream, "correlation": correlation}
-        where |= {"name": call.name, "stack": stack}
+        row, correlation, name = self._row, hooks.new_correlation(), self._text(call.name)
+        # fmt: off
         if call.copy is not None:
             flags, to, source, size = call.copy
-            self._event(Kind.MEMCPY, **where, address=to, size=size, aux0=source, flags=flags)
+            self._put(row.time, (Kind.MEMCPY, call.device, flags, row.thread, 0, stream, correlation, stack, name,
+                                 to, size, source, 0))
         else:
-            self._event(Kind.KERNEL_LAUNCH, **where)
-        self._accesses(call.accesses, call.device, stream, correlation)
+            self._put(row.time, (Kind.KERNEL_LAUNCH, call.device, 0, row.thread, 0, stream, correlation, stack, name,
+                                 0, 0, 0, 0))
+        # fmt: on
+        self._records += accesses
 
-    def _accesses(self, accesses: Iterable[Access], device: int, stream: int, correlation: int) -> None:
-        time, thread, kind, emit, new = self._clock, self._row.thread, Kind.ACCESS, self._emit, tuple.__new__
-        for address, size, flags, stride, rows, name in accesses:
-            # fmt: off
-            emit(new(Event, (time, kind, device, flags, thread, stream, correlation, 0, name, address, size, stride,
-                             rows)))
-            # fmt: on
+    def _packed(self, accesses: Iterable[Access]) -> bytes:
+        """Return records of accesses, without what they have in common with the operation that is to precede them."""
+        packed = [
+            _pack(0, Kind.ACCESS, 0, flags, 0, 0, 0, 0, 0, self._text(name), address, size, stride, rows)
+            for address, size, flags, stride, rows, name in accesses
+        ]
+        return b"".join(packed)
 
     def _host_access(self, what: OnHost, stack: int) -> None:
         found, flags = what
@@ -230,11 +262,14 @@ class TorchEvents:
     # Streams and events -----------------------------------------------------------------------------------------
 
     def _stream(self, device: int, handle: int) -> int:
-        flags = StreamFlag(0)
-        if handle > _LAST_DEFAULT:  # a handle belongs to one device; the default streams' handles are the same on each
-            device, flags = self._created.get(handle, (device, StreamFlag.NON_BLOCKING))
+        created = self._created.get(handle)
+        if created is not None:  # a handle belongs to one device; the default streams' handles are the same on each
+            device = created[0]
         found = self._streams.get((device, handle))
         if found is None:
+            flags = StreamFlag.NON_BLOCKING if handle > _LAST_DEFAULT else StreamFlag(0)
+            if created is not None:
+                flags = created[1]
             found = self._streams[device, handle] = hooks.stream_id(
                 device, handle, flags=flags, api=lambda: Api.TORCH, report=self._report_stream
             )
@@ -313,7 +348,7 @@ class TorchEvents:
         elif what == Note.LAUNCH:
             ranges = zip(more[::3], more[1::3], more[2::3], strict=True)
             accesses: list[Access] = [(address, size, flags, 0, 0, "") for address, size, flags in ranges]
-            self._start(Call(self._name(first), third, second, accesses=accesses), stack)
+            self._start(Call(self._name(first), third, second, accesses=accesses), self._packed(accesses), stack)
 
     def _graph_launch(self, graph: int, device: int, stream: int, stack: int) -> None:
         captured = self._graphs.get(graph, _Captured(is_known=False))
@@ -326,27 +361,27 @@ class TorchEvents:
             event = hooks.event_id(_as_graphs_record_it(handle))
             self._event(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, stack=stack)
         if captured.is_known:
-            self._accesses(captured.accesses, device, stream, correlation)
+            self._records += self._packed(captured.accesses)
 
     # Memory -----------------------------------------------------------------------------------------------------
 
     def _order_memory(self, row: Row) -> None:
         action, address, size = row.words[:3]
         own = self._open.get(row.thread)
-        if action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
-            if own is not None and address not in own.made:
-                own.frees.append(row)
-                return
-        elif action == Action.ALLOC:
+        if action == Action.ALLOC:
+            stop = address + size
             for other in self._open.values():
-                if any(
-                    free.words[1] < address + size and address < free.words[1] + free.words[2] for free in other.frees
-                ):
-                    frees, other.frees = other.frees, []  # their memory is reused
-                    for free in frees:
-                        self._perform(free)
+                for free in other.frees:
+                    if free.words[1] < stop and address < free.words[1] + free.words[2]:  # its memory is used again
+                        frees, other.frees = other.frees, []
+                        for waiting in frees:
+                            self._perform(waiting)
+                        break
             if own is not None:
                 own.made.add(address)
+        elif own is not None and action in _FREES and address not in own.made:
+            own.frees.append(row)
+            return
         self._perform(row)
 
     def _memory(self, action: int, address: int, size: int, handle: int, device: int, call: int, stack: int) -> None:
@@ -354,14 +389,12 @@ class TorchEvents:
             return
         waiting = self._freeing.get(device)
         if waiting is not None:
-            self._complete(device, at_once=action == Action.FREE_COMPLETED and address == waiting.address)
+            self._complete(device, at_once=action == Action.FREE_COMPLETED and address == waiting[1][_ADDRESS])
         stream, stack = self._stream(device, handle), stack or self._stacks.get(call, 0)
         if action in _SEGMENTS:
-            kind = _SEGMENTS[Action(action)]
-            self._event(kind, device=device, stream=stream, address=address, size=size, stack=stack)
+            self._event(_SEGMENTS[action], device=device, stream=stream, address=address, size=size, stack=stack)
             return
-        block = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
-        where: dict[str, Any] = {"device": device, "stream": stream, "address": address, "size": block, "aux0": size}
+        time, thread, block = self._row.time, self._row.thread, -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
         if action == Action.ALLOC:
             # A graph keeps its memory: what is freed during capture is free for the same graph alone.
             if stream in self._capturing:
@@ -369,30 +402,35 @@ class TorchEvents:
                 return
             self._of_graphs.discard(address)
             self._blocks[address] = block, stream
-            self._event(Kind.BLOCK_ALLOC, **where, stack=stack)
-        elif address in self._of_graphs:
-            return
-        elif action == Action.FREE_REQUESTED:
-            self._blocks.pop(address, None)
-            self._freeing[device] = self._make(Kind.BLOCK_FREE_REQUESTED, **where, stack=stack)
-        elif action == Action.FREE_COMPLETED:
-            self._event(Kind.BLOCK_FREE_COMPLETED, **where)
+            self._put(time, (Kind.BLOCK_ALLOC, device, 0, thread, 0, stream, 0, stack, 0, address, block, size, 0))
+        elif address not in self._of_graphs:
+            asked = Kind.BLOCK_FREE_REQUESTED, device, 0, thread, 0, stream, 0, stack, 0, address, block, size, 0
+            if action != Action.FREE_COMPLETED:
+                self._blocks.pop(address, None)
+            if action == Action.FREE_REQUESTED:
+                self._freeing[device] = time, asked
+                return
+            if action == Action.FREED:
+                self._put(time, asked)
+            self._put(time, (Kind.BLOCK_FREE_COMPLETED, device, 0, thread, 0, stream, 0, 0, 0, address, block, size, 0))
 
     def _complete(self, device: int, *, at_once: bool) -> None:
         """Pass on a free. If it does not complete at once, the allocator waits for streams that used the block.
 
         If autograd calls record_stream internally, the log does not name them, so all streams of the device count.
         """
-        event = self._freeing.pop(device)
+        time, free = self._freeing.pop(device)
         if not at_once:
+            _, _, _, thread, _, own, _, stack, _, address, size, _, _ = free
             for (where, _), stream in self._streams.items():
-                if where == device and stream != event.stream:
-                    self._pass_on(event._replace(kind=Kind.BLOCK_RECORD_STREAM, stream=stream, aux0=0))
-        self._pass_on(event)
+                if where == device and stream != own:
+                    used = Kind.BLOCK_RECORD_STREAM, device, 0, thread, 0, stream, 0, stack, 0, address, size, 0, 0
+                    self._put(time, used)
+        self._put(time, free)
 
     # Events -----------------------------------------------------------------------------------------------------
 
-    def _make(
+    def _event(
         self,
         kind: Kind,
         *,
@@ -406,19 +444,35 @@ class TorchEvents:
         aux0: int = 0,
         aux1: int = 0,
         stack: int = 0,
-    ) -> Event:
-        row = self._row
-        return Event(
-            row.time, kind, device, flags, row.thread, stream, correlation, stack, name, address, size, aux0, aux1
-        )
+    ) -> None:
+        row, text = self._row, self._text(name)
+        # fmt: off
+        self._put(row.time, (kind, device, flags, row.thread, 0, stream, correlation, stack, text, address, size, aux0,
+                             aux1))
+        # fmt: on
 
-    def _pass_on(self, event: Event) -> None:
-        """Pass on events. Those that waited for their operator's end get its time: time never runs backwards."""
-        self._clock = max(self._clock, event.time)
-        self._emit(event if event.time == self._clock else event._replace(time=self._clock))
+    def _text(self, name: str) -> int:
+        return self._texts.setdefault(name, len(self._texts))
 
-    def _event(self, kind: Kind, **fields: Any) -> None:
-        self._pass_on(self._make(kind, **fields))
+    def _put(self, time: int, fields: _Fields) -> None:
+        """Make a record. One that waited for its operator's end gets its time: time never runs backwards."""
+        self._clock = time = max(self._clock, time)
+        try:
+            self._records += _pack(time, *fields)
+        except struct.error:  # a value too wide for its field: better cut than lost
+            self._records += _pack(*cut_words((time, *fields)))
+
+    def _pass_on(self) -> None:
+        """Pass on the records so far, and with them what each of the accesses has in common with its operation."""
+        if not self._records:
+            return
+        rows, self._records = np.frombuffer(self._records, RECORD), bytearray()
+        is_access = rows["kind"] == Kind.ACCESS
+        is_operation = (rows["correlation"] != 0) & ~is_access
+        operation = np.maximum.accumulate(np.where(is_operation, np.arange(len(rows)), 0))[is_access]
+        for common in ("time", "device", "thread", "stream", "correlation"):
+            rows[common][is_access] = rows[common][operation]
+        self._forward_rows(rows, list(self._texts))
 
 
 def _as_graphs_record_it(handle: int) -> int:

@@ -45,6 +45,7 @@ namespace {
 using Words = std::vector<uint64_t>;
 
 enum Row : uint64_t { BEGIN = 1, CALL, PAYLOAD, MEMORY, TRACE, NOTE, STREAM };
+enum : uint64_t { MEMORY_WORDS = 7, FREED = 16 };  // the latter is not one of the allocator's actions
 enum Trace : uint64_t {
   EVENT_DELETION = 1, EVENT_RECORD, EVENT_WAIT, EVENT_SYNCHRONIZE, STREAM_SYNCHRONIZE, DEVICE_SYNCHRONIZE
 };
@@ -88,6 +89,7 @@ std::vector<at::CallbackHandle> callbacks;
 
 std::mutex lock;  // of what follows
 Words rows;
+size_t last = 0;  // where the last one begins
 unsigned long long most_words = 8 << 20;  // of rows in memory; then they go to a file
 FILE* spilled = nullptr;            // rows that went to a file, in chunks
 std::vector<size_t> chunks;         // words of each
@@ -151,7 +153,7 @@ void append(Row kind, std::initializer_list<uint64_t> first, const Words& rest =
     append(BEGIN, {self.call});
   }
   if (rows.size() >= most_words) spill();
-  size_t begin = rows.size(), length = 2 + first.size() + rest.size();
+  size_t begin = last = rows.size(), length = 2 + first.size() + rest.size();
   rows.resize(begin + length);
   rows[begin] = kind | length << 8 | self.id << 40;
   rows[begin + 1] = now();
@@ -508,11 +510,22 @@ void trace_gpu() {
 // ---- memory ----
 
 #ifdef WITH_CUDA
+// Whether the last row is this thread's, and asks for the free that is complete now.
+bool is_asked_for(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
+  if (last + 2 + MEMORY_WORDS != rows.size() || rows[last] != (MEMORY | (2 + MEMORY_WORDS) << 8 | self.id << 40)) return false;
+  return rows[last + 2] == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED && rows[last + 3] == uint64_t(entry.addr_) &&
+         rows[last + 6] == uint64_t(entry.device_);
+}
+
 // Called with the allocator's lock held: the stack must not be read here, because the thread with the GIL may wait for
 // that lock. An allocation uses its operator's stack, and a free has stored one before.
 void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   if (!enabled) return;
   std::lock_guard<std::mutex> guard(lock);
+  if (entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_COMPLETED && is_asked_for(entry)) {
+    rows[last + 2] = FREED;  // mostly: one row for both
+    return;
+  }
   auto stream = reinterpret_cast<uint64_t>(entry.stream_);
   see_stream(stream, entry.device_);
   append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,

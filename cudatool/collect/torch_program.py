@@ -23,6 +23,9 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_accesses import Argument, Plan, make_plan
@@ -126,7 +129,7 @@ class TorchCollector:
         if self._extension is not None:
             _cupti.leave_out(None)
             self._extension.stop()
-            hooks.unsubscribe(self._before_event)
+            hooks.unsubscribe(self)
             self._replaced.put_back()
         self._extension = self._events = None
 
@@ -143,13 +146,13 @@ class TorchCollector:
             return
         stacks.hide(os.path.dirname(torch.__file__ or ""))
         self._extension = extension
-        self._events = TorchEvents(hooks.forward, _plan_reader(torch), extension.names)
+        self._events = TorchEvents(hooks.forward_rows, _plan_reader(torch), extension.names)
         if self._beside_others:
             _cupti.leave_out(os.path.dirname(torch.__file__ or ""))
             extension.mark_operators(_cupti.log)
         extension.start(self._device, stacks.capture, hooks.thread_id)
         os.register_at_fork(after_in_child=extension.forget)
-        hooks.subscribe(self._before_event, first=True)
+        hooks.subscribe(self, first=True)
         if torch.version.cuda:
             torch.cuda._lazy_call(self._watch_memory)
         self._wrap_python(torch)
@@ -172,10 +175,18 @@ class TorchCollector:
         )
         _log.warning("PyTorch is not watched: %s", reason)
 
-    def _before_event(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
         """Pass on what PyTorch did before another library's event."""
         if not self._passing_on and event.time >= self._read_at:
             self._read()
+
+    def before_rows(self, rows: npt.NDArray[np.void]) -> int:
+        """Pass on what PyTorch did before these events of another library (:func:`.hooks.forward_rows`)."""
+        if self._passing_on:
+            return len(rows)
+        if rows["time"][0] >= self._read_at:
+            self._read()
+        return int(rows["time"].searchsorted(self._read_at)) or len(rows)
 
     def _read(self) -> None:
         assert self._events is not None

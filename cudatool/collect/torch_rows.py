@@ -18,7 +18,6 @@ STREAM    handle, device, flags (1 non-blocking)
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
@@ -76,6 +75,7 @@ class Action(IntEnum):
     SEGMENT_UNMAP = 6
     SNAPSHOT = 7
     OOM = 8
+    FREED = 16  # not of PyTorch: a free that was requested and completed at once
 
 
 class Row(NamedTuple):
@@ -89,13 +89,23 @@ class Row(NamedTuple):
 
 def read_rows(log: bytes) -> Iterator[Row]:
     """Yield the rows of a log."""
-    words = struct.unpack(f"<{len(log) // 8}Q", log)
-    at = 0
+    words, at, new = memoryview(log).cast("Q").tolist(), 0, tuple.__new__
     while at < len(words):
         head = words[at]
-        length = head >> 8 & 0xFFFFFFFF
-        yield Row(head & 0xFF, head >> 40, words[at + 1], words[at + 2 : at + length])
-        at += length
+        end = at + (head >> 8 & 0xFFFFFFFF)
+        yield new(Row, (head & 0xFF, head >> 40, words[at + 1], tuple(words[at + 2 : end])))
+        at = end
+
+
+def stacks_of_calls(log: bytes) -> dict[int, int]:
+    """Return the stack of each call of an operator that a log has, by the call's number."""
+    words, at, found = memoryview(log).cast("Q"), 0, {}
+    while at < len(words):
+        head = words[at]
+        if head & 0xFF == RowKind.CALL:
+            found[words[at + 2]] = words[at + 4]
+        at += head >> 8 & 0xFFFFFFFF
+    return found
 
 
 def read_tensors(words: tuple[int, ...], count: int) -> Iterator[TensorView]:

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import forked
@@ -674,8 +675,8 @@ PTX = b"""
 """
 
 
-@pytest.fixture
-def launching(monkeypatch):
+@contextmanager
+def judging_launches(monkeypatch):
     """A collector that judges launches, over a log."""
     log, events = Log(), []
     monkeypatch.setattr(cupti, "_cupti", log)
@@ -694,10 +695,16 @@ def launching(monkeypatch):
     collector.stop()
 
 
-def put_launch(log, *, function=0x20, stream=0, flags=0, pointer=0x7F0000000000):
+@pytest.fixture
+def launching(monkeypatch):
+    with judging_launches(monkeypatch) as found:
+        yield found
+
+
+def put_launch(log, *, function=0x20, stream=0, flags=0, pointer=0x7F0000000000, time=20):
     values = pointer.to_bytes(8, "little")
     grid = 4 | 1 << 32 | 1 << 48
-    log.put(What.LAUNCH, function, stream, grid, grid, 64 | flags << 32, len(log.blob), 8, 1, time=20)
+    log.put(What.LAUNCH, function, stream, grid, grid, 64 | flags << 32, len(log.blob), 8, 1, time=time)
     log.blob += values
 
 
@@ -755,6 +762,59 @@ def test_launches_of_other_libraries_are_reported_beside_pytorch(launching):
     launching.collector.flush()
     (doubt,) = [event.name for event in launching.events if event.kind is Kind.WARNING]
     assert "unknown address" in doubt, "the block is gone"
+
+
+def of_pytorch_and_others(chance):
+    """Events of PyTorch's allocator, and between them what other libraries call: launches with pointers into its blocks."""
+    live, time = {}, 10
+    for _ in range(60):
+        time += chance.randrange(1, 4)
+        kind, address = (
+            chance.choice([Kind.BLOCK_ALLOC, Kind.HOST_ALLOC]),
+            0x7F0000000000 + chance.randrange(6) * 0x1000,
+        )
+        if chance.random() < 0.3:
+            yield "launch", time, address + chance.randrange(0x1000)
+        elif address in live:
+            gone = {Kind.BLOCK_ALLOC: Kind.BLOCK_FREE_COMPLETED, Kind.HOST_ALLOC: Kind.HOST_FREE}[live.pop(address)]
+            yield "event", time, Event(time, gone, 0, 0, 0, 0, 0, 0, "", address, 512, 512, 0)
+        else:
+            live[address] = kind
+            yield "event", time, Event(time, kind, 0, 0, 0, 0, 0, 0, "", address, chance.choice([512, 4096]), 512, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_events_that_come_together_are_in_the_order_of_those_that_come_one_by_one(monkeypatch, seed):
+    told = []
+    for most in (1, 7, 100):  # events that come together
+        with judging_launches(monkeypatch) as launching:
+            launching.pytorch.is_watched = True
+            log = launching.log
+            log.names.append(b"fill")
+            log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
+            log.blob += PTX
+            log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
+            waiting = []
+            for what, time, one in [*of_pytorch_and_others(random.Random(seed)), ("end", 0, None)]:
+                if what == "launch":
+                    put_launch(log, pointer=one, time=time)
+                elif what == "event":
+                    waiting.append(one)
+                if len(waiting) == most or what == "end":
+                    launching.pytorch.passes_on = True
+                    if most == 1:
+                        for event in waiting:
+                            hooks.forward(event)
+                    elif waiting:
+                        rows = [(*event[:5], 0, *event[5:8], 0, *event[9:]) for event in waiting]
+                        hooks.forward_rows(np.array(rows, RECORD), [""])
+                    launching.pytorch.passes_on = False
+                    waiting.clear()
+            launching.collector.flush()
+            seen = [event for event in launching.events if event.kind is not Kind.STREAM_CREATE]
+            told.append([(event.kind, event.time, event.name, event.address, event.size) for event in seen])
+    assert told[0] == told[1] == told[2]
+    assert {Kind.ACCESS, Kind.WARNING, Kind.HOST_FREE} <= {kind for kind, *_ in told[0]}
 
 
 def test_launches_are_left_to_our_runtimes_own_source_once_it_works(launching):

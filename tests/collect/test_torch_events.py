@@ -12,7 +12,7 @@ from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Action, Note, RowKind, TraceCall
 from cudatool.sanitize import Gap, GapKind, check
 from cudatool.trace import hooks, read
-from cudatool.trace.events import AccessFlag, Kind, StreamFlag, WarningCode, WarningFlag
+from cudatool.trace.events import AccessFlag, Event, Kind, StreamFlag, WarningCode, WarningFlag
 from cudatool.trace.recorder import Recorder
 
 SELF, SRC, RESULT = Argument("self"), Argument("src"), Argument("")
@@ -86,9 +86,17 @@ def plan_of(name):
     return make_plan(name, *SCHEMAS[name])
 
 
+def kept_in(found):
+    def keep(rows, names):
+        for time, kind, device, flags, thread, _, stream, correlation, stack, name, *rest in rows.tolist():
+            found.append(Event(time, Kind(kind), device, flags, thread, stream, correlation, stack, names[name], *rest))
+
+    return keep
+
+
 def all_events(*rows):
     found = []
-    reader = TorchEvents(found.append, plan_of, lambda: NAMES)
+    reader = TorchEvents(kept_in(found), plan_of, lambda: NAMES)
     reader.read(log(*rows))
     reader.finish()
     return found
@@ -104,7 +112,7 @@ def kinds(*rows):
 
 def check_rows(path, *rows):
     with Recorder(path / "t.ctrace", header={}):
-        reader = TorchEvents(hooks.forward, plan_of, lambda: NAMES)
+        reader = TorchEvents(hooks.forward_rows, plan_of, lambda: NAMES)
         reader.read(log(*rows))
         reader.finish()
     return check(read(path / "t.ctrace"))
@@ -458,9 +466,26 @@ def test_operator_that_never_ends_loses_nothing_that_happened_inside():
     assert kinds(begin(1), trace(TraceCall.DEVICE_SYNCHRONIZE)) == [Kind.DEVICE_SYNCHRONIZE]
 
 
+def test_a_free_that_is_complete_at_once_has_one_row():
+    freed = [memory(ALLOC, A), memory(Action.FREED, A), memory(ALLOC, B), memory(REQUESTED, B), memory(COMPLETED, B)]
+    asked, done, other_asked, other_done = (event for event in events(*freed) if event.kind is not Kind.BLOCK_ALLOC)
+    assert (asked._replace(address=B), done._replace(address=B)) == (other_asked, other_done)
+
+
+def test_a_free_inside_an_operator_comes_after_its_launch():
+    rows = [payload(1, "aten::relu", tensor(A)), begin(1), memory(Action.FREED, A, number=1), call(1, 1)]
+    assert [Kind.KERNEL_LAUNCH, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED] == kinds(*rows)
+
+
+def test_a_value_that_is_too_wide_is_cut():
+    assert [AccessFlag.READ] == [
+        event.flags for event in events(note(Note.HOST_ACCESS, A, 4, 1 << 16 | AccessFlag.READ))
+    ]
+
+
 def test_payload_of_an_earlier_log_is_known_in_the_next():
     found = []
-    reader = TorchEvents(found.append, plan_of, lambda: NAMES)
+    reader = TorchEvents(kept_in(found), plan_of, lambda: NAMES)
     reader.read(log(payload(1, "aten::relu", tensor(A)), call(1, 1)))
     reader.read(log(call(2, 1)))
     assert [event.kind for event in found] == [Kind.STREAM_CREATE, *[Kind.KERNEL_LAUNCH, Kind.ACCESS] * 2]

@@ -9,10 +9,12 @@ import threading
 import types
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from cudatool.trace import hooks
-from cudatool.trace.events import Event, Kind, StreamFlag, WarningFlag
+from cudatool.trace.events import RECORD, Event, Kind, StreamFlag, WarningFlag
 
 
 def collect_into(events: list[Event]) -> hooks.Subscriber:
@@ -52,6 +54,51 @@ def test_stream_id_without_subscribers_never_emits(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(hooks, "emit", refuse)
     assert hooks.stream_id(0, 0xABC) == 1
+
+
+class Source:
+    """Passes on events of its own, at these times, before those of others."""
+
+    def __init__(self, times: list[int]) -> None:
+        self.times = times
+
+    def __call__(self, event: Event) -> None:
+        while self.times and self.times[0] <= event.time:
+            record = np.zeros(1, RECORD)
+            record["kind"], record["time"] = Kind.MARK, self.times.pop(0)
+            hooks.forward_rows(record, [""], source=self)
+
+    def before_rows(self, rows: npt.NDArray[np.void]) -> int:
+        self(hooks._event(Kind.MARK)._replace(time=int(rows["time"][0])))
+        return int(rows["time"].searchsorted(self.times[0])) if self.times else len(rows)
+
+
+def test_rows_come_after_what_every_source_has_from_before_them() -> None:
+    seen: list[Event] = []
+    hooks.subscribe(collect_into(seen))
+    for times in ([3, 5, 5, 30], [1, 5, 8]):
+        hooks.subscribe(Source(times), first=True)
+    rows = np.zeros(4, RECORD)
+    rows["kind"], rows["time"] = Kind.RANGE_PUSH, [2, 4, 7, 9]
+    hooks.forward_rows(rows, [""])
+    assert [event.time for event in seen] == [1, 2, 3, 4, 5, 5, 5, 7, 8, 9]
+
+
+def test_source_that_fails_is_removed_and_the_rows_reach_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(rows: npt.NDArray[np.void]) -> int:
+        raise RuntimeError("of the source")
+
+    seen: list[Event] = []
+    hooks.subscribe(collect_into(seen))
+    source = Source([])
+    source.before_rows = fail  # type: ignore[method-assign]
+    hooks.subscribe(source)
+    rows = np.zeros(2, RECORD)
+    rows["kind"] = Kind.MARK
+    hooks.forward_rows(rows, [""])
+    hooks.emit(Kind.MARK)
+    assert [event.kind for event in seen] == [Kind.MARK, Kind.MARK, Kind.WARNING, Kind.MARK]
+    assert not hooks.is_subscribed(source) and "of the source" in caplog.text
 
 
 def test_subscribers_run_in_the_order_they_were_added() -> None:
