@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from cudatool.collect.torch_accesses import TensorView
 
-__all__ = ["Action", "Note", "Row", "RowKind", "TraceCall", "read_rows", "read_tensors"]
+__all__ = ["Action", "Note", "Row", "RowKind", "TraceCall", "read_rows", "read_tensors", "stacks_of_calls"]
 
 
 class RowKind(IntEnum):

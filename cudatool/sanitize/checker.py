@@ -88,8 +88,13 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
         gaps = find_gaps(trace, checks, operations=operations, beside=beside)
         notes = tuple(trace.notes)
         return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
-    engine = Engine(trace, go_on_repaired=True, effort=effort)
-    engine.run()
+    # With less order nothing is found less: what is sound however the host's threads are ordered needs no other look.
+    apart = Engine(trace, one_host=False, go_on_repaired=True, effort=effort)
+    apart.run()
+    engine = apart
+    if apart.threads > 1 and (apart.defects or apart.by_flags):
+        engine = Engine(trace, go_on_repaired=True, effort=effort)
+        engine.run()
     independent = engine.defects
     cured: set[Key] = set()
     if independent:
@@ -114,25 +119,25 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
         device=device,
         operations=engine.operations,
         unchecked_launches=engine.unchecked.total(),
-        edges=dict(sorted(engine.ordering.edges.items())),
+        edges=dict(sorted(apart.ordering.edges.items())),
         notes=(*trace.notes, *_notes(engine)),
         gaps=find_gaps(
             trace,
             checks,
             operations=engine.operations,
-            left_open=_left_open(trace, engine, since),
+            left_open=_left_open(trace, engine, apart, since),
             beside=beside,
         ),
     )
 
 
-def _left_open(trace: Trace, engine: Engine, since: int) -> LeftOpen:
+def _left_open(trace: Trace, engine: Engine, apart: Engine, since: int) -> LeftOpen:
     return LeftOpen(
         launches=engine.unchecked.total(),
         kernels=_without_arguments(trace.names[name] for name, _ in engine.unchecked.most_common()),
         streams=engine.unknown_streams,
         waits=_ordered_by_unknown(trace, engine, since),
-        threads=_thread_pairs(trace, engine, since),
+        threads=_thread_pairs(trace, engine, apart, since),
         flags=_lines(trace, (pair for pair in engine.by_flags.values() if pair[1] >= since)),
     )
 
@@ -162,15 +167,11 @@ def _notes(engine: Engine) -> list[str]:
     return notes
 
 
-def _thread_pairs(trace: Trace, engine: Engine, since: int) -> list[str]:
+def _thread_pairs(trace: Trace, engine: Engine, apart: Engine, since: int) -> list[str]:
     """Return the lines of each possible race that is none if host threads hand work to each other properly.
 
-    How they do is not in the trace, beyond what is recorded of locks and queues.
+    How they do is not in the trace, beyond what is recorded of locks and queues: `apart` has seen no order beyond that.
     """
-    if engine.threads < 2:
-        return []
-    apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
-    apart.run()
     new = (defect for key, defect in apart.defects.items() if key not in engine.defects)
     recent = (defect for defect in new if defect.second.operation.record >= since)
     return _lines(trace, ((defect.first.record, defect.second.record) for defect in recent))

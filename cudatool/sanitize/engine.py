@@ -62,6 +62,12 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _threads(trace: Trace) -> int:
+    """Return how many threads of the host use the device."""
+    of_host = np.isin(trace.records["kind"], [*WORK, Kind.HOST_ACCESS, Kind.MEM_FREE])
+    return len(distinct(trace.records["thread"][of_host]))
+
+
 def _first_records(trace: Trace) -> dict[int, int]:
     """Return the stream that each event was first recorded on."""
     recorded = np.flatnonzero(trace.records["kind"] == Kind.EVENT_RECORD)
@@ -123,16 +129,15 @@ class Engine:
         self._memory_flags, self._stacks = MemoryFlags(trace), trace.records["stack"].data
         self._trace = trace
         self.found = Defects(trace.records)
-        self.repairs = repairs
-        self._wanted = wanted
+        self.repairs, self._wanted = repairs, wanted
         self.go_on_repaired = go_on_repaired
+        self.threads = _threads(trace)
+        one_host |= self.threads < 2
         self._make_agents(trace, one_host)
         self.ordering = Ordering(list(self.streams.values()), self.clocks, self.effort, one_host=one_host)
         self.ordering.unknown_orders = unknown_orders
         self.history = History(self.effort, self.agents[0] if one_host else None)
-        self.buffers = Buffers()
-        self.aliases = Aliases()
-        self.graphs = Graphs()
+        self.buffers, self.aliases, self.graphs = Buffers(), Aliases(), Graphs()
         self._memory = Memory(self, trace.names)
         self._launches = Launches(self, trace)
         self._peer_copies = {index for index, name in enumerate(trace.names) if name in _SERIALIZED}
@@ -191,8 +196,6 @@ class Engine:
 
     def _make_agents(self, trace: Trace, one_host: bool) -> None:
         records = trace.records
-        host_kinds = [*WORK, Kind.HOST_ACCESS, Kind.MEM_FREE]
-        self.threads = len(distinct(records["thread"][np.isin(records["kind"], host_kinds)]))
         threads = distinct(records["thread"]).tolist()
         streams = [stream for stream in distinct(records["stream"]).tolist() if stream]
         created = records[records["kind"] == Kind.STREAM_CREATE]

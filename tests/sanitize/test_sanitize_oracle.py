@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -262,6 +263,32 @@ def test_repairs_that_count_as_certain_leave_nothing_behind(steps: list[Any]) ->
         repaired = Engine(trace, repairs=checker._plan(engine, engine.defects.values()))
         repaired.run()
         assert {} == repaired.defects
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(more_actions, max_size=8), st.randoms(use_true_random=False))
+def test_what_is_sound_without_order_among_threads_is_sound_with_it(steps: list[Any], chance: Random) -> None:
+    trace = play(steps)[0].trace()
+    trace.records["thread"] = [chance.randrange(3) for _ in range(len(trace.records))]
+    apart, whole = Engine(trace, one_host=False, go_on_repaired=True), Engine(trace, go_on_repaired=True)
+    apart.run()
+    whole.run()
+    if not (apart.defects or apart.by_flags):
+        assert ({}, {}) == (whole.defects, whole.by_flags)
+
+
+@pytest.mark.parametrize(("wait", "looks"), [([("wait", 5, 1)], 1), ([], 2)], ids=["sound", "a race"])
+def test_a_sound_program_of_several_threads_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch, wait: list[Any], looks: int
+) -> None:
+    steps = [("kernel", 4, [(W, 0, 4)]), ("record", 1, 4), *wait, ("kernel", 5, [(R, 0, 4)])]
+    trace = play(steps)[0].trace()
+    trace.records["thread"][1::2] = 1
+    made: list[bool] = []
+    run = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self: made.append(self.go_on_repaired) or run(self))
+    report = check(trace)
+    assert (looks, looks == 1) == (sum(made), not report.findings)
 
 
 def test_repairs_are_certain_of_some_programs_and_not_of_others() -> None:
