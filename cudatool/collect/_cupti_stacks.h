@@ -117,19 +117,14 @@ typedef struct {
   uint32_t chain;
 } Known;
 typedef struct {
-  const void* instruction;
-  uint32_t outer, chain;
-} Step;  // from the stack that ends with a caller to the one that ends with what it calls
-typedef struct {
-  uint64_t module;
-  uint32_t chain, stack;
-} Placed;  // the number of the stack that ends with a module that has a name, or with none
-enum { MOST_SETS = 256, IN_SET = 4 };
+  uint64_t key;
+  uint32_t with, found;
+} Cached;
+enum { MOST_SETS = 256, IN_SET = 4 };  // each lies in one of the places of a set, which is a line of a cache
 // Used by its own thread alone, and so without the lock, which would wait for all that the program wrote to memory before.
 typedef struct {
-  // Taken lately; each lies in one of the places of a set, which is a line of a cache.
-  Step steps[MOST_SETS][IN_SET];
-  Placed placed[MOST_SETS][IN_SET];
+  Cached steps[MOST_SETS][IN_SET];   // by the instruction of a frame and the chain of its caller: the chain of both
+  Cached placed[MOST_SETS][IN_SET];  // by a module that has a name, or none, and a chain: the number of the stack
   Known known[MOST_FRAMES];  // outermost first: most of the next stack is the same
   Known fresh[MOST_FRAMES];  // innermost first: what is not
   int depth;                 // of `known`
@@ -183,13 +178,25 @@ static int fresh_frames(Thread* thread, struct _PyInterpreterFrame* frame) {
   return count;
 }
 
+static const Cached* cached(const Cached* set, uint64_t key, uint32_t with) {
+  for (int i = 0; i < IN_SET; i++) {
+    if (set[i].key == key && set[i].with == with) return &set[i];
+  }
+  return NULL;
+}
+
+// In place of what was put into the set the longest ago.
+static void put_into(Cached* set, uint64_t key, uint32_t with, uint32_t found) {
+  memmove(&set[1], set, (IN_SET - 1) * sizeof *set);
+  set[0] = (Cached){key, with, found};
+}
+
 // The number in `chains` of a stack that goes on with a frame.
 static uint32_t chain_with(Thread* thread, uint32_t outer, const Known* one) {
-  uint64_t mixed = ((uintptr_t)one->instruction ^ (uint64_t)outer << 32) * 0x9E3779B97F4A7C15u;
-  Step* set = thread->steps[mixed >> 32 & (MOST_SETS - 1)];
-  for (int i = 0; i < IN_SET; i++) {
-    if (set[i].instruction == one->instruction && set[i].outer == outer) return set[i].chain;
-  }
+  uint64_t instruction = (uintptr_t)one->instruction, mixed = (instruction ^ (uint64_t)outer << 32) * 0x9E3779B97F4A7C15u;
+  Cached* set = thread->steps[mixed >> 32 & (MOST_SETS - 1)];
+  const Cached* known = cached(set, instruction, outer);
+  if (known) return known->found;
   struct _PyInterpreterFrame* frame = (struct _PyInterpreterFrame*)one->at;
   PyCodeObject* code = code_of(frame);
   uint32_t chain = outer;
@@ -199,8 +206,7 @@ static uint32_t chain_with(Thread* thread, uint32_t outer, const Known* one) {
     if (key[1]) chain = intern(&chains, key, sizeof key);
     pthread_mutex_unlock(&lock);
   }
-  memmove(&set[1], set, (IN_SET - 1) * sizeof *set);
-  set[0] = (Step){one->instruction, outer, chain};
+  put_into(set, instruction, outer, chain);
   return chain;
 }
 
@@ -332,7 +338,7 @@ static uint32_t stack_below(uint32_t library) {
   struct _PyInterpreterFrame *frame = thread && state ? frame_of(state) : NULL, *calls = frame;
   uint32_t chain = 0;
   uint64_t module = 0;
-  Placed* set = NULL;  // where the stack may be found; NULL if it may not
+  Cached* set = NULL;  // where the stack may be found; NULL if it may not
   if (!frame && !library) return 0;
   if (frame) {
     const Known* innermost = innermost_of(thread, frame);
@@ -350,15 +356,11 @@ static uint32_t stack_below(uint32_t library) {
       memset(thread->placed, 0, sizeof thread->placed);
     }
   }
-  for (int i = 0; set && i < IN_SET; i++) {
-    if (set[i].chain == chain && set[i].module == module) return set[i].stack;
-  }
+  const Cached* known = set ? cached(set, module, chain) : NULL;
+  if (known) return known->found;
   pthread_mutex_lock(&lock);
   uint32_t stack = stack_in_module(library, chain, calls);
-  if (set && (!calls || name_of_module(module))) {
-    memmove(&set[1], set, (IN_SET - 1) * sizeof *set);
-    set[0] = (Placed){module, chain, stack};
-  }
+  if (set && (!calls || name_of_module(module))) put_into(set, module, chain, stack);
   pthread_mutex_unlock(&lock);
   return stack;
 }
