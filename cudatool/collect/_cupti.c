@@ -656,6 +656,7 @@ static void in_child(void) {  // another thread may have held the lock, and the 
   recording = 0;
   pthread_mutex_init(&lock, NULL);
   row_count = waiting = 0;
+  thread_number = 0;  // the one thread of a child has another one
 }
 
 PyMODINIT_FUNC PyInit__cupti(void) {

@@ -626,13 +626,16 @@ def reset() -> None:
         _stream_counter, _event_counter, _correlations = itertools.count(1), itertools.count(1), itertools.count(1)
 
 
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
+def _forked() -> None:
+    """In a child, whose one thread has another number, and the id that it had: a thread may have held the lock."""
     global _lock
     _lock = threading.RLock()
+    _native_threads.clear()
+    _unclaimed.clear()
+    _native_threads[threading.get_native_id()] = _local.thread.id
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_forked)
 
 _emit.install(
     names=globals(),

@@ -11,11 +11,28 @@ import weakref
 from pathlib import Path
 from shutil import which
 
+import forked
+import numpy as np
 import pytest
 
 from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW
 
 _HERE = Path(__file__).with_name("native")
+
+
+def thread_of_a_row() -> int:
+    _cupti.start_alone(1 << 16)
+    try:
+        _cupti.pool_alloc(mem_ptr=0x1000, mem_size=512, size=512, device_id=0)
+        return int(np.frombuffer(_cupti.drain()[0], ROW)["thread"][0])
+    finally:
+        _cupti.stop()
+
+
+def test_rows_of_a_forked_child_have_its_own_thread():
+    assert thread_of_a_row() == threading.get_native_id()
+    assert forked.status_of(lambda: thread_of_a_row() != threading.get_native_id()) == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,6 +9,7 @@ import threading
 import types
 from typing import Any
 
+import forked
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -387,3 +388,8 @@ def test_subscriber_that_always_exits_is_dropped() -> None:
         hooks.emit(Kind.RANGE_PUSH, name="a")
     hooks.emit(Kind.RANGE_POP, name="b")
     assert not hooks.active
+
+
+def test_thread_of_a_forked_child_is_the_one_that_its_driver_calls_name() -> None:
+    hooks.thread_id()  # taken in the parent, too
+    assert forked.status_of(lambda: hooks.native_thread(threading.get_native_id()) != hooks.thread_id()) == 0
