@@ -58,6 +58,23 @@ torch.cuda.synchronize()
 x += 1
 torch.cuda.synchronize()
 """
+WITH_TRITON = """
+import torch, triton, triton.language as tl
+@triton.jit
+def add_one(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+x = torch.zeros(1 << 16, device="cuda")
+torch.cuda.synchronize()
+first, second = torch.cuda.Stream(), torch.cuda.Stream()
+with torch.cuda.stream(first):
+    add_one[(64,)](x, x.numel(), BLOCK=1024)
+second.wait_stream(first)
+with torch.cuda.stream(second):
+    add_one[(64,)](x, x.numel(), BLOCK=1024)
+torch.cuda.synchronize()
+assert float(x.sum()) == 2 << 16
+"""
 
 
 # JAX takes three quarters of the card otherwise, which other tests share.
@@ -104,3 +121,12 @@ def test_what_another_library_does_beside_pytorch_is_checked(tmp_path: Path) -> 
     assert (0, "partly-checked") == (status, report["outcome"]), stderr
     assert ["device-checks"] == [gap["kind"] for gap in report["gaps"]]
     assert not report["findings"] + report["possible"] and report["operations"] >= 3
+
+
+def test_calls_of_one_thread_are_not_those_of_two_though_two_sources_tell_of_them(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    status, report, stderr = sanitized(tmp_path, WITH_TRITON)
+    assert (0, "partly-checked") == (status, report["outcome"]), stderr
+    assert not report["findings"] + report["possible"] and report["operations"] >= 3
+    assert "threads" not in {gap["kind"] for gap in report["gaps"]}
