@@ -4,18 +4,27 @@ Most of the time of a short program is that of its imports. A server has done th
 device, and forks once for each request. A process then goes on as if the interpreter had begun with ``-c``: in its
 own directory, environment and output files, to the interpreter's own end. What only the beginning of an interpreter
 reads has no effect: its options, and variables such as PYTHONPATH.
+
+The interpreter's own end takes 30 ms in such a process, as long as many a program: it writes to what every module of
+the server holds, and each page that is written to is copied. So a server that has all of cudatool lets its processes
+end as soon as the program's own part of that is over: threads joined, exit functions called, output written, what the
+program made freed and finalized. The server's modules stay whole, and no function runs that C libraries have for their
+end. Tests of an interpreter's end need ``is_half``, or a process of their own.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import tokenize
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -30,13 +39,17 @@ COMMAND_LINE = "from cudatool.cli import main; main()"
 SCRIPT = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 """The program whose words are a file with a program, and its words."""
 
+_SERVER = "with __import__('warm_process').ending: exec(__import__('warm_process').serve())"  # no name in __main__
 
 OTHERS = ("click", "cuda.core", "llvmlite.binding", "numpy", "rich.console", "rich.table")
 """Packages of others that programs on the software device import."""
+LATER = ("numpy.ma", "numpy.random", "tomllib")
+"""Modules of others that some programs and commands import besides."""
 OURS = (
     *("array_methods", "analyze", "cli.leaks", "cli.run", "cli.sanitize", "collect.sim_driver", "ops"),
-    *("recording.software", "runtime.array", "runtime.kernel", "runtime.mempool", "sim.jit.checked_launches"),
-    *("sim.jit.declarations", "sim.jit.kernel_work", "sim.jit.translator", "sim.observe.checkers"),
+    *("recording.software", "runtime.array", "runtime.cudart", "runtime.kernel", "runtime.mempool", "runtime.nvml"),
+    *("runtime.ranges", "sim.jit.checked_launches", "sim.jit.declarations", "sim.jit.kernel_work", "sim.jit.shadow"),
+    *("sim.jit.translator", "sim.observe.checkers", "sim.observe.host_pages", "sim.observe.host_watch"),
 )
 """Modules of this package that they import, too."""
 
@@ -68,7 +81,7 @@ class WarmProcess:
         if self._server is None:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
             self._server = subprocess.Popen(
-                [sys.executable, "-c", "exec(__import__('warm_process').serve())", *self._imports],
+                [sys.executable, "-c", _SERVER, *self._imports],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -154,7 +167,68 @@ def everything() -> list[str]:
     from cudatool.sim import api
 
     entry_points = [module.name for module in iter_modules(api.__path__, f"{api.__name__}.")]
-    return [*OTHERS, *(f"cudatool.{name}" for name in OURS), *entry_points]
+    return [*OTHERS, *LATER, *(f"cudatool.{name}" for name in OURS), *entry_points]
+
+
+def _prepare() -> None:
+    """Do what each program would do after its imports, always with the same result."""
+    from cudatool.sim.abi import ENTRIES
+
+    for entry in ENTRIES.values():
+        assert entry.types is not None  # read off the prototype of the entry point
+    list(tokenize.generate_tokens(io.StringIO("").readline))  # compiles regular expressions
+
+
+class _Ending:
+    """How a process ends that was forked off a server: at once, after all that its program can notice.
+
+    Pseudo-code::
+
+        with ending:
+            the program
+            if it ended by itself, or with a status:
+                join threads, call exit functions, write what is printed, as the interpreter is about to do
+                take the server's modules out of sys.modules: the interpreter frees and clears what is left there,
+                then what is in sys, of that `_Last` at last, with which the process is over
+    """
+
+    def __init__(self) -> None:
+        self.modules: Collection[str] = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        status = error.code if isinstance(error, SystemExit) else error
+        if not self.modules or not (status is None or isinstance(status, int)):
+            return  # the interpreter prints the message or the exception first
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        try:
+            sys.stdout.flush()
+        except (AttributeError, OSError, ValueError):
+            return  # there is none, or it cannot be written: the interpreter finds that, too, and has a status for it
+        for name in self.modules:
+            sys.modules[name] = None  # type: ignore[assignment]  # as in the interpreter's own end
+        sys.the_last_one = _Last((status or 0) & 0xFF)  # type: ignore[attr-defined]
+
+
+class _Last:
+    """Ends the process when it is freed."""
+
+    def __init__(self, status: int) -> None:
+        self._end = gc.collect, os._exit, status, sys.stdout, sys.stderr  # their modules are gone by then
+
+    def __del__(self) -> None:
+        collect, leave, status, *files = self._end
+        collect()
+        for file in files:
+            if file is not None:
+                file.flush()
+        leave(status)
+
+
+ending = _Ending()
 
 
 def serve() -> str:
@@ -162,13 +236,24 @@ def serve() -> str:
 
     Returns in each process that was forked off for one, with the program that it is to run.
     """
+    is_half = "cudatool" not in {name.partition(".")[0] for name in sys.argv[1:]}
     for module in sys.argv[1:]:
         import_module(module)
 
-    # No page is copied because a child's end frees what modules hold; names still become None, and what the program
-    # itself made is freed.
-    held = [list(vars(module).values()) for module in list(sys.modules.values())]
+    if not is_half:
+        _prepare()
+
+    # No page is copied because a child's end frees what modules hold; what the program itself made is freed.
+    modules = dict(sys.modules)
+    held = [[one, *vars(one).values()] for one in modules.values()]
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    if not is_half:
+        ending.modules = modules.keys() - {
+            "__main__",
+            "builtins",
+            "sys",
+            "threading",
+        }  # that the interpreter's end needs
     gc.collect()
     gc.freeze()  # nor because a collection looked at it, which takes time, too
 
@@ -193,5 +278,4 @@ def serve() -> str:
         os.dup2(file, number)
         os.close(file)
     sys.argv[1:] = request["words"]
-    program: str = request["program"]
-    return program
+    return str(request["program"])
