@@ -10,6 +10,7 @@ garbage: an eighth of the time that the software device takes to start.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # without the enumerations that signal makes of each number
 import gc
 import signal
 import threading
@@ -68,8 +69,8 @@ def _handlers_wait() -> Iterator[None]:
 
 def _replace_handlers(own: dict[int, Any], came: list[int]) -> None:
     """Let every handler that is a function note its signal in `came`, and keep it in `own`."""
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if callable(handler):  # not the default, nor ignored, nor what C installed
+    for number in range(1, signal.NSIG):
+        if callable(_signal.getsignal(number)):  # not the default, nor ignored, nor what C installed
+            handler = signal.getsignal(number)  # the program's, where sim.signals has put another one before it
             own[number] = handler
             signal.signal(number, lambda received, frame: came.append(received))
