@@ -40,7 +40,8 @@ _COMPILERS: Final = ("native", "nvrtc", "torch", "triton", "ptx", "cupy")  # eac
 _ENDING: Final = ".code"  # of the names of our files: the folder may be one that has others, and only ours are removed
 _UNFINISHED: Final = ".code.new"  # while a file is written
 _ABANDONED_S: Final = 3600  # an unfinished file of this age is of a process that was killed
-_LOOK_AGAIN: Final = 64  # look how much there is whenever this part of the limit was written
+_LOOK_AGAIN: Final = 64  # look how much there is whenever a process has written this part of the limit
+_LOOKED_S: Final = 60  # and at its first file, unless another process has looked so recently: full, it takes 0.7 s
 _KEPT: Final = 7 / 8  # of the limit, when something has to go
 
 _said: set[str] = set()  # folders that were refused
@@ -72,7 +73,8 @@ class CodeCache:
     def __init__(self, compiler: str) -> None:
         assert compiler in _COMPILERS
         self._compiler = compiler
-        self._unseen: float = float("inf")  # bytes written since this process looked how much there is
+        self._unseen = 0  # bytes written since this process looked how much there is
+        self._has_looked = False
 
     def get(self, key: str) -> bytes | None:
         """Return what is kept under `key`, or None. It counts as used now."""
@@ -122,9 +124,10 @@ class CodeCache:
         finally:
             os.close(folder)
         self._unseen += size
-        if self._unseen > limit / _LOOK_AGAIN:
+        if self._unseen > limit / _LOOK_AGAIN or not (self._has_looked or _was_looked_at()):
             self._unseen = 0
             _evict(limit)
+        self._has_looked = True
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -279,6 +282,18 @@ def _remove(name: str, folder: int) -> None:
 # ---- how much is kept ----
 
 
+def _was_looked_at() -> bool:
+    """Whether a process has just looked how much there is; the folder of all compilers was changed then."""
+    opened = _open_root()
+    if opened is None:
+        return True
+    root, _ = opened
+    try:
+        return 0 <= time.time() - os.fstat(root).st_mtime < _LOOKED_S
+    finally:
+        os.close(root)
+
+
 def _evict(limit: int) -> None:
     """Remove what was not used for longest, if there is more than the limit. Other processes may do so, too."""
     opened = _open_root()
@@ -287,6 +302,7 @@ def _evict(limit: int) -> None:
     root, path = opened
     folders: list[int] = []
     try:
+        os.utime(root)
         for compiler in sorted(set(os.listdir(root)).intersection(_COMPILERS)):
             try:
                 folders.append(_open_folder(compiler, root, shown=os.path.join(path, compiler)))
