@@ -86,7 +86,7 @@ class Server:
         place, number = self._http.server_address[:2]
         shown = place if isinstance(place, str) else place.decode()
         self.url = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
-        self._thread = threading.Thread(target=self._http.serve_forever, name="cudatool server", daemon=True)
+        self._thread = threading.Thread(target=self._http.serve, name="cudatool server", daemon=True)
         self._thread.start()
         _servers.add(self)
 
@@ -102,9 +102,10 @@ class Server:
         """Answer no more, and end the recording in progress. Closing again changes nothing."""
         if os.getpid() != self._process:
             return
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._http.end()
+            self._thread.join()
+            self._http.server_close()
         with self._busy:
             if self._recorder is not None:
                 self._stop()
@@ -199,6 +200,17 @@ class _Listener(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
         self.owner = owner
+        self._is_ending = False
+
+    def serve(self) -> None:
+        """Answer until :meth:`end`. The base class's loop looks every half second whether it is to end."""
+        while not self._is_ending:
+            self.handle_request()
+
+    def end(self) -> None:
+        """Let :meth:`serve` return, from another thread."""
+        self._is_ending = True
+        self.socket.shutdown(socket.SHUT_RDWR)  # a thread that waits for a connection goes on
 
     def server_bind(self) -> None:
         """Bind without asking a name server for the host's name, as the base class does."""

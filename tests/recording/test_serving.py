@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import socket
+import socketserver
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,21 @@ def test_closing_ends_the_recording_and_frees_the_port(tmp_path: Path) -> None:
     assert reader.read(path).ending.is_complete
     with ct.serve(urlsplit(server.url).port or 0, token=TOKEN):
         pass
+
+
+def test_a_server_waits_for_requests_and_for_its_end_without_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that looks every half second whether it is to end keeps its program for as long."""
+    waits: list[float | None] = []
+
+    class Selector(socketserver._ServerSelector):  # type: ignore[name-defined, misc]
+        def select(self, timeout: float | None = None) -> Any:
+            waits.append(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(socketserver, "_ServerSelector", Selector)
+    with ct.serve(token=TOKEN) as server:
+        assert 200 == ask(server, "GET", "/")[0]
+    assert {None} == set(waits)
 
 
 def test_port_that_is_taken_and_tokens_that_are_too_short_are_refused() -> None:
