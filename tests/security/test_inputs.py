@@ -7,13 +7,12 @@ import lzma
 import os
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hostile_traces import records_of, trace_bytes
+from warm_process import run_python
 
 from cudatool.errors import FileFormatError, UsageError
 from cudatool.ptx import PtxError, device_code, ptx_for
@@ -60,9 +59,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, commands: Sequence[list[str]], name: str) -> list[tuple[int, str]]:
     """Return status and messages of commands that get the file `name`, run in one process with little time and memory."""
     texts = [[word.replace("{}", name) for word in command] for command in commands]
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
-    code = [sys.executable, "-c", _CODE, json.dumps(texts)]
-    done = subprocess.run(code, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(_CODE, json.dumps(texts), folder=folder, environment={"CUDATOOL_DEVICE": "sim"}, timeout_s=60)
     assert 0 == done.returncode, done.stderr
     ended, most = json.loads((folder / "ended.json").read_text())
     assert len(texts) == len(ended)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import lzma
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_process import run_python
 
 from cudatool.collect import torch_snapshot
 from cudatool.errors import SnapshotFormatError
@@ -19,7 +18,7 @@ from cudatool.errors import SnapshotFormatError
 MOST_MEMORY = 512 << 10  # KiB
 _READ = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (10, 10))  # of which importing takes one
+resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 from cudatool.collect import torch_snapshot
 from cudatool.errors import SnapshotFormatError
 try:
@@ -64,8 +63,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 
 def assert_bounded(path: Path) -> None:
-    command = [sys.executable, "-c", _READ, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(_READ, str(path), timeout_s=120)
     assert 0 == done.returncode, done.stderr[-500:]
     assert int(done.stdout.splitlines()[-1]) < MOST_MEMORY
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hostile_traces import trace_bytes
+from warm_process import run_python
 
 from cudatool.blas._workspace import workspace_size
 from cudatool.limits import REPORT_FRAMES, STACK_FRAMES
@@ -26,7 +24,7 @@ NUMBERS = np.arange(COUNT)
 FACTS = {"device_kind": "sim", "accesses": True}
 _CODE = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (10, 10))  # of which importing takes one
+resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 sys.argv = ["cudatool", *sys.argv[1:]]
 try:
     from cudatool.cli import main
@@ -114,16 +112,7 @@ def test_work_is_bounded_by_the_size_of_the_trace(
     assert len(content) < 1 << 20
     (tmp_path / "x.ctrace").write_bytes(content)
     words = [word.replace("{}", "x.ctrace") for word in command]
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE, *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(_CODE, *words, folder=tmp_path, environment={"CUDATOOL_DEVICE": "sim"}, timeout_s=120)
     assert status == done.returncode, done.stderr[-500:]
     if status == 2:
         assert 1 == done.stderr.count("cudatool: error: ")
