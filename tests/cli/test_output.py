@@ -11,8 +11,9 @@ import sys
 import time
 
 import pytest
+from warm_process import COMMAND_LINE, run_python
 
-COMMAND = [sys.executable, "-c", "from cudatool.cli import main; main()"]
+COMMAND = [sys.executable, "-c", COMMAND_LINE]
 ENVIRONMENT = {**os.environ, "CUDATOOL_DEVICE": "sim", "COLUMNS": "80", "NO_COLOR": "1"}
 LEAK = """
 import cudatool as ct
@@ -25,12 +26,21 @@ for _ in range(8):
 """
 
 
+_FULL = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+_GONE = "import os; ours, theirs = os.pipe(); os.close(ours); os.dup2(theirs, 1)\n"
+
+
+def run(folder, *words, before="", **variables):
+    """Run ``cudatool WORDS`` in `folder`, after a line of Python that changes where its output goes."""
+    return run_python(before + COMMAND_LINE, *words, folder=folder, environment={**ENVIRONMENT, **variables})
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("output")
     (made / "leak.py").write_text(LEAK, encoding="utf-8")
-    done = subprocess.run([*COMMAND, "run", "-o", "t.ctrace", "leak.py"], cwd=made, env=ENVIRONMENT, timeout=240)
-    assert done.returncode == 0
+    done = run(made, "run", "-o", "t.ctrace", "leak.py")
+    assert done.returncode == 0, done.stderr
     return made
 
 
@@ -40,43 +50,27 @@ READERS = (["leaks", "t.ctrace"], ["leaks", "--json", "t.ctrace"], ["diff", "t.c
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.parametrize("words", READERS)
 def test_full_disk_under_stdout_is_one_line_and_status_2(folder, words):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, *words], cwd=folder, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=240
-        )
+    done = run(folder, *words, before=_FULL)
     assert done.returncode == 2
     assert done.stderr == "cudatool: error: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize("words", READERS)
 def test_reader_that_goes_away_is_no_finding(folder, words):
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [*COMMAND, *words], cwd=folder, env=ENVIRONMENT, stdout=write, stderr=subprocess.PIPE, text=True, timeout=240
-    )
-    os.close(write)
+    done = run(folder, *words, before=_GONE)
     assert (done.returncode, done.stderr) == (2, "")
 
 
 def test_files_are_written_although_the_reader_has_gone(folder):
-    read, write = os.pipe()
-    os.close(read)
-    snapshot = [*COMMAND, "snapshot", "t.ctrace", "--html", "gone.html"]
-    sanitize = [*COMMAND, "sanitize", "--html", "found.html", "--format", "sarif=found.sarif", "t.ctrace"]
-    for command in (snapshot, sanitize):
-        subprocess.run(command, cwd=folder, env=ENVIRONMENT, stdout=write, stderr=subprocess.DEVNULL, timeout=240)
-    os.close(write)
+    run(folder, "snapshot", "t.ctrace", "--html", "gone.html", before=_GONE)
+    run(folder, "sanitize", "--html", "found.html", "--format", "sarif=found.sarif", "t.ctrace", before=_GONE)
     for name in ("gone.html", "found.html", "found.sarif"):
         assert (folder / name).stat().st_size > 1000
 
 
 @pytest.mark.parametrize("columns", ["20", "40"])
 def test_narrow_terminal_loses_no_text(folder, columns):
-    environment = {**ENVIRONMENT, "COLUMNS": columns}
-    done = subprocess.run(
-        [*COMMAND, "leaks", "t.ctrace"], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
-    )
+    done = run(folder, "leaks", "t.ctrace", COLUMNS=columns)
     assert "leak.py:5 (grünt)  +3 MiB  6 of 6  +18 MiB" in done.stdout
 
 
