@@ -45,14 +45,17 @@ def run_here(tmp_path, monkeypatch) -> Callable[..., Completed]:
 
 @pytest.fixture
 def run_command(tmp_path, run_here) -> Callable[..., Completed]:
-    """Run ``cudatool ARGS`` in `tmp_path`; with an `environment` or options, in an interpreter that has just begun."""
+    """Run ``cudatool ARGS`` in `tmp_path`; with options of :mod:`subprocess`, or variables that are for Python, in an
+    interpreter that has just begun.
+    """
 
     def run(*arguments: object, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object) -> Completed:
         words = [*map(str, arguments)]
-        if not environment and not kwargs:
-            if words and words[0] in _READS_FILES:
+        if not kwargs and not any(name.startswith("PYTHON") for name in environment):
+            if not environment and words and words[0] in _READS_FILES:
                 return run_here(*words)
-            return run_python(COMMAND_LINE, *words, folder=tmp_path, environment=_ENVIRONMENT, is_half=True)
+            variables = _ENVIRONMENT | environment
+            return run_python(COMMAND_LINE, *words, folder=tmp_path, environment=variables, is_half=True)
         command = [sys.executable, "-c", COMMAND_LINE, *words]
         options = {"cwd": tmp_path, "env": os.environ | _ENVIRONMENT | environment, "timeout": 240, **kwargs}
         return subprocess.run(command, capture_output=True, text=True, **options)
