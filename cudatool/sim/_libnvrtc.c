@@ -70,6 +70,11 @@ FORWARD(cudatool_nvrtc_version, nvrtcVersion)
 static FORWARD(create, nvrtcCreateProgram)
 static FORWARD(compile, nvrtcCompileProgram)
 
+/* Of the stand-in for libcuda, which is not there on a GPU: while a thread is in Python code that is called from here,
+ * a signal of the program's waits, as what its handler raises could not pass through C. */
+extern void cudatool_enter(void) __attribute__((weak));
+extern void cudatool_exit(void) __attribute__((weak));
+
 typedef long (*version_t)(int *major, int *minor);
 static version_t known;
 
@@ -77,7 +82,11 @@ static version_t known;
 void cudatool_nvrtc_know(version_t function) { known = function; }
 
 long nvrtcVersion(long major, long minor, long c, long d, long e, long f) {
-    return known ? known((int *)major, (int *)minor) : cudatool_nvrtc_version(major, minor, c, d, e, f);
+    if (!known) return cudatool_nvrtc_version(major, minor, c, d, e, f);
+    if (cudatool_enter) cudatool_enter();
+    long status = known((int *)major, (int *)minor);
+    if (cudatool_exit) cudatool_exit();
+    return status;
 }
 
 /* cuDNN, which looks for functions that are not documented, does not work without them. One has nine arguments: twelve
@@ -124,7 +133,13 @@ static const char *(*created)(const char *name, const char *source);
 void cudatool_nvrtc_watch(const char *(*function)(const char *, const char *)) { created = function; }
 
 long nvrtcCreateProgram(long program, long source, long name, long count, long headers, long names) {
-    const char *other = created && source ? created(name ? (const char *)name : "", (const char *)source) : NULL;
+    const char *(*tell)(const char *, const char *) = created;
+    const char *other = NULL;
+    if (tell && source) {
+        if (cudatool_enter) cudatool_enter();
+        other = tell(name ? (const char *)name : "", (const char *)source);
+        if (cudatool_exit) cudatool_exit();
+    }
     return create(program, source, other ? (long)other : name, count, headers, names);
 }
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from warm_process import run_python
 
 ENVIRONMENT = {**os.environ, "CUDATOOL_DEVICE": "sim", "PYTHONUNBUFFERED": "1"}
 CORE = """
@@ -118,6 +119,33 @@ for moment in range(25):
     except Stop:
         signal.setitimer(signal.ITIMER_REAL, 0)
 print("came", len(came))
+"""
+IN_THE_COMPILER = """
+import signal
+import cudatool as ct
+from cuda.bindings import nvrtc
+from cudatool.sim.toolchain import nvrtc as stand_in
+
+class Stop(Exception):
+    pass
+
+def stop(number, frame):
+    raise Stop
+
+def interrupted(*arguments, version=stand_in._version):
+    signal.raise_signal(signal.SIGALRM)
+    return version(*arguments)
+
+ct.init()
+signal.signal(signal.SIGALRM, stop)
+stand_in._version = interrupted
+calls = 0
+try:
+    while True:
+        calls += 1
+        nvrtc.nvrtcVersion()
+except Stop:
+    print("calls", calls)
 """
 WHOLE_KERNEL = """
 import os, signal, threading
@@ -235,6 +263,11 @@ def test_copy_that_ctrl_c_gave_up_never_touches_the_programs_memory(copy: str) -
 def test_no_exception_of_a_handler_is_lost_in_a_function_that_a_compiler_calls() -> None:
     done = _run(COMPILER)
     assert done.stdout == "came 25\n", done.stdout + done.stderr
+
+
+def test_exception_of_a_handler_comes_when_the_call_of_the_compiler_returns() -> None:
+    done = run_python(IN_THE_COMPILER, environment=ENVIRONMENT)
+    assert done.stdout == "calls 1\n", done.stdout + done.stderr
 
 
 def test_handler_that_returns_does_not_end_a_kernel() -> None:

@@ -16,7 +16,6 @@ import os
 
 from cudatool import source_text
 from cudatool.code_cache import CodeCache
-from cudatool.sim import signals
 
 __all__ = ["install", "watch"]
 
@@ -39,7 +38,6 @@ def install(library: ctypes.CDLL, real: str) -> None:
         except Exception:  # it must not cross into C: the file is gone
             return int(library.cudatool_nvrtc_version(major, minor))
 
-    signals.keep_out_of(version, _created)  # C calls them, and what a handler raises there would be lost
     callback = _Version(version)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # C may call it until the process ends
     library.cudatool_nvrtc_know(callback)
