@@ -9,7 +9,7 @@ __all__ = ["LAYOUT", "NO_RANK", "PARTITIONS", "SCHEMA", "TABLES", "Column"]
 SCHEMA: Final = "cudatool.dataset/1"
 """Columns are added under the same number, never renamed or removed."""
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """Rises by one when columns are added; each part says which one it was written with."""
 
 NO_RANK: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -64,6 +64,7 @@ TABLES: Final[dict[str, tuple[Column, ...]]] = {
         Column("events", "BIGINT", "number of events of the trace"),
         Column("ending", "VARCHAR", "`closed`, `killed`, `cut` ...: how the recording ended"),
         Column("notes", "VARCHAR", "what is missing from the trace, one sentence a line; empty if nothing"),
+        Column("simulated", "BOOLEAN", "the device's times are the software device's, from a cost model", since=3),
         Column("libraries", "VARCHAR", "libraries that the program loaded, with commas between"),
         Column("unix_start_ns", "BIGINT", "time of the first event since 1970; NULL where not recorded"),
         Column("duration", "BIGINT", "ns from the first to the last event; NULL if the recording has no clock"),
@@ -74,7 +75,7 @@ TABLES: Final[dict[str, tuple[Column, ...]]] = {
         Column("end_active", "BIGINT", "bytes active after the last event"),
         Column("reserved_at_peak", "BIGINT", "bytes reserved when most were active; NULL where not recorded"),
         Column("peak_time", "BIGINT", "first moment with the most bytes active"),
-        Column("steps", "INTEGER", "number of steps that were found"),
+        Column("steps", "INTEGER", "number of steps that were found, without the last one, whose end is not known"),
         Column("steps_source", "VARCHAR", "where the steps come from, in words"),
         Column("steps_marked", "BOOLEAN", "ranges of the program name the steps; else they are inferred"),
         Column("ooms", "INTEGER", "how often memory ran out"),

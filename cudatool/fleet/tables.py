@@ -67,6 +67,7 @@ class Tables:
             "events": len(self._records),
             "ending": str(self._trace.ending),
             "notes": "\n".join(self._trace.notes),
+            "simulated": header.get("device_kind") == "sim",
             "libraries": ",".join(map(str, header.get("libraries", ()))),
             "unix_start_ns": self._unix_start(format),
             "duration": self._trace.duration if self._timed else NULL,

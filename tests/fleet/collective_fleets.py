@@ -111,6 +111,7 @@ def write_fleet(
     size: int = 0,
     sizes: list[int] | None = None,
     communicators: list[list[int]] | None = None,
+    device_kind: str = "cuda",
 ) -> Path:
     """Write the ranks, each with a clock of its own, convert them, and return the data set.
 
@@ -130,6 +131,7 @@ def write_fleet(
         offset = int(chance.integers(0, 10**12))  # clocks of devices count from anywhere
         path = folder / "ranks" / f"rank{rank}.json"
         said = {"starts": (begins[rank] + offset).tolist(), "ends": (ends[rank] + offset).tolist(), "rank": rank}
+        said["device_kind"] = device_kind
         said["sizes"] = sizes or [size] * begins.shape[1]
         said["communicators"] = communicators[rank] if communicators else [1] * begins.shape[1]
         path.write_text(json.dumps({**said, "name": names[rank] if names else KERNEL}))
@@ -155,5 +157,5 @@ def run_of(path: Path) -> Trace:
     for rows in (launches, ran):
         rows["name"], rows["correlation"] = 1, 1 + np.arange(count)
     records["time"] = np.arange(len(records)) * 1000
-    header = {"device_kind": "cuda", "world_size": "0"}
+    header = {"device_kind": said["device_kind"], "world_size": "0"}
     return Trace(records, ["", said["name"]], [()], [], ["main"], header, [], str(path))

@@ -22,7 +22,7 @@ from cudatool.fleet import query
 from cudatool.fleet.convert import PART, Input, convert, named_rank, parts_of
 from cudatool.fleet.query import ask, opened
 from cudatool.fleet.report import fleet_report
-from cudatool.fleet.schema import PARTITIONS, TABLES, Column
+from cudatool.fleet.schema import LAYOUT, PARTITIONS, TABLES, Column
 from cudatool.fleet.tables import NULL, Tables
 from cudatool.recording.identity import job_facts
 from cudatool.trace.events import RECORD, Kind
@@ -155,19 +155,24 @@ def test_parts_without_a_column_that_was_added_later_have_null(
     five_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = Path(shutil.copytree(five_ranks, tmp_path / "set"))
+    next_ = LAYOUT + 1
     newer = {
         **TABLES,
-        "ranks": (*TABLES["ranks"], Column("colour", "VARCHAR", "of the rank", 3), Column("later", "BIGINT", "", 3)),
+        "ranks": (
+            *TABLES["ranks"],
+            Column("colour", "VARCHAR", "of the rank", next_),
+            Column("later", "BIGINT", "", next_),
+        ),
     }
     monkeypatch.setattr(query, "TABLES", newer)
-    monkeypatch.setattr(query, "LAYOUT", 3)
+    monkeypatch.setattr(query, "LAYOUT", next_)
     assert [(5, 0, 0)] == answer(dataset, "SELECT count(*), count(colour), count(later) FROM ranks")
     for rank in (0, 4):
         [part] = dataset.glob(f"run=*/rank={rank}/trace=*")
         rewrite(part / "ranks.parquet", "SELECT *, 'red' AS colour FROM old")
         said = json.loads((part / PART).read_text())
-        assert 2 == said["layout"]
-        (part / PART).write_text(json.dumps({**said, "layout": 3}))
+        assert LAYOUT == said["layout"]
+        (part / PART).write_text(json.dumps({**said, "layout": next_}))
     rows = answer(dataset, "SELECT rank, colour, later, peak_active > 0 FROM ranks ORDER BY rank")
     assert [(rank, "red" if rank in (0, 4) else None, None, True) for rank in range(5)] == rows
     with opened(dataset) as database:
@@ -197,7 +202,7 @@ def test_a_column_that_every_layout_has_is_never_left_out(
     dataset = Path(shutil.copytree(five_ranks, tmp_path / "set"))
     for table in dataset.glob("run=*/rank=*/trace=*/ranks.parquet"):
         rewrite(table, "SELECT * EXCLUDE (notes) FROM old")
-    for layout in (2, 3):
+    for layout in (LAYOUT, LAYOUT + 1):
         monkeypatch.setattr(query, "LAYOUT", layout)
         with pytest.raises(UsageError, match="the table ranks of"):
             answer(dataset, "FROM ranks")

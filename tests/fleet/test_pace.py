@@ -53,6 +53,13 @@ def test_the_rank_that_all_wait_for_is_named(ranks: int, slow: int, factor: floa
     assert last.tolist() == [rank.last for rank in run.collectives.ranks]
 
 
+def test_simulated_times_of_collectives_say_nothing_of_who_waits(tmp_path: Path) -> None:
+    begins, ends = met(compute(4, 1, {2: 3.0}), TRANSFER)
+    run = report(write_fleet(tmp_path, begins, ends, size=4, device_kind="sim"))
+    assert run.collectives is None and () == run.groups and [] == accused(run)
+    assert "Who waits for whom: the times of the software device do not show it; a GPU's do." in run.not_looked_at
+
+
 @pytest.mark.parametrize("ranks", [3, 8, 33])
 @pytest.mark.some_of("seed", range(3), 1)
 def test_ranks_that_keep_pace_are_not_accused(ranks: int, seed: int, tmp_path: Path) -> None:
