@@ -33,6 +33,7 @@ _CLOSES = {
     Kind.HOST_FREE: "address",
     Kind.PHYSICAL_FREE: "handle",
 }
+_CALLS_WITH_WORK = (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH, Kind.MEMCPY, Kind.MEMSET)
 _NEAR = 1 << 20  # bytes between an address and the allocation that it is said to be near
 
 
@@ -118,7 +119,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     rows = np.flatnonzero(records["kind"] == Kind.FINDING)
     if not len(rows):
         return ()
-    launches = np.flatnonzero(np.isin(records["kind"], (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH, Kind.MEMCPY)))
+    launches = np.flatnonzero(np.isin(records["kind"], _CALLS_WITH_WORK))
     launch_of = dict(zip(records["correlation"][launches].tolist(), launches.tolist(), strict=True))
     memory, names = _Memory(trace), stream_names(trace, in_sentences=True)
     found: dict[tuple[Any, ...], DeviceFinding] = {}
@@ -142,7 +143,9 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         found[key] = DeviceFinding(
             kind=kind,
             check=said.check,
-            operation=_operation(trace, launch, said.kernel, in_kernel=bool(said.block)),
+            operation=_operation(
+                trace, launch, said.kernel, in_kernel=bool(said.block) or kind is FindingKind.KERNEL_ERROR
+            ),
             agent=names[int(record["stream"])] if launch is not None else "the host",
             mode=said.mode,
             space=said.space,

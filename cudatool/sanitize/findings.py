@@ -82,6 +82,8 @@ class FindingKind(StrEnum):
     DOUBLE_FREE = "double-free"
     INVALID_COPY = "invalid-copy"
     """A copy or fill beyond the memory that it begins in."""
+    KERNEL_ERROR = "kernel-error"
+    """A kernel ended in an error, which ends its context."""
     LEAK = "leak"
     """Memory that was never given back."""
 

@@ -144,8 +144,14 @@ KINDS: Final[dict[FindingKind, KindText]] = {
     ),
     FindingKind.INVALID_COPY: KindText(
         "copy or fill beyond its memory",
-        "A copy or fill goes beyond the allocation that it begins in, and the driver refused it. Check its size in "
-        "bytes, its offset and its pitch.",
+        "A copy or fill goes beyond the allocation, or the block of a caching allocator, that it begins in. Check its "
+        "size in bytes, its offset and its pitch.",
+    ),
+    FindingKind.KERNEL_ERROR: KindText(
+        "a kernel ended in an error",
+        "A kernel executed a trap, failed an assertion, needed more stack than a thread has, or deadlocked. No work of "
+        "its context runs any more, and calls return the error until the context is destroyed. Check what calls "
+        "return, and repair what the kernel ran into.",
     ),
     FindingKind.LEAK: KindText(
         "memory never given back",

@@ -513,7 +513,10 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
     if host.had_no_room:
         operation.findings = [*operation.findings, _without_room(launch)]
     if failure is not None:
-        raise _failed(failure, launch) from failure
+        ended = _failed(failure, launch)
+        if checkers is not None:
+            checkers.ended(operation, failure, str(ended), launch.kernel, launch.block)
+        raise ended from failure
     if footprint is not None:
         operation.footprint = host.footprint(footprint.take())
         machine.footprint = footprint

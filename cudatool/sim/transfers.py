@@ -299,9 +299,9 @@ def fill(
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} accesses memory that was freed before it ran")
         if machine.tape is not None:
             machine.tape.filling(operation, box.rows(lines), value.to_bytes(width, "little"), lines.width)
+        if machine.checkers is not None:
+            machine.checkers.filled(operation, box.rows(lines), lines.width)
         for row in box.rows(lines):
-            if machine.checkers is not None:
-                machine.checkers.shadow.written(row, lines.width)
             fill_row(row, lines.width, value.to_bytes(width, "little"))
 
     operation.host_memory = [(box.address, box.span(extent))]

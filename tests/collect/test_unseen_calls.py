@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,3 +158,51 @@ def test_what_a_failed_kernel_keeps_from_running_is_a_gap(tmp_path: Path, body: 
         ok(driver.cuCtxDestroy(context))
     (gap,) = (text for gap in sanitize.check(read(path)).gaps if gap.kind is GapKind.UNSEEN for text in gap.names)
     assert gap.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("body", "thread", "text"),
+    [
+        ("setp.eq.u32 %p, %t, 5; @%p trap;", (5, 0, 0), "trap"),
+        (
+            "setp.lt.u32 %p, %t, 32; @%p bar.sync 1, 64;",
+            (),
+            "no thread can go on: block (0, 0, 0): threads 0-31 at bar.",
+        ),
+    ],
+)
+def test_a_kernel_that_fails_is_a_finding_of_memcheck_though_the_program_goes_on(
+    tmp_path: Path, body: str, thread: tuple[int, ...], text: str
+) -> None:
+    """Its error comes from a later call, which the program may not look at."""
+    path, body = tmp_path / "t.ctrace", f".reg .u32 %t; .reg .pred %p; mov.u32 %t, %tid.x; {body} ret;"
+    with recording.record(path, device="sim", checks=["memcheck"]):
+        from cuda.bindings import driver
+
+        ok(driver.cuInit(0))
+        context = ok(driver.cuCtxCreate(None, 0, 0))
+        module = ok(driver.cuModuleLoadData(_PTX.replace(b"nothing", b"k").replace(b"ret;", body.encode())))
+        kernel = ok(driver.cuModuleGetFunction(module, b"k"))
+        ok(driver.cuLaunchKernel(kernel, 1, 1, 1, 64, 1, 1, 0, 0, 0, 0))
+        driver.cuCtxSynchronize()
+        ok(driver.cuCtxDestroy(context))
+    report = sanitize.check(read(path), ["memcheck"])
+    (found,) = report.on_device
+    assert ("kernel-error", "kernel k", thread) == (found.kind, found.operation, found.thread)
+    assert found.text.startswith(text)
+    assert [GapKind.UNSEEN] == [gap.kind for gap in report.gaps]
+
+
+def test_a_kernel_that_takes_longer_than_it_may_is_no_finding() -> None:
+    from cudatool.sim import jit
+    from cudatool.sim.observe.checkers import Checkers
+
+    class Memcheck(Checkers):
+        def __init__(self) -> None:
+            self.shadow = SimpleNamespace(kinds=jit.Instrument.MEMCHECK)
+
+    kernel = SimpleNamespace(name="k", source_of=lambda line: None)
+    for error, kinds in ((jit.KernelTimeout("k: too long"), []), (jit.KernelTrap("k: trap"), ["kernel-error"])):
+        operation = SimpleNamespace(findings=[])
+        Memcheck().ended(operation, error, str(error), kernel, (1, 1, 1))
+        assert kinds == [found.kind for found in operation.findings]

@@ -30,6 +30,7 @@ ON_DEVICE = {
     FindingKind.INVALID_FREE: "memcheck",
     FindingKind.DOUBLE_FREE: "memcheck",
     FindingKind.INVALID_COPY: "memcheck",
+    FindingKind.KERNEL_ERROR: "memcheck",
     FindingKind.LEAK: "leak",
 }
 LIBRARY = Frame("/usr/lib/python3.12/site-packages/pytest/runner.py", "call", 7)
@@ -82,6 +83,8 @@ def on_device(file: str, kind: FindingKind, check: str, **changed: object) -> De
     }
     if kind in (FindingKind.KERNEL_RACE, FindingKind.STALE_READ):
         facts |= {"other_block": (0, 0, 0), "other_thread": (1, 0, 0), "other_source": SourceLine("scale.cu", 3)}
+    if kind is FindingKind.KERNEL_ERROR:
+        facts |= {"mode": "", "space": "", "address": 0, "size": 0, "text": "trap", "buffer": None}
     if kind is FindingKind.LEAK:
         facts |= {"operation": "", "agent": "", "mode": "", "block": (), "thread": (), "source": None}
         facts |= {"text": "256 B in 1 allocation never given back"}

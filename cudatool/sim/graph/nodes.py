@@ -297,10 +297,11 @@ class Fill(_Leaf):
         if tape is not None:
             rows = range(self.address, self.address + self.height * self.pitch, self.pitch or 1)
             tape.filling(operation, rows if self.height > 1 else [self.address], pattern, len(row))
-        for y in range(self.height):
-            ctypes.memmove(self.address + y * self.pitch, row, len(row))
-            if checkers is not None:
-                checkers.shadow.written(self.address + y * self.pitch, len(row))
+        starts = [self.address + y * self.pitch for y in range(self.height)]
+        for start in starts:
+            ctypes.memmove(start, row, len(row))
+        if checkers is not None:
+            checkers.filled(operation, starts, len(row))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from cudatool.sim.jit.instrument import Defect, Instrument
 from cudatool.sim.jit.kernel import JitKernel
 from cudatool.sim.jit.launch import (
     KernelAssert,
+    KernelBadFree,
     KernelDeadlock,
     KernelError,
     KernelFault,
@@ -52,6 +53,7 @@ __all__ = [
     "KernelTimeout",
     "KernelTrap",
     "KernelAssert",
+    "KernelBadFree",
     "KernelDeadlock",
     "UnsupportedInstruction",
 ]

@@ -9,6 +9,7 @@ from cudatool.sim.jit.context import Stop
 from cudatool.sim.jit.kernel_text import KernelText
 from cudatool.sim.jit.launch import (
     KernelAssert,
+    KernelBadFree,
     KernelDeadlock,
     KernelError,
     KernelStackOverflow,
@@ -28,24 +29,36 @@ def explain(stopped: Stopped, text: KernelText, code: Function) -> KernelError:
     context, reason = stopped.context, stopped.reason
     kernel = kernel_name(text.name)
     if reason == Stop.ASSERT:
-        return KernelAssert(f"{kernel}: {take_message(context)}")
+        return _of_all(KernelAssert, kernel, take_message(context))
     if reason in (Stop.DEADLOCK, Stop.STALLED):
         waiting = "; ".join(_who_waits(block, waits, text, code) for block, waits in stopped.waiting)
-        return KernelDeadlock(f"{kernel}: no thread can go on: {waiting}")
+        return _of_all(KernelDeadlock, kernel, f"no thread can go on: {waiting}")
     if reason == Stop.TIMEOUT:
         block, waits = stopped.waiting[0]
         place = f"; {_who_waits(block, waits, text, code)}" if context.parked and waits else f" in block {block}"
-        return KernelTimeout(f"{kernel}: ended after the time that sim:timeout allows{place}")
+        return _of_all(KernelTimeout, kernel, f"ended after the time that sim:timeout allows{place}")
     at = context.at_x, context.at_y, context.at_z
     who = f"{kernel}: block {at}, thread {context.at_thread}"
     source = text.source_of(context.site)
+    error: KernelError
     if reason == Stop.STACK_OVERFLOW:
-        return KernelStackOverflow(
-            f"{who}: calls need more than the {context.stack_bytes} bytes of CU_LIMIT_STACK_SIZE, at {source}"
-        )
-    if reason == Stop.BAD_FREE:
-        return KernelTrap(f"{who}: free of an address that is not a live block of the device's heap, at {source}")
-    return KernelTrap(f"{who}: trap at {source}")
+        what = f"calls need more than the {context.stack_bytes} bytes of CU_LIMIT_STACK_SIZE"
+        error = KernelStackOverflow(f"{who}: {what}, at {source}")
+    elif reason == Stop.BAD_FREE:
+        what = "free of an address that is not a live block of the device's heap"
+        error = KernelBadFree(f"{who}: {what}, at {source}")
+    else:
+        what = "trap"
+        error = KernelTrap(f"{who}: {what} at {source}")
+    error.what, error.block, error.thread, error.line = what, at, context.at_thread, context.site
+    return error
+
+
+def _of_all(kind: type[KernelError], kernel: str, what: str) -> KernelError:
+    """Return the error of a launch that no single thread ended, or of which `what` says who did."""
+    error = kind(f"{kernel}: {what}")
+    error.what = what
+    return error
 
 
 def _who_waits(block: tuple[int, int, int], waits: list[Wait], text: KernelText, code: Function) -> str:

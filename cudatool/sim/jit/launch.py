@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KernelAssert",
+    "KernelBadFree",
     "KernelDeadlock",
     "KernelError",
     "KernelFault",
@@ -63,9 +64,16 @@ class KernelError(Exception):
     ----------
     found
         What the checkers had found until then.
+    what
+        The message without who and where.
+    block, thread, line
+        Who ended it, and where in the PTX; empty and 0 if it is not one thread that did.
     """
 
     found: Sequence[Found] = ()
+    what = ""
+    block: tuple[int, ...] = ()
+    thread = line = 0
 
 
 class KernelFault(KernelError):
@@ -90,6 +98,10 @@ class KernelFault(KernelError):
 
 class KernelTrap(KernelError):
     """A kernel executed ``trap``."""
+
+
+class KernelBadFree(KernelTrap):
+    """A kernel gave ``free`` what is no live block of the device's heap."""
 
 
 class KernelAssert(KernelTrap):

@@ -184,6 +184,23 @@ class Shadow:
         bytes_ = self._valid.view[start : start + size]
         return int(np.sum((states == _WHOLE) | ((states == _PART) & (bytes_ & 1 == 1))))
 
+    def usable_before_gap(self, address: int, size: int) -> int:
+        """Return how many of these bytes may be used before the first one that must not be."""
+        start, stop = address - self.base, address - self.base + size
+        if not 0 <= start < stop <= self.size:
+            return 0
+        first = start // PAGE
+        pages = self._pages.view[first : -(-stop // PAGE)]
+        for page in (np.flatnonzero(pages != _WHOLE) + first).tolist():
+            low = max(start, page * PAGE)
+            bytes_ = self._valid.view[low : min(stop, (page + 1) * PAGE)]
+            unusable = bytes_ & 1 == 0
+            if self._pages.view[page] == _NONE:
+                return low - start
+            if unusable.any():
+                return low - start + int(unusable.argmax())
+        return size
+
     def in_freed_block(self, address: int) -> bool:
         """Whether an address is in memory that kernels took from the heap and gave back."""
         offset = address - self.base

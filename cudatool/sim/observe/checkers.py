@@ -19,7 +19,7 @@ from cudatool.sim.jit import Defect, Instrument, Reason
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import Found, JitKernel
+    from cudatool.sim.jit import Found, JitKernel, KernelError
     from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
     from cudatool.source_text import SourceLine
@@ -61,8 +61,8 @@ class CheckFinding:
     kind
         ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"read-only"``, ``"misaligned"``,
         ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``, ``"bad-mask"``,
-        ``"invalid-free"``, ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which racecheck
-        looked at a part, ``"unmeasured"`` for one whose accesses are not all known.
+        ``"invalid-free"``, ``"double-free"``, ``"invalid-copy"`` or ``"kernel-error"``; ``"unchecked"`` for a launch of
+        which racecheck looked at a part, ``"unmeasured"`` for one whose accesses are not all known.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
     space, address, size
@@ -175,9 +175,12 @@ class Checkers:
 
     def copied(self, operation: Operation, targets: Iterable[int], sources: Iterable[int], width: int) -> None:
         """Rows of `width` bytes were copied. A copy to the host is a read of what it copies."""
+        targets, sources = list(targets), list(sources)
+        self._find_beyond(operation, sources, width, "read")
+        self._find_beyond(operation, targets, width, "write")
         read = [self.shadow.copied(to, source, width) for to, source in zip(targets, sources, strict=True)]
         count = sum(unwritten for _, unwritten in read)
-        if count and self.shadow.kinds & _instrument(["initcheck"]):
+        if count and self._looks_for("initcheck"):
             operation.findings.append(
                 CheckFinding(
                     "initcheck",
@@ -190,6 +193,30 @@ class Checkers:
                     kernel=operation.name,
                 )
             )
+
+    def filled(self, operation: Operation, targets: Iterable[int], width: int) -> None:
+        """Rows of `width` bytes were set to a value."""
+        rows = list(targets)
+        self._find_beyond(operation, rows, width, "write")
+        for row in rows:
+            self.shadow.written(row, width)
+
+    def _find_beyond(self, operation: Operation, rows: Iterable[int], width: int, mode: str) -> None:
+        """Report a copy or fill that goes beyond the block of a caching allocator that it begins in.
+
+        The driver knows the allocator's segments, and refuses only what goes beyond these.
+        """
+        if not self._looks_for("memcheck"):
+            return
+        for row in rows:
+            within = self.shadow.usable_before_gap(row, width)
+            if 0 < within < width:
+                text = f"{width - within:,} of {width:,} bytes lie beyond the end of the block that it begins in"
+                found = CheckFinding(
+                    "memcheck", "invalid-copy", text, mode, "global", row, width, operation.name, usable=within
+                )
+                operation.findings = [*operation.findings, found]
+                return
 
     def hold(self, allocation: Allocation, give_back: Callable[[], None]) -> None:
         """Keep freed memory from being given out again: a late access then finds no other allocation."""
@@ -254,6 +281,32 @@ class Checkers:
             pointer=pointer,
             usable=usable,
         )
+
+    def ended(
+        self, operation: Operation, error: KernelError, message: str, kernel: JitKernel, block: tuple[int, int, int]
+    ) -> None:
+        """Report what ended a launch with blocks of this shape early, for memcheck, which looks for such errors.
+
+        The program may go on, as if nothing had happened: no later call says which kernel it was. A kernel that took
+        longer than the software device was told to let it is no error. One that made a wrong access or missed a
+        barrier before, which is reported, has gone on in a way that no GPU would: nothing is made of its end.
+        """
+        misled = any(found.check in ("memcheck", "synccheck") for found in operation.findings)
+        if misled or isinstance(error, jit.KernelTimeout) or not self._looks_for("memcheck"):
+            return
+        found = CheckFinding(
+            "memcheck",
+            "invalid-free" if isinstance(error, jit.KernelBadFree) else "kernel-error",
+            error.what or message,
+            kernel=kernel.name,
+            block=error.block,
+            thread=_coordinates(error.thread, block) if error.block else (),
+            source=kernel.source_of(error.line) if error.line else None,
+        )
+        operation.findings = [*operation.findings, found]
+
+    def _looks_for(self, check: str) -> bool:
+        return bool(self.shadow.kinds & _instrument([check]))
 
     def _invalid(self, found: Found, kernel: JitKernel, shared: int, pointer: int) -> tuple[str, str]:
         if found.space == "shared":
