@@ -63,6 +63,8 @@ class SimDriverCollector:
         self._stream_ids = hooks.stream_ids()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
         self._failed: set[int] = set()  # contexts
+        for _, heap in machine.heaps:
+            heap.begin()
         self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
 
     # ---- what the driver calls (cudatool.sim.Subscriber) ----

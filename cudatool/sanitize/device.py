@@ -13,7 +13,7 @@ import numpy as np
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
 from cudatool.source_text import SourceLine
 from cudatool.trace.events import LIVED, Kind
-from cudatool.trace.model import Trace, recorded_from
+from cudatool.trace.model import Frame, Trace, recorded_from
 from cudatool.trace.streams import stream_names
 from cudatool.units import format_bytes
 
@@ -202,7 +202,8 @@ def _operation(trace: Trace, launch: int | None, kernel: str, *, in_kernel: bool
 def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
     """Return the memory that was never given back: blocks of the caching allocator, and what the driver was asked for.
 
-    That includes memory without an address, of cuMemCreate, until its last handle and mapping are gone.
+    That includes memory without an address, of cuMemCreate, until its last handle and mapping are gone, and blocks that
+    kernels took from their heap: of these, only how many are left is recorded.
 
     The allocator's own segments are left out: it keeps them on purpose. So is memory that lived when the recording
     began: who was to give them back is not in it.
@@ -217,32 +218,51 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
         size = int(records["size"][rows].sum())
         site = trace.stack(stack)
         address = int(records["address"][first])
-        blocks = f"{len(rows):,} allocation{'' if len(rows) == 1 else 's'}"
-        found.append(
-            DeviceFinding(
-                kind=FindingKind.LEAK,
-                check="leak",
-                operation="",
-                agent="",
-                mode="",
-                space="global",
-                address=address,
-                size=size,
-                block=(),
-                thread=(),
-                source=None,
-                other_block=(),
-                other_thread=(),
-                other_source=None,
-                text=f"{format_bytes(size)} in {blocks} never given back",
-                stack=site,
-                record=first,
-                buffer=BufferSite(address, int(records["size"][first]), site),
-                count=len(rows),
-                fingerprint="",
-            )
-        )
+        text = f"{format_bytes(size)} in {_counted(len(rows), 'allocation')} never given back"
+        buffer = BufferSite(address, int(records["size"][first]), site)
+        found.append(_leak(text, first, len(rows), address=address, size=size, stack=site, buffer=buffer))
+    for kernels, count in trace.header.get("heap_blocks_left", {}).items():
+        text = f"{_counted(count, 'block')} of `malloc` in kernels never given to `free`; it is called by {kernels}"
+        found.append(_leak(text, len(records) - 1, count))
     return _with_fingerprints(found)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _leak(
+    text: str,
+    record: int,
+    count: int,
+    *,
+    address: int = 0,
+    size: int = 0,
+    stack: tuple[Frame, ...] = (),
+    buffer: BufferSite | None = None,
+) -> DeviceFinding:
+    return DeviceFinding(
+        kind=FindingKind.LEAK,
+        check="leak",
+        operation="",
+        agent="",
+        mode="",
+        space="global",
+        address=address,
+        size=size,
+        block=(),
+        thread=(),
+        source=None,
+        other_block=(),
+        other_thread=(),
+        other_source=None,
+        text=text,
+        stack=stack,
+        record=record,
+        buffer=buffer,
+        count=count,
+        fingerprint="",
+    )
 
 
 def _never_freed(trace: Trace) -> list[int]:

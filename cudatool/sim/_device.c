@@ -242,6 +242,15 @@ void cudatool_heap_destroy(heap_t *heap) {
     free(heap);
 }
 
+/* Return the number of blocks that are in use. */
+uint32_t cudatool_heap_blocks(heap_t *heap) {
+    uint32_t used = 0;
+    enter(&heap->lock);
+    for (uint32_t at = 0; at < heap->count; at += heap->units[at] & ~USED) used += (heap->units[at] & USED) != 0;
+    leave(&heap->lock);
+    return used;
+}
+
 /* Return `size` bytes that begin at a multiple of 16, NULL if there are not so many (CUDA C++ Programming Guide,
  * "Dynamic Global Memory Allocation and Operations"). */
 void *cudatool_malloc(heap_t *heap, uint64_t size) {

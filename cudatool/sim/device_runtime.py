@@ -40,15 +40,28 @@ class Heap:
     ----------
     handle
         What native code knows it by.
+    kernels
+        Names of those that were launched and may call ``malloc``.
     """
 
     def __init__(self, address: int, size: int) -> None:
         self.handle: int = library().cudatool_heap_create(address, size) or 0
         if not self.handle:
             raise DriverError(Result.OUT_OF_MEMORY)
+        self.kernels: set[str] = set()
+        self._before = self._left = 0  # blocks, when a recording began, and when the heap was closed
+
+    def begin(self) -> None:
+        """Count what kernels take from now on."""
+        self._before += self.taken()
+
+    def taken(self) -> int:
+        """Return the number of blocks that kernels have taken since :meth:`begin`, and not given back."""
+        return (int(library().cudatool_heap_blocks(self.handle)) if self.handle else self._left) - self._before
 
     def close(self) -> None:
-        """Forget its blocks."""
+        """Forget its blocks, but for their number."""
+        self._left = self.taken() + self._before
         library().cudatool_heap_destroy(self.handle)
         self.handle = 0
 
@@ -67,7 +80,7 @@ def limit_of(context: Context, limit: int) -> int:
     return context.limits.get(limit, DEFAULT_LIMITS[limit])
 
 
-def prepare_calls(context: Context, calls: frozenset[str]) -> None:
+def prepare_calls(context: Context, kernel: str, calls: frozenset[str]) -> None:
     """Provide what a kernel needs that makes these system calls.
 
     Fails with CUDA_ERROR_OUT_OF_MEMORY if the device has no room for the heap (CU_LIMIT_MALLOC_HEAP_SIZE).
@@ -83,8 +96,12 @@ def prepare_calls(context: Context, calls: frozenset[str]) -> None:
         bytes_ = limit_of(context, HEAP_SIZE)
         block = state.machine.allocate(context.device, bytes_, "module", context=context)
         context.heap = Heap(block.address, bytes_)
+        state.machine.heaps.append((context, context.heap))
         if state.machine.checkers is not None:
             state.machine.checkers.shadow.heap(block.address, bytes_)
+    if "malloc" in calls:
+        assert context.heap is not None
+        context.heap.kernels.add(kernel)
     context.called |= calls
 
 

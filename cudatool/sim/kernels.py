@@ -392,7 +392,7 @@ def checked_launch(
     if cooperative:
         launch = launch.cooperating()
     if kernel.system_calls:
-        prepare_calls(context, kernel.system_calls)
+        prepare_calls(context, kernel_name(function.name), kernel.system_calls)
     return launch
 
 

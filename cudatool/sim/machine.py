@@ -21,6 +21,7 @@ from cudatool.sim.toolchain import nvrtc
 from cudatool.sim.virtual import VirtualMemory
 
 if TYPE_CHECKING:
+    from cudatool.sim.device_runtime import Heap
     from cudatool.sim.graph.model import Condition
     from cudatool.sim.jit import Footprint, Shadow
     from cudatool.sim.jit.code import NativeCache
@@ -128,7 +129,7 @@ class Context:
         self.streams: dict[int, StreamState] = {}
         self.limits: dict[int, int] = {}
         self.peers: set[int] = set()
-        self.heap: Any = None
+        self.heap: Heap | None = None
         self.called = frozenset[str]()
         self.legacy_stream = StreamState(self, LEGACY_STREAM, 0, 0, 1)
         self.per_thread: dict[int, StreamState] = {}
@@ -162,6 +163,7 @@ class Machine:
         self.checkers: Checkers | None = None
         self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
         self.footprint: Footprint | None = None  # maps of what a launch accesses; None while in use, too
+        self.heaps: list[tuple[Context, Heap]] = []  # of all contexts, those that are gone among them
         self.tape: Tape | None = None  # while what happens is kept, to be done again
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE

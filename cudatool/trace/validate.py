@@ -84,6 +84,12 @@ def _by_device(value: Any) -> dict[int, int]:
     return {int(device): _count(number) for device, number in value.items()}  # JSON has text for keys
 
 
+def _by_name(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise TypeError
+    return {_text(name): _count(number) for name, number in value.items()}
+
+
 def _window(value: Any) -> list[int]:
     start, stop, count = _list_of(_count)(value)
     if not start <= stop <= count:
@@ -115,6 +121,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "in_flight_before": ("a number", _count),
     "prior_bytes": ("a number", _count),
     "prior_records": ("a number for each device", _by_device),
+    "heap_blocks_left": ("a number for each name", _by_name),
     "history_kept": ("a number from 0 to 1", _fraction),
     "host": ("text", _text),
     "installed": ("a list of texts", _list_of(_text)),

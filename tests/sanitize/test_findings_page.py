@@ -163,6 +163,19 @@ CLAIMS = {
         "driver.cuCtxDestroy(own)",
         ["invalid-free"],
     ),
+    "blocks of the kernels' heap leak": (
+        "leak",
+        "source = 'extern \"C\" __global__ void take(int free_it) { void *p = malloc(4); if (free_it) free(p); }'\n"
+        "take = ct.compile(source, 'take')\n"
+        "for free_it in (0, 1):\n    ct.launch(one, ct.LaunchConfig(grid=1, block=2), take, np.int32(free_it))",
+        ["leak"],
+    ),
+    "kernels that free what they take leak nothing": (
+        "leak",
+        "source = 'extern \"C\" __global__ void take(int free_it) { void *p = malloc(4); if (free_it) free(p); }'\n"
+        "ct.launch(one, ct.LaunchConfig(grid=1, block=2), ct.compile(source, 'take'), np.int32(1))",
+        [],
+    ),
     "pinned memory leaks": ("leak", "driver.cuMemHostAlloc(4096, 0)", ["leak"]),
     "cached blocks are no leak": ("leak", "z = ct.zeros(N, np.float32)\ndel z", []),
     "an empty pool is no leak, what was allocated from it is": (
