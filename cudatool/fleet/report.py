@@ -31,7 +31,7 @@ from cudatool.fleet.pair import Pair, leaks_not_known, pair
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.limits import MISSING_RANKS
 from cudatool.text import quoted
-from cudatool.units import counted
+from cudatool.units import counted, format_bytes
 
 __all__ = ["Difference", "Finding", "RankEnd", "RankMemory", "RunReport", "fleet_report"]
 
@@ -237,6 +237,12 @@ class _Run:
         [alone] = self.ask(f"{question} AND (rank IS NULL OR device IS NULL)")
         if alone["n"]:
             self.unseen.append(f"{counted(alone['n'], 'trace')} without a rank or without device memory.")
+        if any(row["physical_peak"] for row in self.rows):
+            sizes = [row["physical_peak"] or 0 for row in self.rows]
+            self.unseen.append(
+                f"Memory from cuMemCreate, which no figure counts: from {format_bytes(min(sizes))} to "
+                f"{format_bytes(max(sizes))} at its highest, the most on rank {self.rank[int(np.argmax(sizes))]}."
+            )
         if any(row["ending"] not in _COMPLETE or row["notes"] for row in self.rows):
             self.unseen.append("Some recordings are not complete: `notes` and `ending` in the table ranks say how.")
 

@@ -75,6 +75,7 @@ TABLES: Final[dict[str, tuple[Column, ...]]] = {
         Column("end_active", "BIGINT", "bytes active after the last event"),
         Column("reserved_at_peak", "BIGINT", "bytes reserved when most were active; NULL where not recorded"),
         Column("peak_time", "BIGINT", "first moment with the most bytes active"),
+        Column("physical_peak", "BIGINT", "most bytes from cuMemCreate, which no other column counts", since=3),
         Column("steps", "INTEGER", "number of steps that were found, without the last one, whose end is not known"),
         Column("steps_source", "VARCHAR", "where the steps come from, in words"),
         Column("steps_marked", "BOOLEAN", "ranges of the program name the steps; else they are inferred"),

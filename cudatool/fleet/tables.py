@@ -17,6 +17,7 @@ from cudatool.trace.events import FAILED_REQUESTS, WORK, Kind
 from cudatool.trace.frames import frame_rank, frame_words, missing_stack, user_frame
 from cudatool.trace.lifetimes import Ints, Lifetimes, Timeline, blocks, segments, timeline
 from cudatool.trace.model import Frame, Trace, is_of_kind, recorded_from
+from cudatool.trace.physical import physical_memory
 from cudatool.trace.streams import thread_names
 
 __all__ = ["CHECKPOINT", "NULL", "Columns", "Tables"]
@@ -46,6 +47,7 @@ class Tables:
         failed = trace.of_kind(*FAILED_REQUESTS)["device"]
         devices = distinct(self._blocks.device, self._segments.device, failed).tolist()
         self._devices = [_Device.of(trace, self._blocks, self._segments, device) for device in devices]
+        self._physical = physical_memory(trace)
         self._timed = trace.header.get("time_axis") != "index"
         time = self._records["time"]
         self._first = int(time.min()) if len(time) else 0
@@ -89,6 +91,7 @@ class Tables:
             "end_active": int(curve.active[-1]) if len(curve.active) else 0,
             "reserved_at_peak": int(curve.reserved[peak]) if knows and peak >= 0 else NULL,
             "peak_time": int(curve.time[peak]) - self._first if self._timed and peak >= 0 else NULL,
+            "physical_peak": self._physical[device.device].peak if device.device in self._physical else 0,
             "steps": len(device.steps),
             "steps_source": device.steps.source,
             "steps_marked": bool(device.steps.ranges),
@@ -465,7 +468,9 @@ _ORDER: Final = tuple(analyze.Category)
 _CATEGORIES: Final = _texts(map(str, _ORDER))
 _KINDS: Final = _texts(Kind(i).name if i in set(map(int, Kind)) else f"kind {i}" for i in range(256))
 _NOTHING: Final[dict[str, Any]] = {
-    **dict.fromkeys(("allocations", "peak_active", "peak_allocated", "end_active", "steps", "ooms"), 0),
+    **dict.fromkeys(
+        ("allocations", "peak_active", "peak_allocated", "end_active", "physical_peak", "steps", "ooms"), 0
+    ),
     **dict.fromkeys(("peak_reserved", "reserved_at_peak", "peak_time", "first_oom_time"), NULL),
     "steps_source": "no device memory",
     "steps_marked": False,

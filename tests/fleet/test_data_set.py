@@ -196,6 +196,23 @@ def test_memory_of_a_librarys_pool_has_its_name_and_older_parts_say_nothing_of_i
     assert [[(512, None), (8192, None)]] * 2 == [answer(dataset, one) for one in named]
 
 
+def test_memory_without_an_address_has_a_column_of_its_own_and_is_said_to_be_left_out(tmp_path: Path) -> None:
+    def recorded(path: Path) -> Trace:
+        records = np.zeros(4, RECORD)
+        records["kind"] = (Kind.BLOCK_ALLOC, Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_FREE)
+        records["size"], records["aux0"] = (512, 2 << 20, (2 if "rank1" in path.name else 4) << 20, 0), (512, 7, 8, 7)
+        return Trace(records, [""], [()], [], ["main"], {"device_kind": "sim"}, [], str(path))
+
+    dataset = tmp_path / "set"
+    converted(copies(tmp_path, "rank0", "rank1", "rank2"), dataset, read=recorded)
+    mib = [(0, 6), (1, 4), (2, 6)]
+    assert mib == answer(dataset, "SELECT rank, physical_peak // 1048576 FROM ranks ORDER BY rank")
+    with opened(dataset) as database:
+        (run,) = fleet_report(database)
+    said = "Memory from cuMemCreate, which no figure counts: from 4 MiB to 6 MiB at its highest, the most on rank 0."
+    assert said in run.not_looked_at
+
+
 def test_a_column_that_every_layout_has_is_never_left_out(
     five_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
