@@ -43,10 +43,14 @@ def read_trace(source: Path) -> Trace:
         if rmm_log.is_rmm_log(source):
             return rmm_log.read(source)
     except OSError as error:
+        if str(source) == "-":
+            raise UsageError("a recording is read from a file, not from standard input: give its name") from error
         close = near_name(source, ENDINGS) if isinstance(error, FileNotFoundError) else ""
         raise UsageError(f"cannot read {source}: {error.strerror}{close and '; ' + close}") from error
     if is_packed(source):
-        raise FileFormatError(str(source), "compressed, and no PyTorch memory snapshot; unpack it first")
+        raise FileFormatError(
+            str(source), "compressed; only PyTorch's snapshots are read so, as .xz or .gz: unpack it first"
+        )
     raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot, and no log of RMM")
 
 

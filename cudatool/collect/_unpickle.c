@@ -544,7 +544,7 @@ static int add_rows(Unpickler *self, struct slot *list, struct slot *first, Py_s
     for (Py_ssize_t i = 0; i < count; ++i) {
         word row = value_of(self, first + i);
         if (KIND(row) != ROW || INDEX(row) != span->start + span->count)
-            return fail("has a list of events with something else in it");
+            return fail("has a list of events with something else in it, or with an event that has no action");
         ++span->count;
     }
     return 0;

@@ -165,9 +165,9 @@ def starts_as_pickle(path: str | Path) -> bool:
 
 
 def is_packed(path: str | Path) -> bool:
-    """Say whether a file is compressed with xz or gzip."""
+    """Say whether a file is compressed: with xz or gzip, which are read, or with zstd or bzip2, which are not."""
     with open_input(path) as file:
-        return file.read(len(_XZ)).startswith((_XZ, _GZIP))
+        return file.read(len(_XZ)).startswith((_XZ, _GZIP, b"\x28\xb5\x2f\xfd", b"BZh"))
 
 
 def _unpacked(file: BinaryIO) -> BinaryIO | lzma.LZMAFile | gzip.GzipFile:

@@ -144,7 +144,15 @@ def test_trace_of_a_failed_program_is_kept_and_says_so(run_warm, tmp_path):
         (["run", "."], ". is a directory without a __main__.py"),
         (["run", "old.ctrace.gz"], "old.ctrace.gz is a compressed file, not a program; unpack it first"),
         (["sanitize", "old.ctrace.gz"], "old.ctrace.gz is a compressed file, not a program; unpack it first"),
-        (["snapshot", "old.ctrace.gz"], "compressed, and no PyTorch memory snapshot; unpack it first"),
+        (
+            ["snapshot", "old.ctrace.gz"],
+            "compressed; only PyTorch's snapshots are read so, as .xz or .gz: unpack it first",
+        ),
+        (
+            ["snapshot", "new.pickle.zst"],
+            "compressed; only PyTorch's snapshots are read so, as .xz or .gz: unpack it first",
+        ),
+        (["snapshot", "-"], "a recording is read from a file, not from standard input: give its name"),
         (["run", "-m", "no.such.module"], "there is no module"),
         (["run", "--device", "tpu", "ok.py"], "'tpu' is not a device"),
         (["run", "--device", "sim:speed=9", "ok.py"], "not an option of sim"),
@@ -162,6 +170,7 @@ def test_trace_of_a_failed_program_is_kept_and_says_so(run_warm, tmp_path):
 def test_bad_input_is_one_clear_line_and_status_2(run_here, tmp_path, arguments, message):
     (tmp_path / "ok.py").write_text("print('must not run')")
     (tmp_path / "rmm.csv").write_text("Thread,Time,Action,Pointer,Size,Stream\n")
+    (tmp_path / "new.pickle.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
     (tmp_path / "old.ctrace.gz").write_bytes(gzip.compress(b"a trace of ours"))
     done = run_here(*arguments)
     assert done.returncode == 2

@@ -255,3 +255,10 @@ def test_columns_say_what_the_dicts_said(tmp_path: Path, traces: Any, protocol: 
 
     read = [list(map(entry, trace)) if isinstance(trace, range) else trace for trace in value["traces"]]
     assert traces == read
+
+
+def test_an_event_without_an_action_is_named(tmp_path: Path) -> None:
+    lacking = {key: value for key, value in _EVENT.items() if key != "action"}
+    (tmp_path / "x").write_bytes(pickle.dumps({"segments": [], "device_traces": [[_EVENT, lacking, _EVENT]]}))
+    with pytest.raises(SnapshotFormatError, match="an event that has no action"):
+        torch_snapshot.read(tmp_path / "x")
