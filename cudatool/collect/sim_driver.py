@@ -33,6 +33,8 @@ _TOUCHES_MEMORY = _WORK - {"host"}
 # Programs use these as queries: a failure is an answer and needs no warning.
 _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 
+_ENQUEUES_WORK = ("cuLaunch", "cuMemcpy", "cuMemset", "cuGraphLaunch")
+
 # Results of cuStreamEndCapture that end the capture too, without a graph.
 _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
@@ -148,6 +150,7 @@ class SimDriverCollector:
         later, call.later = call.later, None
         name = entry.name
         checkers = self._machine.checkers
+        found = None
         if checkers is not None and result.name == "INVALID_VALUE":
             found = checkers.explain_call(name, arguments[0])
             if found is not None:
@@ -164,14 +167,18 @@ class SimDriverCollector:
             call.is_ready = result == 0
             _report_of(name)(self._calls, dict(zip(entry.parameters, arguments, strict=True)), name)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
-            self._failure(entry, arguments, result)
+            self._failure(entry, arguments, result, is_found=found is not None)
         for operation in later:
             self._execution(operation)
 
-    def _failure(self, entry: Entry, arguments: tuple[Any, ...], result: Result) -> None:
+    def _failure(self, entry: Entry, arguments: tuple[Any, ...], result: Result, *, is_found: bool) -> None:
+        """Report that a call failed; `is_found`: a finding says so, too."""
         why = self._machine.last_message()
         text = f"{entry.name} returned {result.c_name}{': ' if why else ''}{why}"
-        hooks.emit(Kind.WARNING, name=text, aux0=WarningCode.CALL_FAILED)
+        # A program that does not look at the result goes on without the work. In a failed context, all calls fail.
+        is_work = entry.name.startswith(_ENQUEUES_WORK) and not is_found and not self._failed
+        flags = WarningFlag.UNSEEN if is_work else 0
+        hooks.emit(Kind.WARNING, name=text, flags=flags, aux0=WarningCode.CALL_FAILED)
         if result.name == "OUT_OF_MEMORY" and entry.name in sim_memory.ALLOCATE:
             sim_memory.out_of_memory(self._calls, dict(zip(entry.parameters, arguments, strict=True)))
 

@@ -65,7 +65,7 @@ def test_each_report_is_of_a_call_that_the_device_has_and_no_call_has_two() -> N
     assert set(names) - ENTRIES.keys() == set()
 
 
-def test_a_launch_that_is_refused_is_a_warning_with_the_reason(tmp_path: Path) -> None:
+def test_a_launch_that_is_refused_is_a_gap_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "t.ctrace"
     with recording.record(path, device="sim"):
         from cuda.bindings import driver
@@ -85,6 +85,8 @@ def test_a_launch_that_is_refused_is_a_warning_with_the_reason(tmp_path: Path) -
         "cuLaunchKernel returned CUDA_ERROR_INVALID_VALUE: nothing: the block (4096, 1, 1) is not"
     )
     assert "cuStreamDestroy returned CUDA_ERROR_INVALID_HANDLE" == destroyed
+    gaps = [(gap.names, gap.codes) for gap in sanitize.check(trace).gaps if gap.kind is GapKind.UNSEEN]
+    assert [((refused,), ("call-failed",))] == gaps
 
 
 def test_discarding_memory_is_a_gap(tmp_path: Path) -> None:
