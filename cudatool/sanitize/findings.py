@@ -65,6 +65,8 @@ class FindingKind(StrEnum):
     # What the software device's checkers see inside of kernels and calls.
     OUT_OF_BOUNDS = "out-of-bounds"
     HOST_POINTER = "host-pointer"
+    PEER_ACCESS = "peer-access"
+    """A kernel uses memory of another device, to which its own has no access."""
     READ_ONLY = "read-only"
     """A kernel writes to memory that it may only read."""
     MISALIGNED = "misaligned"

@@ -96,6 +96,12 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "A kernel was given the address of ordinary host memory, which a device cannot reach. Copy the data to device "
         "memory, or allocate it as pinned or managed memory.",
     ),
+    FindingKind.PEER_ACCESS: KindText(
+        "use of another device's memory without access to it",
+        "A kernel was given the address of another device's memory, to which its own device has no access. Call "
+        "`cudatool.enable_peer_access`, `cuCtxEnablePeerAccess`, or `cuMemPoolSetAccess` for memory of a pool, or copy "
+        "the data.",
+    ),
     FindingKind.READ_ONLY: KindText(
         "a kernel writes to memory for reading",
         "A thread writes to a `__constant__` variable, by its name or by a pointer to it, or to a mapping whose access "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from contextlib import nullcontext
 from ctypes import c_int, c_size_t, c_uint
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -487,29 +488,31 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
         machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
     failure = None
     found: Sequence[Found]
-    try:
-        found = launch.kernel.launch(
-            _shape_of(launch, operation.stream.context),
-            launch.address,
-            jit.LaunchOptions(
-                # One thread makes also the order of atomics the same when the tape is replayed.
-                threads=1 if machine.tape is not None else _threads(),
-                optimized=optimized,
-                seed=_order_of_blocks(operation),
-                cooperative=launch.cooperative,
-                timeout_s=machine.options.timeout,
-                footprint=footprint,
-                shadow=checkers.shadow if checkers is not None else None,
-                host=host,
-            ),
-        )
-    except jit.KernelError as error:
-        found, failure = error.found, error
-    except PtxError as error:
-        raise _untranslated(error) from error
-    if checkers is not None:
-        where = launch.kernel, launch.block, launch.shared, launch.arguments
-        operation.findings = [checkers.explain(one, *where) for one in found]
+    apart = _out_of_reach(launch, operation.stream.context) if checkers is not None else []
+    with checkers.hidden(apart) if checkers is not None and apart else nullcontext():
+        try:
+            found = launch.kernel.launch(
+                _shape_of(launch, operation.stream.context),
+                launch.address,
+                jit.LaunchOptions(
+                    # One thread makes also the order of atomics the same when the tape is replayed.
+                    threads=1 if machine.tape is not None else _threads(),
+                    optimized=optimized,
+                    seed=_order_of_blocks(operation),
+                    cooperative=launch.cooperative,
+                    timeout_s=machine.options.timeout,
+                    footprint=footprint,
+                    shadow=checkers.shadow if checkers is not None else None,
+                    host=host,
+                ),
+            )
+        except jit.KernelError as error:
+            found, failure = error.found, error
+        except PtxError as error:
+            raise _untranslated(error) from error
+        if checkers is not None:
+            where = launch.kernel, launch.block, launch.shared, launch.arguments
+            operation.findings = [checkers.explain(one, *where) for one in found]
     if host.had_no_room:
         operation.findings = [*operation.findings, _without_room(launch)]
     if failure is not None:
@@ -520,6 +523,23 @@ def _execute(launch: Launch, operation: Operation, *, optimized: bool) -> None:
     if footprint is not None:
         operation.footprint = host.footprint(footprint.take())
         machine.footprint = footprint
+
+
+def _out_of_reach(launch: Launch, context: Context) -> list[Allocation]:
+    """Return the allocations that arguments point into, and that the launch's device has no access to."""
+    machine = state.machine
+    if len(machine.devices) < 2:
+        return []
+    own = context.device.ordinal
+    peers = [machine.objects[peer].primary for peer in context.peers if peer in machine.objects]
+    near = {own, *(peer.device.ordinal for peer in peers)}
+    found: dict[int, Allocation] = {}
+    for one in map(machine.allocations.holding, memoryview(launch.arguments).cast("Q")):
+        if one is None or one.device in near or one.kind not in ("device", "pool", "module"):
+            continue
+        if not (one.pool and machine.pools.live[one.pool].may_access(own)):
+            found[one.address] = one
+    return list(found.values())
 
 
 def _without_room(launch: Launch) -> CheckFinding:

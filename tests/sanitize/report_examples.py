@@ -21,6 +21,7 @@ buffer = allocate()
 ON_DEVICE = {
     FindingKind.OUT_OF_BOUNDS: "memcheck",
     FindingKind.HOST_POINTER: "memcheck",
+    FindingKind.PEER_ACCESS: "memcheck",
     FindingKind.MISALIGNED: "memcheck",
     FindingKind.UNINITIALIZED: "initcheck",
     FindingKind.KERNEL_RACE: "racecheck",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +151,23 @@ class Shadow:
     def freed(self, address: int, size: int) -> None:
         """From now on these bytes must not be used."""
         self._set_valid(address - self.base, size, 0)
+
+    @contextmanager
+    def hidden(self, address: int, size: int) -> Iterator[None]:
+        """Within the ``with`` block these bytes must not be used; after it they are what they were."""
+        start, stop = address - self.base, address - self.base + size
+        pages = slice(start // PAGE, -(-stop // PAGE))
+        states = self._pages.view[pages].copy()
+        edges = [slice(page * PAGE, (page + 1) * PAGE) for page in {pages.start, pages.stop - 1}]
+        bytes_ = [self._valid.view[edge].copy() for edge in edges]
+        self.freed(address, size)
+        try:
+            yield
+        finally:
+            for edge, was in zip(edges, bytes_, strict=True):
+                self._valid.view[edge] = was
+            self._pages.view[pages] = states
+            self.changed()
 
     def heap(self, address: int, size: int) -> None:
         """This memory belongs to ``malloc`` in kernels, which has given out none of it."""

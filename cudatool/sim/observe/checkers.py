@@ -7,7 +7,8 @@ as memory comes and goes, keeps freed memory out of use for a while, and puts wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
@@ -59,10 +60,11 @@ class CheckFinding:
     check
         One of :data:`CHECKS`.
     kind
-        ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"read-only"``, ``"misaligned"``,
-        ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``, ``"bad-mask"``,
-        ``"invalid-free"``, ``"double-free"``, ``"invalid-copy"`` or ``"kernel-error"``; ``"unchecked"`` for a launch of
-        which racecheck looked at a part, ``"unmeasured"`` for one whose accesses are not all known.
+        ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"peer-access"``, ``"read-only"``,
+        ``"misaligned"``, ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``,
+        ``"bad-mask"``, ``"invalid-free"``, ``"double-free"``, ``"invalid-copy"`` or ``"kernel-error"``;
+        ``"unchecked"`` for a launch of which racecheck looked at a part, ``"unmeasured"`` for one whose accesses are
+        not all known.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
     space, address, size
@@ -126,6 +128,7 @@ class Checkers:
         self._freed: deque[Allocation] = deque(maxlen=4096)  # the last ones, to say whose an address was
         self._held: deque[tuple[int, Callable[[], None]]] = deque()  # size, and what gives the memory back
         self._held_bytes = 0
+        self._apart: Sequence[Allocation] = ()  # what the kernel that runs has no access to, though it exists
         for allocation in machine.allocations:
             self.added(allocation)
             if allocation.device >= 0:  # what was written before is not known
@@ -237,6 +240,18 @@ class Checkers:
         self._held_bytes -= size
         give_back()
 
+    @contextmanager
+    def hidden(self, allocations: Sequence[Allocation]) -> Iterator[None]:
+        """Within the ``with`` block, kernels have no access to these allocations of another device."""
+        with ExitStack() as stack:
+            for one in allocations if self._looks_for("memcheck") else ():
+                stack.enter_context(self.shadow.hidden(one.address, one.size))
+            self._apart = allocations
+            try:
+                yield
+            finally:
+                self._apart = ()
+
     # ---- findings ----
 
     def explain(
@@ -327,6 +342,9 @@ class Checkers:
         """
         if not address >> 12:
             return "out-of-bounds", "a null pointer, or an offset from one"
+        for one in self._apart:
+            if one.address <= address < one.address + one.size:
+                return "peer-access", f"memory of device {one.device}, to which the kernel's device has no access"
         allocations = self._machine.allocations
         for freed in reversed(self._freed):
             if not pointer and freed.address <= address < freed.address + freed.size:
