@@ -204,19 +204,23 @@ class Shadow:
 
     def usable_before_gap(self, address: int, size: int) -> int:
         """Return how many of these bytes may be used before the first one that must not be."""
-        start, stop = address - self.base, address - self.base + size
+        start = address - self.base
+        stop = start + size
         if not 0 <= start < stop <= self.size:
             return 0
-        first = start // PAGE
-        pages = self._pages.view[first : -(-stop // PAGE)]
-        for page in (np.flatnonzero(pages != _WHOLE) + first).tolist():
+        first, last = start // PAGE, (stop - 1) // PAGE
+        pages = self._pages.view
+        # One page is most of what programs copy often, and needs no search.
+        parts = [first] if first == last else (np.flatnonzero(pages[first : last + 1] != _WHOLE) + first).tolist()
+        for page in parts:
             low = max(start, page * PAGE)
-            bytes_ = self._valid.view[low : min(stop, (page + 1) * PAGE)]
-            unusable = bytes_ & 1 == 0
-            if self._pages.view[page] == _NONE:
+            if pages[page] == _NONE:
                 return low - start
-            if unusable.any():
-                return low - start + int(unusable.argmax())
+            if pages[page] == _PART:
+                bytes_ = self._valid.view[low : min(stop, (page + 1) * PAGE)].tobytes()
+                gaps = [at for at in (bytes_.find(0), bytes_.find(FREED_BLOCK)) if at >= 0]
+                if gaps:
+                    return low - start + min(gaps)
         return size
 
     def in_freed_block(self, address: int) -> bool:
@@ -226,7 +230,7 @@ class Shadow:
 
     def written(self, address: int, size: int) -> None:
         """These bytes have a value now."""
-        if self._tracked & Instrument.INITCHECK and self._covers(address):
+        if Instrument.INITCHECK in self._tracked and self._covers(address):
             self._init.view[address - self.base :][:size] = 1
             self.changed()
 
@@ -236,7 +240,7 @@ class Shadow:
         Return where a copy to the host reads bytes to which nothing was written: the first one and their number, which
         is 0 if there are none. A copy on the device only hands on what is known of them.
         """
-        if not self._tracked & Instrument.INITCHECK:
+        if Instrument.INITCHECK not in self._tracked:
             return 0, 0
         if not self._covers(target):
             if not self._covers(source):

@@ -32,6 +32,8 @@ _QUARANTINE: Final = 64 << 20  # bytes of freed memory that are not given out ag
 _OWNED: Final = ("device", "pool")  # kinds of allocations whose memory can be held back
 _FRESH: Final = (*_OWNED, "array")  # kinds in which nothing has a value before the program writes it
 
+_KINDS: Final = {check: Instrument[check.upper()] for check in CHECKS}
+
 # By the name of a `sim.jit.Defect`: the check, the kind of finding, and what is wrong where that needs no more looking.
 _DEFECTS: Final = {
     "INVALID": ("memcheck", "out-of-bounds", ""),
@@ -178,9 +180,10 @@ class Checkers:
 
     def copied(self, operation: Operation, targets: Iterable[int], sources: Iterable[int], width: int) -> None:
         """Rows of `width` bytes were copied. A copy to the host is a read of what it copies."""
-        targets, sources = list(targets), list(sources)
-        self._find_beyond(operation, sources, width, "read")
-        self._find_beyond(operation, targets, width, "write")
+        if self._looks_for("memcheck"):
+            targets, sources = list(targets), list(sources)
+            self._find_beyond(operation, sources, width, "read")
+            self._find_beyond(operation, targets, width, "write")
         read = [self.shadow.copied(to, source, width) for to, source in zip(targets, sources, strict=True)]
         count = sum(unwritten for _, unwritten in read)
         if count and self._looks_for("initcheck"):
@@ -200,7 +203,8 @@ class Checkers:
     def filled(self, operation: Operation, targets: Iterable[int], width: int) -> None:
         """Rows of `width` bytes were set to a value."""
         rows = list(targets)
-        self._find_beyond(operation, rows, width, "write")
+        if self._looks_for("memcheck"):
+            self._find_beyond(operation, rows, width, "write")
         for row in rows:
             self.shadow.written(row, width)
 
@@ -209,8 +213,6 @@ class Checkers:
 
         The driver knows the allocator's segments, and refuses only what goes beyond these.
         """
-        if not self._looks_for("memcheck"):
-            return
         for row in rows:
             within = self.shadow.usable_before_gap(row, width)
             if 0 < within < width:
@@ -321,7 +323,7 @@ class Checkers:
         operation.findings = [*operation.findings, found]
 
     def _looks_for(self, check: str) -> bool:
-        return bool(self.shadow.kinds & _instrument([check]))
+        return _KINDS[check] in self.shadow.kinds
 
     def _invalid(self, found: Found, kernel: JitKernel, shared: int, pointer: int) -> tuple[str, str]:
         if found.space == "shared":

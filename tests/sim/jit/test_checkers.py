@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -619,3 +620,19 @@ def test_on_one_host_thread_bits_and_findings_are_the_same_each_time(check, memo
     assert runs[0] == runs[1]
     assert runs[0][0][:4] != runs[2][0][:4]
     assert bool(kinds) == bool(runs[0][1])
+
+
+def test_bytes_before_the_first_gap_are_those_that_may_be_used_one_by_one():
+    page, pages = 4096, 8
+    shadow = jit.Shadow(1 << 40, pages * page, Instrument.MEMCHECK)
+    base, chance = shadow.base, random.Random(3)
+    shadow.usable(base + 100, 6 * page)
+    shadow.freed(base + page + 7, 20)
+    shadow.read_only(base + 2 * page, 64)
+    shadow.freed(base + 4 * page, page)
+    usable = [bool(shadow.usable_bytes(base + at, 1)) for at in range(pages * page)]
+    for _ in range(300):
+        start = chance.randrange(pages * page - 1)
+        size = min(chance.choice((5, 300, 2 * page)), pages * page - start)
+        gap = next((at for at in range(size) if not usable[start + at]), size)
+        assert gap == shadow.usable_before_gap(base + start, size)
