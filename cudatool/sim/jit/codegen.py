@@ -5,6 +5,7 @@ top, region k goes on after suspension k. For each region there is
 
 - ``thread_k``: one thread's way through the region; returns the next suspension, or EXIT;
 - ``all_k``: a loop of that over the threads of a block, which LLVM vectorizes where it can;
+- ``pair_k``: that of a thread and of the one in the next row, side by side (:mod:`.row_pairs`);
 - ``together_k``: the same for threads that go around loops of the region together (:mod:`.together`);
 - ``combine_k``, ``warps_k``: the collective operation of suspension k, for a warp and for the block.
 
@@ -24,7 +25,7 @@ from cudatool.ptx.isa import Control
 from cudatool.sim.jit import asynchronous, scheduler
 from cudatool.sim.jit.bounds import Bound, first_threads
 from cudatool.sim.jit.checking import functions
-from cudatool.sim.jit.collective import Kind
+from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.edges import edges
@@ -37,6 +38,7 @@ from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_si
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
 from cudatool.sim.jit.regions import MANY, touched
+from cudatool.sim.jit.row_pairs import NEXT_ROW, indices_of_both, is_chain, of_next_row, written_twice
 from cudatool.sim.jit.rows import ByRow
 from cudatool.sim.jit.scheduler import Cell
 from cudatool.sim.jit.stretches import Stretches
@@ -211,7 +213,7 @@ class _Kernel(ThreadCode):
         Return the name of the one for a row of threads, empty if there is none.
         """
         regular: dict[str, scheduler.Regular] = {}
-        rows = ""
+        rows, pairs = "", False
         own: list[int] = []  # places of rows that have a loop of their own
         cells = self._cells(index, region)
         only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
@@ -229,6 +231,8 @@ class _Kernel(ThreadCode):
         elif (cut := self._stretches()) is not None:
             self._together(Stretches, number, index, region, cut, cells, notes=notes)
             rows = "stretches"
+        elif only is not None and (pairs := self._is_chain(index, region, only)):
+            self._pair(number, index, region, cells, only)
         elif not (self.instrument or self.counts_rounds or apart):
             own = edges(region, self.indices)
         if bound is not None and bound.register is not None and self.marching is not None:
@@ -247,9 +251,53 @@ class _Kernel(ThreadCode):
                 cells=list(cells.values()),
                 ahead=ahead,
                 edges=own,
+                pairs=pairs,
             )
         )
         return rows
+
+    def _is_chain(self, index: int | None, region: list[Instruction], only: int) -> bool:
+        """Whether two rows of threads go through a `region` side by side.
+
+        All of it is one chain from a barrier, or the kernel's beginning, to a barrier or the end.
+        """
+        if self.instrument or self.may_end or self.layout.local_bytes or not self.rows:
+            return False
+        around = [at for number, at in self._parts().items() if at is not None and (at == index or number == only)]
+        for at in around:
+            left = {name for name, _, _ in self.rows[at].leave(self.code[at])}
+            if self.rows[at].kind != Kind.BARRIER or left - self.constants.keys():
+                return False
+        return is_chain(self._repeated(index, region) + _inside(region), self.function.registers.keys())
+
+    def _pair(
+        self, number: int, index: int | None, region: list[Instruction], cells: dict[str, Cell], only: int
+    ) -> None:
+        """Emit ``pair_<number>``: a thread's way through a `region`, and that of the thread in the next row."""
+        kept = [] if index is None else self.kept(index, touched(region))
+        twice = written_twice(self.function, self._repeated(index, region) + _inside(region), kept)
+        e = self.emitter(twice, indices_of_both(self.indices, twice))
+        e.write(NEXT_ROW, e.op("add nuw nsw i32 %ty, 1"), "i32")
+        other = e.op(f"zext i32 {e.op('add nuw nsw i32 %t, %nx')} to i64")
+        for register, cell in cells.items():
+            e.write(register, cell.value, cell.kind)
+            if of_next_row(register) in twice.registers:
+                e.write(of_next_row(register), cell.value, cell.kind)
+        for register in kept:
+            self.take(e, register)
+            self.take(e, register, other, of_next_row(register))
+        for one in twice.instructions:
+            self.instruction(e, one)
+        written = {name for one in region for name in writes(one)}
+        for at in (at for at, suspension in self.region_of.items() if suspension == only):
+            for register in self.kept(at, written):
+                self.keep(e, register)
+                self.keep(e, register, other, of_next_row(register))
+        e.emit(f"ret i32 {only}")
+        self.finish(e)
+        given = f"{ENVIRONMENT}, {THREAD}, i32 %nx{scheduler.parameters(cells.values())}"
+        header = f"define internal i32 @pair_{number}({given}) #0 {{"
+        self.parts.append("\n".join([header, "entry:", *self.header(e), *e.lines, "}"]))
 
     def _cells(self, index: int | None, region: list[Instruction]) -> dict[str, Cell]:
         """Return the cells whose values the threads of a `region` are given."""
@@ -387,6 +435,16 @@ class _Kernel(ThreadCode):
         checked = self._may_wait(index)
         self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=apart, counted=counted))
         return checked
+
+
+def _inside(region: Iterable[Instruction]) -> list[Instruction]:
+    """Return a `region` without its suspensions and what leads from one of its blocks to the next, or to the end."""
+    leads = (Control.BRANCH, Control.END)
+    return [
+        one
+        for one in region
+        if suspension_of(one) is None and (one.guard is not None or opcode_of(one.opcode).control not in leads)
+    ]
 
 
 _SYMBOL = re.compile(r"\n(declare|define) [^@\n]*@([\w.$]+)\(.*")  # a search for two letters, not at every character

@@ -337,6 +337,20 @@ some:
   br i1 %fits, label %x, label %few"""
 
 
+# A row and the one after it (:mod:`cudatool.sim.jit.row_pairs`), if there is one.
+_PAIR = """  %ty.other = add nuw nsw i32 %ty, 1
+  %is.pair = icmp ult i32 %ty.other, %ny
+  %rows = select i1 %is.pair, i32 2, i32 1
+  br i1 %is.pair, label %pair, label %x
+pair:
+  %pair.tx = phi i32 [ 0, %y ], [ %pair.next, %pair ]
+  %pair.t = add nuw nsw i32 %first, %pair.tx
+  %pair.at = call i32 @pair_{number}({values}, i32 %pair.tx, i32 %ty, i32 %tz, i32 %pair.t, i32 %nx{given}) #1
+  %pair.next = add nuw nsw i32 %pair.tx, 1
+  %pair.done = icmp eq i32 %pair.next, %nx
+  br i1 %pair.done, label %y.end, label %pair, !llvm.loop !{loop}"""
+
+
 # Of each row, the threads of this part. A loop over them without a condition inside can be vectorized.
 _FIRST_PART = f"""
 {field("first_thread", "rotation")}
@@ -384,6 +398,7 @@ def all_threads(
     cells: Sequence[Cell] = (),
     ahead: bool = False,
     edges: Sequence[int] = (),
+    pairs: bool = False,
 ) -> str:
     """Return ``all_<number>``: the region for every thread of the block, a function of its own if `apart`.
 
@@ -394,7 +409,7 @@ def all_threads(
     (:mod:`cudatool.sim.jit.rows`, :mod:`cudatool.sim.jit.stretches`).
     Of each row only so many threads as `bound` says do anything. Threads are given the values of `cells`; an `ahead`
     function, if there is one, says where they come to (:mod:`cudatool.sim.jit.uniform`). The rows at `edges` have loops
-    of their own (:mod:`cudatool.sim.jit.edges`).
+    of their own (:mod:`cudatool.sim.jit.edges`). Or rows go through the region in `pairs`.
     """
     given = parameters(cells)
     loads = "".join(f"\n{cell.load()}" for cell in cells)
@@ -411,7 +426,7 @@ def all_threads(
         begin, x_begin, x_end = "part", "%x.first", "%x.last"
         enter = "  br i1 %some, label %x, label %y.end"
         first_part, bounds, next_part = _FIRST_PART, _OF_PART, _NEXT_PART
-    few, unroll, x_from = "", "!5", "y"
+    row, few, unroll, x_from = "", "", "!5", "y"
     if bound is not None:
         loads += _count(number, bound, given, is_clamped=bool(together or rows))
         if together or rows:
@@ -425,18 +440,19 @@ def all_threads(
             few = _FEW.format(number=number, values=VALUES, given=given, after=x_from)
             unroll = "!7, !8"  # not before it is a loop of vectors
     loop = 10 + 2 * number
-    row, row_loop = "", ""
     if regular:
         x_from, enter = "choose", _look(regular)
         row = _row(number, regular, given, loop, keep=_KEEP.format(of="row.") if notes else "")
-        row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, !{loop + 1}, !5, {UNPEELED}}}\n"
-    if rows:
+    if pairs:
+        enter = _PAIR.format(number=number, values=VALUES, given=given, loop=_OF_ROWS + loop)
+    elif rows:
         x_from = "none.x"
         enter = _BY_ROW.format(rows=rows, number=number, values=VALUES, given=given, count=x_end)
     elif together:
         x_from, x_begin = "narrow", "%wide.x"
         enter = _TOGETHER.format(width=together, number=number, values=VALUES, given=given, count=x_end)
     properties = f"!{loop + 1}, {unroll}, {UNPEELED}"
+    row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, {properties}}}\n" if regular or pairs else ""
     of_edges, of_loops, x_from = _edges(number, edges, x_from, given, properties, notes=notes)
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
@@ -462,7 +478,7 @@ y:
   %x.done = icmp eq i32 %tx.next, {x_end}
   br i1 %x.done, label %y.end, label %x, !llvm.loop !{loop}
 y.end:
-  %ty.next = add nuw nsw i32 %ty, 1
+  %ty.next = add nuw nsw i32 %ty, {"%rows" if pairs else "1"}
   %y.done = icmp eq i32 %ty.next, %ny
   br i1 %y.done, label %z.end, label %y, !llvm.loop !9
 z.end:

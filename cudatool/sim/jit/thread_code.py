@@ -80,15 +80,16 @@ class ThreadCode(Regions):
         self.levels = 0  # regions of which only the first threads of a row do anything
         self.needs_no_arrays = False  # whether rows of the last region that threads run together may be longer
 
-    def emitter(self) -> Emitter:
+    def emitter(self, function: Function | None = None, indices: dict[str, str] | None = None) -> Emitter:
+        """Return an emitter for the kernel, or for a `function` with copies of special registers in `indices`."""
         e = Emitter(
-            self.function,
+            function or self.function,
             self.layout,
             instrument=self.instrument,
             needless=self.needless,
             ranges=self.ranges,
             parallel_generic=self.parallel_generic,
-            indices=self.indices,
+            indices=self.indices if indices is None else indices,
         )
         e.orders_by_flags = self.orders_by_flags
         return e
@@ -144,7 +145,7 @@ class ThreadCode(Regions):
             "  %slot = zext i32 %t to i64",
             f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
             f"  %local = {local}",
-            *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
+            *(f"  {slot} = alloca {storage_type(e.function.registers[name])}" for name, slot in e.used.items()),
             "  %accesses = alloca i32\n  store i32 0, ptr %accesses",
             f"  %polls = alloca i32\n  store i32 {polls}, ptr %polls",
         ]
@@ -155,16 +156,24 @@ class ThreadCode(Regions):
         with whole(e):
             self.rows[index].resume(e, self.code[index])
 
-    def take(self, e: Emitter, register: str) -> None:
-        """Emit what loads a register from this thread's slot."""
+    def take(self, e: Emitter, register: str, place: str = "%slot", into: str = "") -> None:
+        """Emit what loads a register from the slot of the thread at a `place` in the block, `into` another if given."""
         offset, kind = self.slot(register)
-        at = self._own_slot(e, offset, kind)
+        at = self._own_slot(e, offset, kind, place)
         value = e.op(f"load {'i8' if kind == 'i1' else kind}, ptr {at}, !llvm.access.group !1")
-        e.write(register, e.op(f"trunc i8 {value} to i1") if kind == "i1" else value, kind)
+        e.write(into or register, e.op(f"trunc i8 {value} to i1") if kind == "i1" else value, kind)
 
-    def _own_slot(self, e: Emitter, offset: int, kind: str) -> str:
+    def keep(self, e: Emitter, register: str, place: str = "%slot", source: str = "") -> None:
+        """Emit what stores a register, or what `source` holds, in the slot of the thread at a `place` in the block."""
+        offset, kind = self.slot(register)
+        value, _ = e.read(source or register)
+        if kind == "i1":
+            value, kind = e.op(f"zext i1 {value} to i8"), "i8"
+        e.emit(f"store {kind} {value}, ptr {self._own_slot(e, offset, kind, place)}, !llvm.access.group !1")
+
+    def _own_slot(self, e: Emitter, offset: int, kind: str, place: str = "%slot") -> str:
         pointer = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
-        return e.op(f"getelementptr {'i8' if kind == 'i1' else kind}, ptr {pointer}, i64 %slot")
+        return e.op(f"getelementptr {'i8' if kind == 'i1' else kind}, ptr {pointer}, i64 {place}")
 
     def _block(self, e: Emitter, number: int, following: set[int], written: set[str]) -> list[int]:
         """Emit a basic block of a region that writes the registers `written`; return the blocks that it leads to."""
@@ -266,11 +275,7 @@ class ThreadCode(Regions):
             else:
                 self._leave(e, name, e.get(operand, "b64" if type_name == "phase" else type_name), type_name)
         for register in self.kept(index, written):
-            offset, kind = self.slot(register)
-            value, _ = e.read(register)
-            if kind == "i1":
-                value, kind = e.op(f"zext i1 {value} to i8"), "i8"
-            e.emit(f"store {kind} {value}, ptr {self._own_slot(e, offset, kind)}, !llvm.access.group !1")
+            self.keep(e, register)
         e.emit(f"ret i32 {self.region_of[index]}")
 
     def _leave(self, e: Emitter, name: str, value: str, type_name: str) -> None:
