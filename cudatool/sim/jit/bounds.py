@@ -24,13 +24,15 @@ _INVERSE |= {"lo": "hs", "ls": "hi", "hi": "ls", "hs": "lo"}
 class Bound(NamedTuple):
     """How many threads of a row do anything: `number`, and as many more as a `register` holds, if there is one.
 
-    The register is read as a number that `is_signed` or not, and holds it at the comparison, the instruction `at`.
+    The register is read as a number that `is_signed` or not, and holds it at the comparison, the instruction `at`. All
+    these threads go on to the block `goes`.
     """
 
     number: int
     register: str | None
     is_signed: bool
     at: int
+    goes: int
 
 
 def first_threads(
@@ -67,10 +69,11 @@ def first_threads(
     target = branch.operands[0]
     assert isinstance(target, Symbol)
     name, at = branch.guard.name, definitions[branch.guard.name]
-    for skipped, others_go_there in ((flow.target(branch, target.name), True), (first + 1, False)):
+    there, next_one = flow.target(branch, target.name), first + 1
+    for skipped, goes, others_go_there in ((there, next_one, True), (next_one, there, False)):
         holds = branch.guard.negated == others_go_there  # for those that do something
         if _does_nothing(flow, skipped, name, not holds, leaves_nothing):
-            return _bound(code[at], at, indices, is_uniform, holds=holds)
+            return _bound(code[at], at, goes, indices, is_uniform, holds=holds)
     return None
 
 
@@ -102,7 +105,13 @@ def _does_nothing(
 
 
 def _bound(
-    i: Instruction, at: int, indices: Mapping[str, str], is_uniform: Callable[[str, int], bool], *, holds: bool
+    i: Instruction,
+    at: int,
+    goes: int,
+    indices: Mapping[str, str],
+    is_uniform: Callable[[str, int], bool],
+    *,
+    holds: bool,
 ) -> Bound | None:
     """Return the least index of a thread from which on a comparison never is as `holds` says, None if there is none."""
     if i.opcode != "setp" or len(i.operands) != 3 or len(i.modifiers) != 2 or not isinstance(i.operands[0], Register):
@@ -120,10 +129,10 @@ def _bound(
         is_signed = types_of(i)[-1] == "s32" and how not in ("lo", "ls")
         if more is None or number.negated or not is_uniform(number.name, at):
             return None
-        return Bound(more, number.name, is_signed, at)
+        return Bound(more, number.name, is_signed, at, goes)
     if not isinstance(number, Immediate) or number.width or not 0 <= int(number.value) < 1 << 31:
         return None
     value = int(number.value)
     if how == "eq":
         more = 1 if value == 0 else None
-    return Bound(value + more, None, False, at) if more is not None and value + more else None
+    return Bound(value + more, None, False, at, goes) if more is not None and value + more else None

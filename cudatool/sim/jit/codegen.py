@@ -5,6 +5,7 @@ top, region k goes on after suspension k. For each region there is
 
 - ``thread_k``: one thread's way through the region; returns the next suspension, or EXIT;
 - ``all_k``: a loop of that over the threads of a block, which LLVM vectorizes where it can;
+- ``busy_k``: that of a thread which is known to do something there (:mod:`.bounds`);
 - ``pair_k``: that of a thread and of the one in the next row, side by side (:mod:`.row_pairs`);
 - ``together_k``: the same for threads that go around loops of the region together (:mod:`.together`);
 - ``combine_k``, ``warps_k``: the collective operation of suspension k, for a warp and for the block.
@@ -238,6 +239,8 @@ class _Kernel(ThreadCode):
         if bound is not None and bound.register is not None and self.marching is not None:
             code = self._repeated(index, region) + self.code[self.flow.blocks[self._first(index)].start : bound.at]
             emit_most(self, self.marching, number, bound, code, cells)
+            if not rows and even is None:
+                self._thread(number, index, region, busy=bound)
         self.parts.append(
             scheduler.all_threads(
                 number,
@@ -366,11 +369,13 @@ class _Kernel(ThreadCode):
         region: list[Instruction],
         regular: Mapping[str, scheduler.Regular] = {},
         heads: Iterable[int] = (),
+        busy: Bound | None = None,
     ) -> set[int]:
         """Emit ``thread_<number>``, which has a `region`; return the suspensions (or EXIT) that can come next.
 
         With `regular` registers it is ``regular_<number>``, which gets what the first thread has in them. With `heads`
-        it is ``from_<number>``, which a thread may enter at these blocks, too (:mod:`.together`).
+        it is ``from_<number>``, which a thread may enter at these blocks, too (:mod:`.together`). It is
+        ``busy_<number>`` for the threads that do something by a bound.
         """
         e = self.emitter()
         e.counts_accesses = True
@@ -380,7 +385,7 @@ class _Kernel(ThreadCode):
         written = {name for one in region for name in writes(one)}
         arguments = [ENVIRONMENT, THREAD, *scheduler.first_values(regular.values())]
         cells = self._cells(index, region)
-        name = f"{'regular' if regular else 'thread'}_{number}"
+        name = f"{'regular' if regular else 'busy' if busy else 'thread'}_{number}"
         heads = list(heads)
         if heads:
             name = f"from_{number}"
@@ -400,7 +405,8 @@ class _Kernel(ThreadCode):
             block_number = pending.pop()
             if block_number not in done:
                 done.add(block_number)
-                pending.extend(self._block(e, block_number, following, written))
+                goes = busy.goes if busy is not None and block_number == first else None
+                pending.extend(self._block(e, block_number, following, written, goes))
         self.finish(e)
         # A thread that goes on after a yield has polled without success: once more is enough.
         polls = POLLS - 2 if index and self._yields(index) else 0

@@ -122,7 +122,7 @@ _KEEP = """  %{of}slot = zext i32 %{of}t to i64
   %{of}mine = getelementptr i32, ptr %slots, i64 %{of}slot
   store i32 %{of}next, ptr %{of}mine, align 4, !llvm.access.group !1
 """
-_OF_ROWS = 1 << 20  # added to the number of a loop's metadata
+_OF_ROWS = 1 << 20  # added to the number of a loop's metadata, for one of another form
 _OF_EDGES = 2 << 20
 
 
@@ -276,7 +276,7 @@ together:
 
 # Of rows that have fewer threads than those that do anything, each by itself: LLVM knows how many the others have.
 _FEW = """few:
-  %few.tx = phi i32 [ 0, %{after} ], [ %few.next, %few ]
+  %few.tx = phi i32 [ {begin}, %{after} ], [ %few.next, %few ]
   %few.t = add nuw nsw i32 %first, %few.tx
   %few.at = call i32 @thread_{number}({values}, i32 %few.tx, i32 %ty, i32 %tz, i32 %few.t{given}) #2
   %few.next = add nuw nsw i32 %few.tx, 1
@@ -327,13 +327,24 @@ def _edges(
     return code + _INSIDE.format(number=number), outside, after
 
 
-# Rows of a number that is known when the region begins, of which LLVM knows that vectors fill them.
-_WHOLE = """  %most.up = add nuw nsw i32 %most, 15
-  %whole = and i32 %most.up, -16
-  %none = icmp eq i32 %most, 0
-  %fits = icmp ule i32 %whole, %nx"""
-_SOME = """  br i1 %none, label %y.end, label %some
-some:
+# Rows of which a number of threads do something that is known when the region begins. Vectors full of these do not ask.
+# One more vector asks each of its threads, if the row has room for it.
+_WHOLE = """  %full = and i32 %most, -16
+  %tail.end = add nuw nsw i32 %full, 16
+  %some.full = icmp ne i32 %full, 0
+  %some.rest = icmp ne i32 %full, %most
+  %fits = icmp ule i32 %tail.end, %nx"""
+_BUSY = """  br i1 %some.full, label %busy, label %rest
+busy:
+  %busy.tx = phi i32 [ 0, %y ], [ %busy.next, %busy ]
+  %busy.t = add nuw nsw i32 %first, %busy.tx
+  %busy.at = call i32 @busy_{number}({values}, i32 %busy.tx, i32 %ty, i32 %tz, i32 %busy.t{given}) #1
+  %busy.next = add nuw nsw i32 %busy.tx, 1
+  %busy.done = icmp eq i32 %busy.next, %full
+  br i1 %busy.done, label %rest, label %busy, !llvm.loop !{loop}
+rest:
+  br i1 %some.rest, label %tail, label %y.end
+tail:
   br i1 %fits, label %x, label %few"""
 
 
@@ -426,20 +437,20 @@ def all_threads(
         begin, x_begin, x_end = "part", "%x.first", "%x.last"
         enter = "  br i1 %some, label %x, label %y.end"
         first_part, bounds, next_part = _FIRST_PART, _OF_PART, _NEXT_PART
-    row, few, unroll, x_from = "", "", "!5", "y"
+    row, few, unroll, x_from, loop = "", "", "!5", "y", 10 + 2 * number
     if bound is not None:
         loads += _count(number, bound, given, is_clamped=bool(together or rows))
         if together or rows:
             x_end = "%most"
         elif bound.register is not None:
-            x_from, x_end, enter = "some", "%whole", _SOME
-            few = _FEW.format(number=number, values=VALUES, given=given, after=x_from)
+            x_from, x_begin, x_end = "tail", "%full", "%tail.end"
+            enter = _BUSY.format(number=number, values=VALUES, given=given, loop=_OF_ROWS + loop)
         else:
             bounds, x_end = f"\n  %most = icmp uge i32 %nx, {bound.number}", str(bound.number)
             enter = "  br i1 %most, label %x, label %few"
-            few = _FEW.format(number=number, values=VALUES, given=given, after=x_from)
+        if not (together or rows):
+            few = _FEW.format(number=number, values=VALUES, given=given, after=x_from, begin=x_begin)
             unroll = "!7, !8"  # not before it is a loop of vectors
-    loop = 10 + 2 * number
     if regular:
         x_from, enter = "choose", _look(regular)
         row = _row(number, regular, given, loop, keep=_KEEP.format(of="row.") if notes else "")
@@ -452,7 +463,6 @@ def all_threads(
         x_from, x_begin = "narrow", "%wide.x"
         enter = _TOGETHER.format(width=together, number=number, values=VALUES, given=given, count=x_end)
     properties = f"!{loop + 1}, {unroll}, {UNPEELED}"
-    row_loop = f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, {properties}}}\n" if regular or pairs else ""
     of_edges, of_loops, x_from = _edges(number, edges, x_from, given, properties, notes=notes)
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) {"noinline " if apart else ""}#0 {{
@@ -490,7 +500,8 @@ end:{next_part}
 }}
 !{loop} = distinct !{{!{loop}, {properties}}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}
-{row_loop}{of_loops}"""
+!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, {properties}}}
+{of_loops}"""
 
 
 AGREED = f"""

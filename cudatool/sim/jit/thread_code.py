@@ -175,8 +175,13 @@ class ThreadCode(Regions):
         pointer = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
         return e.op(f"getelementptr {'i8' if kind == 'i1' else kind}, ptr {pointer}, i64 {place}")
 
-    def _block(self, e: Emitter, number: int, following: set[int], written: set[str]) -> list[int]:
-        """Emit a basic block of a region that writes the registers `written`; return the blocks that it leads to."""
+    def _block(
+        self, e: Emitter, number: int, following: set[int], written: set[str], goes: int | None = None
+    ) -> list[int]:
+        """Emit a basic block of a region that writes the registers `written`; return the blocks that it leads to.
+
+        All threads go from it to the block that `goes` names, if it names one.
+        """
         block = self.flow.blocks[number]
         e.label(f"b{number}")
         if number + 1 == len(self.flow.blocks) and block.start == block.stop:
@@ -193,6 +198,9 @@ class ThreadCode(Regions):
                 self.suspend(e, index, number, written)
                 return [number + 1] if self._conditional(index) else []
             if opcode_of(instruction.opcode).control not in (Control.NEXT, Control.STOP):
+                if goes is not None:
+                    e.emit(f"br label %b{goes}")
+                    return [goes]
                 self.branch(e, instruction, number, following)
                 return leads
             self.instruction(e, instruction)

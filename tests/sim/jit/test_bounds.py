@@ -128,12 +128,15 @@ def looping(ptx_of):
     return jit.load(ptx_of(LOOP)).kernels
 
 
+def counts(kernels: dict[str, jit.JitKernel], what: str) -> dict[str, int]:
+    return {name: len(re.findall(what, kernel.llvm_ir(), re.M)) for name, kernel in kernels.items()}
+
+
 def test_it_is_known_when_a_region_begins_how_many_threads_do_anything_in_it(looping):
-    found = {
-        name: len(re.findall("^define internal i32 @most_", kernel.llvm_ir(), re.M)) for name, kernel in looping.items()
-    }
+    found = counts(looping, "^define internal i32 @most_")
     assert BOUNDED | {"needed"} == {name for name, count in found.items() if count}
     assert found["needed"] < found["below"], "what the others have is needed after the barrier"
+    assert counts(looping, "call i32 @busy_") == found, "vectors full of them do not ask"
 
 
 @pytest.mark.parametrize("block", [(64, 1, 1), (16, 4, 1), (20, 3, 1), (3, 2, 2)])
