@@ -17,7 +17,7 @@ top, region k goes on after suspension k. For each region there is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudatool.ptx import Function, Instruction, PtxError, opcode_of
@@ -237,7 +237,7 @@ class _Kernel(ThreadCode):
         elif not (self.instrument or self.counts_rounds or apart):
             own = edges(region, self.indices)
         if bound is not None and bound.register is not None and self.marching is not None:
-            code = self._repeated(index, region) + self.code[self.flow.blocks[self._first(index)].start : bound.at]
+            code = self._repeated(index, region) + self._before(bound)
             emit_most(self, self.marching, number, bound, code, cells)
             if not rows and even is None:
                 self._thread(number, index, region, busy=bound)
@@ -338,12 +338,21 @@ class _Kernel(ThreadCode):
                 return not (self._conditional(at) or left - self.constants.keys() or kept)
             return opcode_of(one.opcode).control is Control.END and one.guard is None
 
-        def is_uniform(register: str, at: int) -> bool:
-            begins = self.flow.blocks[self._first(index)].start
-            is_known = at >= begins or writes(self.code[at])[0] in self.repeatable
+        def is_uniform(register: str, at: int, blocks: Sequence[int]) -> bool:
+            inside = (self.flow.blocks[number] for number in blocks)
+            is_known = any(one.start <= at < one.stop for one in inside) or writes(self.code[at])[0] in self.repeatable
             return self.marching is not None and register in self.marching.registers and is_known
 
         return first_threads(self.flow, self._first(index), self.definitions, self.indices, is_uniform, leaves_nothing)
+
+    def _before(self, bound: Bound) -> list[Instruction]:
+        """Return what the region computes before the comparison that tells a `bound`."""
+        found: list[Instruction] = []
+        for one in (self.flow.blocks[number] for number in bound.blocks):
+            if one.start <= bound.at < one.stop:
+                return found + self.code[one.start : bound.at]
+            found += self.code[one.start : one.stop]
+        return []  # it is computed again
 
     def _together(
         self,
@@ -405,7 +414,7 @@ class _Kernel(ThreadCode):
             block_number = pending.pop()
             if block_number not in done:
                 done.add(block_number)
-                goes = busy.goes if busy is not None and block_number == first else None
+                goes = busy.goes if busy is not None and block_number == busy.blocks[-1] else None
                 pending.extend(self._block(e, block_number, following, written, goes))
         self.finish(e)
         # A thread that goes on after a yield has polled without success: once more is enough.

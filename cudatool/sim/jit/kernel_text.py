@@ -18,6 +18,7 @@ from cudatool.sim.jit.runs import join_products
 from cudatool.sim.jit.steps import insert_steps
 from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.unsupported import UnsupportedInstruction
+from cudatool.sim.jit.ways import barriers_on_each_way
 from cudatool.source_text import SourceLine
 
 __all__ = ["KernelText"]
@@ -72,6 +73,11 @@ class KernelText:
     @cached_property
     def plain(self) -> Function:
         """What is translated if nothing is checked or measured: without steps where rows go around loops together."""
+        layout = self.plain_layout
+        shared = layout.param_offsets.keys() | layout.shared.keys() | layout.globals.keys()
+        return barriers_on_each_way(self._with_steps(), shared, REPEATABLE)
+
+    def _with_steps(self) -> Function:
         function = join_products(separate_copies(self._unchecked, REPEATABLE))
         if goes_by_rows(function, self.plain_layout):
             return function

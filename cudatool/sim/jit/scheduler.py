@@ -248,6 +248,11 @@ def _row(number: int, regular: Sequence[Regular], given: str, loop: int, *, keep
 """
 
 
+def _of_rows(loop: int, properties: str) -> str:
+    """Return the metadata of the other form of a `loop` over a row of threads."""
+    return f"!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, {properties}}}\n"
+
+
 # As many threads of a row as run the region together, and again; then the rest of it, each by itself.
 _TOGETHER = """  br label %wide
 wide:
@@ -500,8 +505,7 @@ end:{next_part}
 }}
 !{loop} = distinct !{{!{loop}, {properties}}}
 !{loop + 1} = !{{!"llvm.loop.parallel_accesses", !1}}
-!{_OF_ROWS + loop} = distinct !{{!{_OF_ROWS + loop}, {properties}}}
-{of_loops}"""
+{_of_rows(loop, properties) if regular or pairs or x_from == "tail" else ""}{of_loops}"""
 
 
 AGREED = f"""
