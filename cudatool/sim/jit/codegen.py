@@ -144,8 +144,12 @@ class _Kernel(ThreadCode):
             rows[number] = self._all_threads(number, parts[number], regions[number], after, even[number], apart=apart)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
+        only = {number: next(iter(after)) for number, after in successors.items() if len(after) == 1}
+        only = {number: following for number, following in only.items() if following != EXIT}
         order = [] if diverges else self.in_order(successors, self.levels)
-        self.parts.append(in_step(order) if order else block(kinds, diverges=diverges, fetches=self._fetch_ahead()))
+        self.parts.append(
+            in_step(order) if order else block(kinds, only, diverges=diverges, fetches=self._fetch_ahead())
+        )
         if diverges:
             self.parts.append(
                 divergent(

@@ -129,8 +129,10 @@ entered:
 """
 
 
-def block(kinds: dict[int, int], *, diverges: bool, fetches: bool) -> str:
+def block(kinds: dict[int, int], only: Mapping[int, int], *, diverges: bool, fetches: bool) -> str:
     """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension.
+
+    After some regions the `only` one that can be next follows at once, unless the launch is stopped.
 
     It begins with region `begin`, and returns whether the block is parked: waits for others, to be continued.
     """
@@ -156,7 +158,7 @@ define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
   br i1 %ok{number}, label %run{number}, label %next
 run{number}:{barrier}
   %n{number} = call i32 @all_{number}({VALUES})
-  br label %next"""
+{_go_on(number, only)}"""
         )
     lines = "\n".join(code)
     reset = ""
@@ -176,13 +178,22 @@ go:
   switch i32 %s, label %end [ {" ".join(cases)} ]
 run0:
 {FETCH if fetches else ""}  %n0 = call i32 @all_0({VALUES})
-  br label %next
+{_go_on(0, only)}
 {lines}
 end:
   %parked = icmp eq i32 %s, {PARKED}
   ret i1 %parked
 }}
 """
+
+
+def _go_on(number: int, only: Mapping[int, int]) -> str:
+    """Return what follows a region: a choice of the next one, if there is any."""
+    if number not in only:
+        return "  br label %next"
+    return f"""{field("status", f"status{number}", volatile=True)}
+  %stopped{number} = icmp ne i32 %status{number}, 0
+  br i1 %stopped{number}, label %next, label %do{only[number]}"""
 
 
 # Where each of the blocks is in the grid.

@@ -66,6 +66,11 @@ def test_each_way_is_a_region_but_not_for_checkers(kernels):
     assert {"tree", "twice", "between"} == {name for name, count in more.items() if count}
 
 
+def test_a_region_follows_at_once_where_no_other_can_be_next(kernels):
+    text = kernels["all"].llvm_ir()
+    assert ["do1", "do3"] == re.findall(r"^  br i1 %stopped\d+, label %next, label %(\w+)", text, re.M)
+
+
 def _expected(name: str, y: np.ndarray) -> np.ndarray:
     s, n = y.copy(), len(y)
     own, total = np.arange(n), 0
