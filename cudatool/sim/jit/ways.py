@@ -23,7 +23,6 @@ from cudatool.sim.jit.uniform import find_marching
 __all__ = ["barriers_on_each_way"]
 
 _MOST = 8  # branches
-_FEW = 4  # barriers of a loop: of more, the region at its end is a small part
 
 
 def barriers_on_each_way(function: Function, shared: Set[str], repeatable: Set[str]) -> Function:
@@ -38,21 +37,18 @@ def barriers_on_each_way(function: Function, shared: Set[str], repeatable: Set[s
     """
     code, end = function.instructions, len(function.instructions)
     rows = [index for index, one in enumerate(code) if suspension_of(one) is not None]
-    if not all(_waits_for_all(code[at]) for at in rows) or end in function.labels.values() or not _leads_away(code[-1]):
+    labelled = set(function.labels.values())
+    if not rows or not all(_waits_for_all(code[at]) for at in rows) or end in labelled or not _leads_away(code[-1]):
         return function
-    branches = {at: found for at in rows if (found := _find_branch(function, at, repeatable)) is not None}
+    branches = {at: to for at in rows if (to := _find_branch(function, at, labelled, repeatable)) is not None}
     target = {at: _target(function, code[to]) for at, to in branches.items()}
     if not any(head < at for at, head in target.items()):
         return function
     marching = find_marching(Flow(function, frozenset(rows) | frozenset(at + 1 for at in rows)), rows, shared)
     if marching is None:
         return function
-    # Loops over a few barriers of which each round begins with a question which threads do anything.
-    heads = {
-        head
-        for at, head in target.items()
-        if head < at and sum(head <= row <= at for row in rows) <= _FEW and _asks(function, head, marching.registers)
-    }
+    # Loops of which each round begins with a question which threads do anything.
+    heads = {head for at, head in target.items() if head < at and _asks(function, head, marching.registers)}
     parted = {
         at: to for at, to in branches.items() if heads & {to + 1, target[at]} and _guard(code[to]) in marching.registers
     }
@@ -110,14 +106,14 @@ def _guard(one: Instruction) -> str:
     return one.guard.name if one.guard is not None else ""
 
 
-def _find_branch(function: Function, barrier: int, repeatable: Set[str]) -> int | None:
+def _find_branch(function: Function, barrier: int, labelled: Set[int], repeatable: Set[str]) -> int | None:
     """Return where the branch is that follows a barrier and what only computes, None if there is none."""
     if not _is_barrier(function.instructions[barrier]):
         return None
-    code, targets = function.instructions, set(function.labels.values())
+    code = function.instructions
     for at in range(barrier + 1, len(code)):
         one = code[at]
-        if at in targets:
+        if at in labelled:
             return None
         if one.opcode == "bra" and one.guard is not None:
             return at
