@@ -144,12 +144,9 @@ class _Kernel(ThreadCode):
             rows[number] = self._all_threads(number, parts[number], regions[number], after, even[number], apart=apart)
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
-        only = {number: next(iter(after)) for number, after in successors.items() if len(after) == 1}
-        only = {number: following for number, following in only.items() if following != EXIT}
         order = [] if diverges else self.in_order(successors, self.levels)
-        self.parts.append(
-            in_step(order) if order else block(kinds, only, diverges=diverges, fetches=self._fetch_ahead())
-        )
+        fetches = not order and self._fetch_ahead()
+        self.parts.append(in_step(order) if order else block(kinds, successors, diverges=diverges, fetches=fetches))
         if diverges:
             self.parts.append(
                 divergent(
@@ -158,12 +155,7 @@ class _Kernel(ThreadCode):
                     checked=bool(self.instrument & Instrument.SYNCCHECK),
                 )
             )
-        if self.rows and self.marching is None:
-            self.parts.append(scheduler.AGREED)
-        if any(self._counted(self.code[index], row) for index, row in self.rows.items()):
-            self.parts.append(scheduler.ONE_BARRIER)
-        if Kind.WAIT in kinds.values():
-            self.parts.append(scheduler.PASSED)
+        self._helpers(kinds)
         is_beside = self._runs_side_by_side(by_row=bool(rows[0])) and (bool(rows[0]) or even[0] is None)
         if is_beside:
             self.parts.append(side_by_side(is_flat=self._is_flat(), rows=rows[0]))
@@ -181,6 +173,15 @@ class _Kernel(ThreadCode):
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order), gathers_pay(self.flow))
+
+    def _helpers(self, kinds: Mapping[int, int]) -> None:
+        """Emit what functions of the scheduler call, of suspensions of these `kinds`."""
+        if self.rows and self.marching is None:
+            self.parts.append(scheduler.AGREED)
+        if any(self._counted(self.code[index], row) for index, row in self.rows.items()):
+            self.parts.append(scheduler.ONE_BARRIER)
+        if Kind.WAIT in kinds.values():
+            self.parts.append(scheduler.PASSED)
 
     def _fetch_ahead(self) -> bool:
         """Emit ``fetch_ahead`` if there is anything to fetch (:mod:`.fetch`); return whether there is."""

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 
 from cudatool.sim.jit.collective import ROW, Kind, array_offset
-from cudatool.sim.jit.context import IN_STEP, Context
+from cudatool.sim.jit.context import EXIT, IN_STEP, Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.fetch import FETCH
 from cudatool.sim.jit.scheduler import DIVERGED, PARKED, UNPEELED, VALUES, field
@@ -129,10 +129,10 @@ entered:
 """
 
 
-def block(kinds: dict[int, int], only: Mapping[int, int], *, diverges: bool, fetches: bool) -> str:
+def block(kinds: dict[int, int], successors: Mapping[int, set[int]], *, diverges: bool, fetches: bool) -> str:
     """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension.
 
-    After some regions the `only` one that can be next follows at once, unless the launch is stopped.
+    A region with one of the `successors` alone goes on to it at once, unless the launch is stopped.
 
     It begins with region `begin`, and returns whether the block is parked: waits for others, to be continued.
     """
@@ -158,7 +158,7 @@ define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
   br i1 %ok{number}, label %run{number}, label %next
 run{number}:{barrier}
   %n{number} = call i32 @all_{number}({VALUES})
-{_go_on(number, only)}"""
+{_go_on(number, successors[number])}"""
         )
     lines = "\n".join(code)
     reset = ""
@@ -178,7 +178,7 @@ go:
   switch i32 %s, label %end [ {" ".join(cases)} ]
 run0:
 {FETCH if fetches else ""}  %n0 = call i32 @all_0({VALUES})
-{_go_on(0, only)}
+{_go_on(0, successors[0])}
 {lines}
 end:
   %parked = icmp eq i32 %s, {PARKED}
@@ -187,13 +187,13 @@ end:
 """
 
 
-def _go_on(number: int, only: Mapping[int, int]) -> str:
-    """Return what follows a region: a choice of the next one, if there is any."""
-    if number not in only:
+def _go_on(number: int, after: set[int]) -> str:
+    """Return what follows a region, which can be one of those `after` it: a choice of the next one, if there is any."""
+    if len(after) != 1 or EXIT in after:
         return "  br label %next"
     return f"""{field("status", f"status{number}", volatile=True)}
   %stopped{number} = icmp ne i32 %status{number}, 0
-  br i1 %stopped{number}, label %next, label %do{only[number]}"""
+  br i1 %stopped{number}, label %next, label %do{next(iter(after))}"""
 
 
 # Where each of the blocks is in the grid.
