@@ -22,7 +22,7 @@ from cudatool.sim.arena import Allocation, Variable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device, stream_of
 from cudatool.sim.observe.checkers import CheckFinding
-from cudatool.sim.optimizing import Optimizing
+from cudatool.sim.optimizing import ENOUGH_IF_KEPT, Optimizing
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
 from cudatool.units import format_bytes
@@ -222,9 +222,10 @@ def prepared(function: Function, device: Device, threads: int = 1) -> JitKernel:
 
     Fails with CUDA_ERROR_NOT_SUPPORTED for PTX that has no translation.
     """
-    kernel = function.on(device)
+    kernel, instrument = function.on(device), _instrument()
     try:
-        kernel.prepare(_instrument(), optimized=function.optimizing.pays(threads, kernel.rounds))
+        pays = function.optimizing.pays(threads, kernel.rounds, kernel.enough(instrument))
+        kernel.prepare(instrument, optimized=pays)
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
@@ -282,7 +283,8 @@ class Launch(_queue.Launch):
 
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it. C code has done so if it is one like many before."""
-        optimized = self.function.optimizing.launched(self.threads, self.kernel.rounds)
+        enough = self.kernel.enough(_instrument())
+        optimized = self.function.optimizing.launched(self.threads, self.kernel.rounds, enough)
         context = operation.stream.context
         plan = None
         try:
@@ -303,9 +305,10 @@ class Launch(_queue.Launch):
     def repeats(self) -> bool:
         """Return whether C code may run it in the code of the one before, and note that it does."""
         plan, optimizing, rounds = self.shape.plan, self.function.optimizing, self.kernel.rounds
-        if plan is None or plan.optimized != optimizing.pays(self.threads, rounds):
+        enough = self.kernel.enough()
+        if plan is None or plan.optimized != optimizing.pays(self.threads, rounds, enough):
             return False
-        optimizing.launched(self.threads, rounds)
+        optimizing.launched(self.threads, rounds, enough)
         return True
 
     def ended_early(self, team: Any) -> None:
@@ -317,8 +320,8 @@ class Launch(_queue.Launch):
 
     @property
     def is_optimized(self) -> bool:
-        """Whether optimized code is for it after all launches so far."""
-        return self.function.optimizing.pays(self.threads, self.kernel.rounds)
+        """Whether optimized code is for doing it again, in one order after the other, after all launches so far."""
+        return self.function.optimizing.pays(self.threads, self.kernel.rounds, ENOUGH_IF_KEPT)
 
     def host_memory(self) -> list[tuple[int, int]]:
         """Return the allocations that arguments point into, if the host's memory is watched or there is any.

@@ -1,25 +1,39 @@
 """When the code of a kernel is optimized.
 
-That takes LLVM ten times as long as to translate it without, about 100 ms, and the code is several times as fast. Most
-launches of tests and of a program's first steps are over before that pays. So code is optimized for launches of much
-work, and for those after launches that were much work together:
+That takes LLVM ten times as long as to translate it without, some 100 ms and several times that for code that is
+checked, and the code is several times as fast. Most launches of tests and of a program's first steps are over before
+that pays. So code is optimized for launches of much work, and for those after launches that were much work together:
 
     work = (threads + rounds of their loops) * instructions of the kernel
-    optimized, if the work of the launches before, and of this one's threads, is more than 32 M instructions
+    optimized, if the work of the launches before, and of this one's threads, is more than is enough
+
+The longer a kernel is, the longer LLVM takes. So enough is the work of :data:`MANY` threads or rounds, as if of
+:data:`LEAST` instructions at least: code that is not optimized takes 30 to 140 ms for it, checked code up to 500 ms,
+about what LLVM takes for the kernel. Of ten kernels of `cudatool.ops`, LLVM's time was saved again after 340 M to 8 G.
+What an earlier run has optimized is kept: then :data:`ENOUGH_IF_KEPT` is enough.
 
 Code that is not optimized counts the rounds of its loops. A launch that turns out to be much work by them begins no
 more blocks in such code: it leaves the others to optimized code.
 
-No clock is looked at: a program runs the same code whenever it runs. The results are the same in both, unless threads
-of one kernel race with each other.
+No clock is looked at, and the results are the same in both, unless threads of one kernel race with each other.
 """
 
 from __future__ import annotations
 
-__all__ = ["ENOUGH", "Optimizing"]
+__all__ = ["ENOUGH_IF_KEPT", "LEAST", "MANY", "Optimizing", "enough"]
 
-ENOUGH = 1 << 25
+MANY = 1 << 21
+LEAST = 64
+ENOUGH_IF_KEPT = 1 << 25
 """Instructions: some 5 ms in code that is not optimized."""
+
+
+def enough(instructions: int, *, is_kept: bool) -> int:
+    """Return the work from which on the code of a kernel of so many instructions is optimized.
+
+    `is_kept` says whether an earlier run has optimized it.
+    """
+    return ENOUGH_IF_KEPT if is_kept else MANY * max(instructions, LEAST)
 
 
 class Optimizing:
@@ -35,12 +49,12 @@ class Optimizing:
         self._instructions = instructions
         self._threads = 0
 
-    def pays(self, threads: int, rounds: int) -> bool:
+    def pays(self, threads: int, rounds: int, enough: int) -> bool:
         """Return whether the next launch, of so many threads, is to run optimized code; `rounds` is of those before."""
-        return (self._threads + threads + rounds) * self._instructions > ENOUGH
+        return (self._threads + threads + rounds) * self._instructions > enough
 
-    def launched(self, threads: int, rounds: int) -> bool:
+    def launched(self, threads: int, rounds: int, enough: int) -> bool:
         """Note a launch; return whether it is to run optimized code."""
-        pays = self.pays(threads, rounds)
+        pays = self.pays(threads, rounds, enough)
         self._threads += threads
         return pays

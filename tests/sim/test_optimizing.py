@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import cudatool as ct
 from cudatool.code_cache import CodeCache
+from cudatool.sim import jit
 from cudatool.sim.jit import native
-from cudatool.sim.optimizing import Optimizing
+from cudatool.sim.optimizing import ENOUGH_IF_KEPT, LEAST, MANY, Optimizing, enough
 
-ENOUGH = 1 << 25  # instructions
+ENOUGH = 1 << 25  # instructions, in the tests of the rule
 
 
 def test_a_launch_of_much_work_is_optimized_at_once():
-    assert not Optimizing(2).pays(ENOUGH // 2, 0)
-    assert Optimizing(2).pays(ENOUGH // 2 + 1, 0)
+    assert not Optimizing(2).pays(ENOUGH // 2, 0, ENOUGH)
+    assert Optimizing(2).pays(ENOUGH // 2 + 1, 0, ENOUGH)
 
 
 def test_small_launches_are_optimized_when_they_are_much_work_together():
     kernel = Optimizing(2)
-    assert [False] * 4 + [True] * 2 == [kernel.launched(ENOUGH // 8, 0) for _ in range(6)]
+    assert [False] * 4 + [True] * 2 == [kernel.launched(ENOUGH // 8, 0, ENOUGH) for _ in range(6)]
 
 
 def test_rounds_of_loops_are_work():
     kernel = Optimizing(2)
-    assert [False, False, True] == [kernel.launched(1, rounds) for rounds in (0, ENOUGH // 2 - 2, ENOUGH // 2 - 2)]
+    assert [False, False, True] == [
+        kernel.launched(1, rounds, ENOUGH) for rounds in (0, ENOUGH // 2 - 2, ENOUGH // 2 - 2)
+    ]
 
 
 def test_asking_is_no_launch():
     kernel = Optimizing(2)
-    assert not any(kernel.pays(ENOUGH // 2, 0) for _ in range(9))
+    assert not any(kernel.pays(ENOUGH // 2, 0, ENOUGH) for _ in range(9))
+
+
+@pytest.mark.parametrize(("instructions", "counted"), [(1, LEAST), (LEAST, LEAST), (LEAST + 1, LEAST + 1), (999, 999)])
+def test_the_longer_a_kernel_is_the_more_work_is_enough(instructions, counted):
+    assert MANY * counted == enough(instructions, is_kept=False)
+    assert ENOUGH_IF_KEPT == enough(instructions, is_kept=True)
 
 
 SOURCE = """
@@ -51,7 +61,7 @@ def test_results_stay_the_same_when_code_is_optimized_between_launches(monkeypat
     monkeypatch.setattr(native, "compile_text", compiled)
     monkeypatch.setattr(CodeCache, "get", lambda *_: None)
     kernel = ct.compile(SOURCE, "spread")
-    given = np.random.default_rng(1).random(1 << 21, np.float32)
+    given = np.random.default_rng(1).random(1 << 23, np.float32)
     x, few, many = ct.asarray(given), ct.zeros(given.size, np.float32), ct.zeros(given.size, np.float32)
 
     def results(blocks, out):
@@ -67,17 +77,32 @@ def test_results_stay_the_same_when_code_is_optimized_between_launches(monkeypat
     assert small == again == large
 
 
+def test_what_an_earlier_process_has_optimized_is_optimized_sooner(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path))
+    ptx, cache = ct.compile(SOURCE, "spread")._ptx()[0], CodeCache("native")
+
+    def kernel():
+        return jit.load(ptx, cache=cache).kernels["spread"]
+
+    first = kernel()
+    first.prepare(optimized=False)
+    assert kernel().enough() > ENOUGH_IF_KEPT, "only made without"
+    first.prepare(optimized=True)
+    assert first.enough() == kernel().enough() == ENOUGH_IF_KEPT
+    assert kernel().enough(jit.Instrument.MEMCHECK) > ENOUGH_IF_KEPT, "that is other code"
+
+
 def test_a_graph_that_is_launched_again_and_again_comes_to_optimized_code(monkeypatch):
     kernel = ct.compile(SOURCE, "spread")
-    x, out = ct.ones(1 << 16, np.float32), ct.zeros(1 << 16, np.float32)
-    kernel[(512, 128)](x, out, x.size)
+    x, out = ct.ones(1 << 19, np.float32), ct.zeros(1 << 19, np.float32)
+    kernel[(4096, 128)](x, out, x.size)
     ct.synchronize()
     counted: list[bool] = []
     launched = Optimizing.launched
     monkeypatch.setattr(Optimizing, "launched", lambda *each: counted.append(launched(*each)))
     graph = ct.CUDAGraph()
     with ct.graph(graph):
-        kernel[(512, 128)](x, out, x.size)
+        kernel[(4096, 128)](x, out, x.size)
     for _ in range(40):
         graph.replay()
     ct.synchronize()

@@ -21,7 +21,7 @@ from cudatool.sim.jit.launch_options import LaunchOptions, LaunchShape
 from cudatool.sim.jit.source import DeclaredKernel, Sizes
 from cudatool.sim.jit.team import Plan, Team, run_plain, why_ended
 from cudatool.sim.jit.translation import Translated, Translation, Variant
-from cudatool.sim.optimizing import ENOUGH
+from cudatool.sim.optimizing import enough
 from cudatool.source_text import SourceLine
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class JitKernel:
         self._rounds = ctypes.c_uint64()
         self._accesses: ptx.KernelAccesses | None = None
         self._plans: dict[tuple[LaunchShape, int, bool], Plan | None] = {}
+        self._enough: dict[Instrument, int] = {}
         self.name = name
         self.params = declared.params
         self.param_bytes = max((one.offset + one.size for one in self.params), default=0)
@@ -68,6 +69,18 @@ class JitKernel:
     def rounds(self) -> int:
         """How often threads went back to the beginning of a loop, so far, in code that is not optimized."""
         return self._rounds.value
+
+    def enough(self, instrument: Instrument = Instrument.NONE) -> int:
+        """Return the work of launches from which on such code of it is optimized: see :mod:`cudatool.sim.optimizing`.
+
+        Found out once: what other processes optimize meanwhile makes no difference.
+        """
+        try:
+            return self._enough[instrument]
+        except KeyError:
+            is_kept = self.translation.was_optimized(instrument)
+            found = self._enough[instrument] = enough(self._declared.instructions, is_kept=is_kept)
+            return found
 
     # ---- what is known without its PTX, if it was looked at before ----
 
@@ -300,5 +313,5 @@ class JitKernel:
             return None
         launch = self._described(translated, shape)
         if launch.rounds is not None:
-            launch = launch._replace(most_rounds=ENOUGH // self._declared.instructions)
+            launch = launch._replace(most_rounds=self.enough() // self._declared.instructions)
         return Plan(launch, shape, workers_for(shape.grid, shape.block, threads), optimized)

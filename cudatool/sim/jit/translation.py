@@ -80,9 +80,18 @@ class Translation:
             data = _translator().translated(self._text(), variant)
             if self._cache is not None:
                 self._cache.put(key, data)
+                if optimized:
+                    self._cache.put(self._optimized_key(instrument), b"")
         translated = Translated(code.load_object(data[16:]), *struct.unpack_from("<Q???", data))
         # Another thread may have been faster: a plan that has its code has only an address, and this must stay mapped.
         return self.variants.setdefault(variant, translated)
+
+    def was_optimized(self, instrument: Instrument) -> bool:
+        """Return whether this or an earlier process, whose code was kept, has optimized code with these checks."""
+        return self._cache is not None and self._cache.get(self._optimized_key(instrument)) is not None
+
+    def _optimized_key(self, instrument: Instrument) -> str:
+        return cache_key("optimized", self._digest, str(int(instrument)))
 
     def generate(self, variant: Variant) -> Native:
         """Return what LLVM optimizes and compiles for :meth:`code`, without doing either. Raises as that does."""

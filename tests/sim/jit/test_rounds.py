@@ -58,7 +58,7 @@ def test_rounds_under_a_checker_are_counted(looping, launch):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("blocks", [1, 8])
 def test_blocks_that_are_left_after_much_work_run_optimized_code(looping, launch, monkeypatch, threads, blocks):
-    monkeypatch.setattr(jit_kernel, "ENOUGH", 0)
+    monkeypatch.setattr(jit_kernel, "enough", lambda *_, **__: 0)
     kernel, expected, out = looping(), np.zeros(640, "i4"), np.zeros(640, "i4")
     given = np.arange(640, dtype="i4") % 3, np.full(640, 9, "i4")
     launch(looping(), blocks, 64, expected, *given)
@@ -69,7 +69,7 @@ def test_blocks_that_are_left_after_much_work_run_optimized_code(looping, launch
 
 
 def test_blocks_are_begun_in_code_that_is_not_optimized_until_they_were_much_work(looping, launch, monkeypatch):
-    monkeypatch.setattr(jit_kernel, "ENOUGH", 1 << 40)
+    monkeypatch.setattr(jit_kernel, "enough", lambda *_, **__: 1 << 40)
     kernel = looping()
     launch(kernel, 8, 64, np.zeros(640, "i4"), np.zeros(640, "i4"), np.full(640, 9, "i4"), optimized=False)
     assert {False} == {variant.optimized for variant in kernel.translation.variants}
