@@ -189,6 +189,14 @@ def test_of_our_own_kernels_the_software_device_has_no_machine_code_made(monkeyp
     assert [f"sm_{number}", f"compute_{number}"] == architectures
 
 
+def test_our_own_kernels_are_compiled_without_what_none_of_them_uses() -> None:
+    """Textures, as an example. A program's source may have all that NVRTC knows."""
+    source = "__global__ void textured(float *x, cudaTextureObject_t t) { x[0] = tex1Dfetch<float>(t, 0); }"
+    assert "textured" == cudatool.compile(source, "textured").name
+    with pytest.raises(CompileError, match="NVRTC_ERROR_COMPILATION"):
+        compile_own(source, "textured")
+
+
 def test_kernel_that_is_not_in_the_source_is_an_error() -> None:
     with pytest.raises(CompileError) as caught:
         cudatool.compile(SCALE, "missing")
