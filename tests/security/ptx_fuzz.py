@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -125,11 +126,17 @@ def bases(files: Sequence[str] = SOURCES) -> list[str]:
             if ".version" in node.value and ".entry" in node.value:
                 found.append(node.value)
             elif "__global__" in node.value:
-                try:
-                    found.append(to_ptx(node.value, "kernel.cu").rstrip(b"\0").decode())
-                except CompileError:  # a part of a source
-                    continue
-    return [text for text in found if len(text) <= LONGEST]
+                found.append(_compiled(node.value))
+    return [text for text in found if text and len(text) <= LONGEST]
+
+
+@cache
+def _compiled(source: str) -> str:
+    """Return the PTX of a source; none of a part of one."""
+    try:
+        return to_ptx(source, "kernel.cu").rstrip(b"\0").decode()
+    except CompileError:
+        return ""
 
 
 def case(seed: int, texts: Sequence[str]) -> str:
