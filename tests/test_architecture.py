@@ -218,7 +218,8 @@ def test_distinct_values_are_found_by_sorting() -> None:
         f"{module}:{node.lineno}"
         for module, tree in HOUSE.trees.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.unique", "np.union1d")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("unique", "union1d") and ast.unparse(node.func.value) == "np"
         if not more & {keyword.arg for keyword in node.keywords}
     ]
     assert [] == calls

@@ -11,6 +11,11 @@ TID = ".reg .b32 %t, %x, %y, %z, %w; .reg .b64 %a, %b; .reg .pred %p, %q;\nmov.u
 MINE = "mad.wide.u32 %b, %t, 4, %a;\n"
 
 
+@pytest.fixture(name="launch")
+def launch_fixture(launch_in_turn):
+    return launch_in_turn
+
+
 @pytest.fixture
 def run(ptx_kernel, launch):
     """Run a kernel of one array of u32, one element for each thread of one block."""
