@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import left_to_workers
 import published_schemas
 import pytest
 import warm_process
@@ -63,6 +64,13 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """End the servers that programs were forked off."""
     warm_process.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_workers_leave_to_each_other(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tell where that is: a worker's own folder lies in the run's."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        left_to_workers.folder = tmp_path_factory.getbasetemp().parent
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import left_to_workers
+import numpy as np
 import pytest
 
 from cudatool import analyze
 from cudatool.collect import torch_snapshot
+from cudatool.trace.events import RECORD
+from cudatool.trace.model import Trace
 
 __all__ = ["HERE", "SHARED", "all_of_them", "path_of", "read", "report_of"]
 
@@ -39,5 +44,9 @@ def read(path: Path) -> torch_snapshot.MemorySnapshot:
 
 @lru_cache(maxsize=16)
 def report_of(path: Path) -> analyze.Report:
-    """Return the report of a recording, once for all tests: of the largest one, it takes seconds."""
-    return analyze.report(read(path))
+    """Return the report of a recording, once for all tests and workers: of the largest one, it takes seconds."""
+
+    def made() -> analyze.Report:
+        return replace(analyze.report(read(path)), trace=Trace(np.zeros(0, RECORD)))  # the recording is not copied
+
+    return replace(left_to_workers.found_or_made(f"report-{path.name}", made), trace=read(path))
