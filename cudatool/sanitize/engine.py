@@ -145,6 +145,7 @@ class Engine:
         # By correlation, those that hand over an object: when they are done.
         self._host_functions: dict[int, Moment | None] = dict.fromkeys(handed[handed != 0].tolist())
         self._handed_over: dict[int, dict[int, Moment]] = {}  # by object: the latest moment of each agent
+        self._early: dict[int, list[int]] = {}  # by correlation: objects that it has handed over before its own record
         self._grouped: dict[int, list[Access]] = {}  # by thread: of the collective operations of its latest group
         self._first_records = _first_records(trace)
         self._handlers: dict[int, Callable[[Row], None]] = {
@@ -351,7 +352,9 @@ class Engine:
         if agent is not stream:
             self.ordering.merge(stream, agent, record)
         if correlation in self._host_functions:
-            self._host_functions[correlation] = stream.done
+            moment = self._host_functions[correlation] = stream.done
+            for item in self._early.pop(correlation, ()):
+                self._handed_over.setdefault(item, {})[moment.agent] = moment
 
     def _host_access(self, row: Row) -> None:
         """The host itself reads or writes memory that the device can reach."""
@@ -461,7 +464,8 @@ class Engine:
         """A thread, or a host function, releases an object of Python's that threads synchronize by."""
         if row.correlation:
             moment = self._host_functions.get(row.correlation)
-            if moment is None:
+            if moment is None:  # it ran, on another thread, before the call that enqueued it came back
+                self._early.setdefault(row.correlation, []).append(row.aux0)
                 return
         else:
             host = self.hosts[row.thread]

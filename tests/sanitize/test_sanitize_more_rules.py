@@ -291,6 +291,19 @@ def test_host_that_a_host_function_told_comes_after_its_streams_work(
     assert expected == kinds(program)
 
 
+@pytest.mark.parametrize(("told", "expected"), [(True, []), (False, ["race-host"])])
+def test_a_host_function_may_run_before_the_call_that_enqueued_it_is_recorded(
+    program: Program, told: bool, expected: list[str]
+) -> None:
+    a = program.stream()
+    program.kernel(a, (W, PINNED, SIZE))
+    program.on_thread(1).emit(Kind.HAND_OVER, aux0=7, correlation=99)
+    program.on_thread(0).emit(Kind.HOST_FUNCTION, stream=a, correlation=99, name="cuLaunchHostFunc")
+    program.emit(Kind.TAKE_OVER, aux0=7 if told else 8)
+    program.host(R, PINNED, 4)
+    assert expected == kinds(program)
+
+
 @pytest.mark.parametrize(("taken", "pairs"), [(True, 0), (False, 1)])
 def test_hand_over_between_threads_orders_them(program: Program, taken: bool, pairs: int) -> None:
     a, b = program.stream(), program.stream()
