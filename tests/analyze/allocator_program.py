@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from itertools import count
 
@@ -75,6 +76,8 @@ def run(conf: str, operations: Iterable[tuple[int, int, int]]) -> tuple[Trace, d
     provider = _Endless()
     allocator = CachingAllocator(provider, device=0, settings=Settings.parse(conf))
     live: list[int] = []
+    collects = gc.isenabled()
+    gc.disable()  # another test's objects would report that they are freed
     hooks.subscribe(events.append)
     try:
         for what, size, stream in operations:
@@ -91,6 +94,8 @@ def run(conf: str, operations: Iterable[tuple[int, int, int]]) -> tuple[Trace, d
                 allocator.empty_cache()
     finally:
         hooks.unsubscribe(events.append)
+        if collects:
+            gc.enable()
     records = np.zeros(len(events), RECORD)
     for i, event in enumerate(events):
         records[i]["time"] = 1000 + i
