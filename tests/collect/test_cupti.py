@@ -701,6 +701,14 @@ def launching(monkeypatch):
         yield found
 
 
+def put_code(log):
+    """A program loads the PTX, and finds its function."""
+    log.names.append(b"fill")
+    log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
+    log.blob += PTX
+    log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
+
+
 def put_launch(log, *, function=0x20, stream=0, flags=0, pointer=0x7F0000000000, time=20):
     values = pointer.to_bytes(8, "little")
     grid = 4 | 1 << 32 | 1 << 48
@@ -710,11 +718,8 @@ def put_launch(log, *, function=0x20, stream=0, flags=0, pointer=0x7F0000000000,
 
 def test_a_launch_has_its_stream_its_name_and_what_it_may_touch(launching):
     log = launching.log
-    log.names.append(b"fill")
     log.put("cuMemAlloc_v2", 0x7F0000000000, 4096, time=5)
-    log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
-    log.blob += PTX
-    log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
+    put_code(log)
     put_launch(log)
     put_launch(log, function=0x99)  # code that was loaded before
     launching.collector.flush()
@@ -737,10 +742,7 @@ def test_a_call_whose_bytes_no_event_describes_is_said_once(launching):
 def test_launches_of_other_libraries_are_reported_beside_pytorch(launching):
     launching.pytorch.is_watched = True
     log = launching.log
-    log.names.append(b"fill")
-    log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
-    log.blob += PTX
-    log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
+    put_code(log)
     launching.pytorch.passes_on = True
     hooks.forward(Event(10, Kind.BLOCK_ALLOC, 0, 0, 0, 0, 0, 0, "", 0x7F0000000000, 512, 512, 0))
     hooks.forward(Event(11, Kind.KERNEL_LAUNCH, 0, 0, 0, 0, 77, 0, "aten::add", 0, 0, 0, 0))
@@ -790,10 +792,7 @@ def test_events_that_come_together_are_in_the_order_of_those_that_come_one_by_on
         with judging_launches(monkeypatch) as launching:
             launching.pytorch.is_watched = True
             log = launching.log
-            log.names.append(b"fill")
-            log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
-            log.blob += PTX
-            log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
+            put_code(log)
             waiting = []
             for what, time, one in [*of_pytorch_and_others(random.Random(seed)), ("end", 0, None)]:
                 if what == "launch":
