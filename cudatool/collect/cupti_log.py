@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,16 +121,24 @@ def _library_name(file: str) -> str:
 
 
 def _is_of_our_runtime(frames: list[Frame]) -> bool:
-    """Whether our runtime makes a call, directly or through a function of the program, such as a custom allocator."""
-    for frame in frames:
-        path = os.path.realpath(frame.file)
-        if path.startswith(_OURS) and not path.startswith(_RUN_PROGRAMS):
-            return True
-    return False
+    """Whether our runtime makes a call, directly or through an allocator of the program's.
+
+    Innermost is one of its files then, but for cuda-python's own. Any of our files may be further out: a command that
+    runs the program, a decorator, what tells how threads hand over.
+    """
+    paths = [_inside(frame.file) for frame in frames if not any(part in frame.file for part in _CUDA_PYTHON)]
+    return _ALLOCATORS in paths or (bool(paths) and paths[0].startswith(_CALLERS))
+
+
+@cache
+def _inside(file: str) -> str:
+    """Return the path of a file of ours inside of the package; empty for others."""
+    path = os.path.realpath(file)
+    return path[len(_OURS) :] if path.startswith(_OURS) else ""
 
 
 _OURS = os.path.join(os.path.realpath(Path(__file__).parent.parent), "")
-_RUN_PROGRAMS = tuple(
-    _OURS + name for name in ("__main__.py", "workload.py", "cli/", "recording/", "testing/", "sanitize/")
-)
-"""Those of our files that have a program run, and are on the stack of all that it does."""
+_CUDA_PYTHON = ("/cuda/bindings/", "/cuda/core/")
+_ALLOCATORS = "memory/pluggable.py"
+_CALLERS = ("_driver.py", "blas/", "gds/", "graphs/", "memory/", "nccl/", "ops/", "random/", "runtime/", "tunable/")
+"""Our rooms that call the driver. What they do, they report themselves."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import forked
 import numpy as np
 import pytest
 
-from cudatool.collect import cupti
+from cudatool.collect import cupti, cupti_log
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.cupti_rows import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag
@@ -21,6 +23,7 @@ from cudatool.overview.ledger import owner_of
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
 from cudatool.trace.frames import call_site
+from cudatool.trace.model import Frame
 
 _HERE = threading.get_native_id()
 
@@ -242,15 +245,46 @@ def test_calls_of_the_programs_functions_that_our_runtime_calls_are_its_own(coll
     called_back = log.call(
         "/site-packages/cuda/bindings/cydriver.so",
         ("/home/me/allocator.py", 5),
+        (f"{package}/memory/pluggable.py", 9),
         (f"{package}/runtime/allocator.py", 9),
         ("/home/me/train.py", 3),
         (f"{package}/workload.py", 80),
     )
-    run = log.call("/site-packages/cuda/bindings/cydriver.so", ("/home/me/train.py", 3), (f"{package}/workload.py", 80))
-    for stack in (called_back, run):
-        log.put("cuMemAlloc_v2", 0x1000 * stack, 16, stack=stack)
+    log.put("cuMemAlloc_v2", 0x7000, 16, stack=called_back)
     collected.collector.flush()
-    assert [event.address for event in collected.events] == [0x1000 * run]
+    assert not collected.events
+
+
+@pytest.mark.parametrize(
+    "runs_it",
+    [
+        "workload.py",  # a command runs the program
+        "collect/hand_overs.py",  # each thread's work, while threads are watched
+        "notebook.py",
+        "amp/_autocast.py",  # a decorator
+        "optim/sgd.py",  # a function that the program gave
+        "runtime/annotate.py",
+    ],
+)
+def test_what_the_program_calls_is_told_whoever_of_ours_runs_it(collected, runs_it):
+    log = collected.log
+    package = os.path.dirname(os.path.dirname(cupti.__file__))
+    for library in ("/site-packages/cuda/bindings/cydriver.so", "/site-packages/cupy/cuda/memory.so"):
+        stack = log.call(library, ("/home/me/train.py", 3), (f"{package}/{runs_it}", 80), ("/home/me/train.py", 9))
+        log.put("cuMemAlloc_v2", 0x1000 * stack, 16, stack=stack)
+        log.put("cuStreamSynchronize", 0, stack=stack)
+    collected.collector.flush()
+    told = [event.kind for event in collected.events if event.kind is not Kind.STREAM_CREATE]
+    assert told == [Kind.MEM_ALLOC, Kind.STREAM_SYNCHRONIZE] * 2
+
+
+def test_the_rooms_of_ours_that_call_the_driver_are_known():
+    package = Path(cupti.__file__).parent.parent
+    elsewhere = ("sim/", "collect/", "triton_driver.py")  # for the software device alone
+    for file in package.rglob("*.py"):
+        path = file.relative_to(package).as_posix()
+        if not path.startswith(elsewhere) and re.search(r"\bdriver\.cu[A-Z]\w+\(", file.read_text()):
+            assert cupti_log._is_of_our_runtime([Frame(str(file), "", 1)]), path
 
 
 def test_a_stream_made_before_the_recording_is_not_the_default_one(collected):

@@ -177,11 +177,43 @@ if len(sys.argv) > 1:
 double[1, 128, two](cuda.as_cuda_array(x, sync=False))
 cuda.synchronize()
 """
+THREADS = """
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+import cupy as cp
+x = cp.zeros(1 << 16, cp.float32)
+cp.cuda.Device().synchronize()
+def work(stream):
+    with stream:
+        x.__iadd__(1)
+    if len(sys.argv) > 1:
+        stream.synchronize()
+streams = STREAMS
+RUN
+cp.cuda.Device().synchronize()
+"""
+_TWO = "[cp.cuda.Stream(non_blocking=True) for _ in range(2)]"
+_STARTED = """
+for stream in streams:
+    thread = threading.Thread(target=work, args=(stream,))
+    thread.start()
+    thread.join()
+"""
+_POOL = """
+with ThreadPoolExecutor(1) as pool:
+    for stream in streams:
+        pool.submit(work, stream).result()
+"""
+_PER_THREAD = "[cp.cuda.Stream.ptds] * 2"
 PROGRAMS = {
     "cuda.core, cubin": (CUDA_CORE.replace("KIND", "cubin"), "launch(two, config, total"),
     "cuda.core, ptx": (CUDA_CORE.replace("KIND", "ptx"), "launch(two, config, total"),
     "cupy": (CUPY, "y = x + 1"),
     "cupy, RawKernel": (RAW, "scale((1,), (256,), (x,))"),
+    "cupy, threads": (THREADS.replace("STREAMS", _TWO).replace("RUN", _STARTED), "x.__iadd__(1)"),
+    "cupy, pool of threads": (THREADS.replace("STREAMS", _TWO).replace("RUN", _POOL), "x.__iadd__(1)"),
+    "cupy, default streams": (THREADS.replace("STREAMS", _PER_THREAD).replace("RUN", _STARTED), "x.__iadd__(1)"),
     "numba": (NUMBA, "double[1, 128, two](x)"),
     "cupy, beside torch": (BESIDE_CUPY, "y = view * 2"),
     "triton, beside torch": (BESIDE_TRITON, "double[(64,)](x, out"),
