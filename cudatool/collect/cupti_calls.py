@@ -6,11 +6,23 @@ methods that rows name.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from cudatool.trace.events import CopyFlag, Kind, UseFlag
 
-__all__ = ["CALLS", "CALLS_OF_CODE", "PER_THREAD", "Call", "Order", "fill_item", "layout", "plain_name", "sides"]
+__all__ = [
+    "CALLS",
+    "CALLS_OF_CODE",
+    "PER_THREAD",
+    "Call",
+    "Order",
+    "fill_item",
+    "layout",
+    "plain_name",
+    "public_name",
+    "sides",
+]
 
 
 class Order(NamedTuple):
@@ -70,6 +82,7 @@ CALLS: dict[str, Call] = {
     "cuMemPoolImportPointer": Call("P", "_take"),
     "cuStreamCreate": Call("Pi", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
     "cuStreamCreateWithPriority": Call("Pii", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuGreenCtxStreamCreate": Call("P.ii", "_green_stream_create", with_stream_id=True, use=UseFlag.STREAM),
     "cuStreamDestroy_v2": Call("q", "_stream_destroy", at_enter=True),
     "cuStreamSynchronize": Call("q", Order(Kind.STREAM_SYNCHRONIZE, stream=0)),
     "cuStreamQuery": Call("q", Order(Kind.STREAM_QUERY, stream=0)),
@@ -137,20 +150,30 @@ CALLS_OF_CODE: dict[str, Call] = {
     **{name: Call("Pn", "_same_code", use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
     **{name: Call("q", "_code_unloaded", at_enter=True) for name in ("cuModuleUnload", "cuLibraryUnload")},
     **{
-        name: Call(".", "_unseen")
+        name + version: Call(".", "_unseen")
         for name in (
-            *("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3D_v2", "cuMemcpy3DAsync_v2"),
-            *("cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpy3DPeer", "cuMemcpy3DPeerAsync", "cuMemcpyBatchAsync"),
-            *("cuMemcpyDtoA_v2", "cuMemcpyAtoD_v2", "cuMemcpyHtoA_v2", "cuMemcpyAtoH_v2", "cuMemcpyAtoA_v2"),
-            *("cuMemcpyHtoAAsync_v2", "cuMemcpyAtoHAsync_v2", "cuMemsetD2D8_v2", "cuMemsetD2D16_v2"),
-            *("cuMemsetD2D32_v2", "cuMemsetD2D8Async", "cuMemsetD2D16Async", "cuMemsetD2D32Async", "cuLaunchHostFunc"),
-            *("cuStreamAddCallback", "cuStreamWaitValue32_v2", "cuStreamWaitValue64_v2", "cuStreamWriteValue32_v2"),
-            *("cuStreamWriteValue64_v2", "cuStreamBatchMemOp_v2", "cuMemPrefetchAsync_v2"),
+            *("cuMemcpy2D", "cuMemcpy2DUnaligned", "cuMemcpy2DAsync", "cuMemcpy3D", "cuMemcpy3DAsync"),
+            *("cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpy3DPeer", "cuMemcpy3DPeerAsync"),
+            *("cuMemcpyBatchAsync", "cuMemcpy3DBatchAsync", "cuMemcpyWithAttributesAsync"),
+            *("cuMemcpy3DWithAttributesAsync", "cuFabricCpyBatchAsync", "cuMemBatchDecompressAsync"),
+            *("cuMemcpyDtoA", "cuMemcpyAtoD", "cuMemcpyHtoA", "cuMemcpyAtoH", "cuMemcpyAtoA"),
+            *("cuMemcpyHtoAAsync", "cuMemcpyAtoHAsync", "cuMemsetD2D8", "cuMemsetD2D16", "cuMemsetD2D32"),
+            *("cuMemsetD2D8Async", "cuMemsetD2D16Async", "cuMemsetD2D32Async"),
+            *("cuMemPrefetchAsync", "cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync"),
+            *("cuMemDiscardAndPrefetchBatchAsync", "cuMemMapArrayAsync", "cuStreamAttachMemAsync"),
+            *("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync", "cuLaunchCooperativeKernelMultiDevice"),
+            *("cuLaunchHostFunc", "cuStreamAddCallback", "cuStreamBatchMemOp", "cuStreamWaitValue32"),
+            *("cuStreamWaitValue64", "cuStreamWriteValue32", "cuStreamWriteValue64"),
+            *("cuSignalExternalSemaphoresAsync", "cuWaitExternalSemaphoresAsync", "cuGraphicsMapResources"),
+            *("cuGraphicsUnmapResources", "cuCtxRecordEvent", "cuCtxWaitEvent"),
+            *("cuGreenCtxRecordEvent", "cuGreenCtxWaitEvent"),
         )
+        for version in ("", "_v2", "_v3")
     },
 }
 """What :class:`~cudatool.collect.gpu_launches.Launches` needs, too."""
 
+_VERSION = re.compile(r"_v\d+$")
 PER_THREAD = ("_ptsz", "_ptds")
 """Ends of the names of calls in programs compiled for default streams of each thread."""
 
@@ -158,6 +181,11 @@ PER_THREAD = ("_ptsz", "_ptds")
 def plain_name(name: str) -> str:
     """Return a call's name without the suffix for per-thread default streams."""
     return name.removesuffix("_ptsz").removesuffix("_ptds")
+
+
+def public_name(name: str) -> str:
+    """Return a call's name as programs spell it."""
+    return _VERSION.sub("", plain_name(name))
 
 
 def sides(name: str) -> CopyFlag:

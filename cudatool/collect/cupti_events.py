@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti, _log_rows
-from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, plain_name, sides
+from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, plain_name, public_name, sides
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_rows import HOW, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
@@ -374,9 +374,15 @@ class CallEvents:
         self._report(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
 
     def _stream_create(self, row: Row, name: str) -> None:
+        self._stream_created(row, *row.words[1:3])
+
+    def _green_stream_create(self, row: Row, name: str) -> None:
+        self._stream_created(row, *row.words[2:4])
+
+    def _stream_created(self, row: Row, flags: int, priority: int) -> None:
         _streams[row.device, row.words[7]] = row.words[0]
-        priority = row.words[2] - (1 << 32) if row.words[2] >> 31 else row.words[2]
-        self._stream(row.words[0], "", StreamFlag.NON_BLOCKING if row.words[1] & 1 else StreamFlag(0), priority)
+        priority = priority - (1 << 32) if priority >> 31 else priority
+        self._stream(row.words[0], "", StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0), priority)
 
     def _stream_destroy(self, row: Row, name: str) -> None:
         self._stream_of.clear()
@@ -592,8 +598,9 @@ class CallEvents:
 
     def _unseen(self, row: Row, name: str) -> None:
         """A call that moves or orders data in ways that no event describes."""
-        if self.launches is not None and self.launches.is_first(plain_name(name)):
-            text = f"{plain_name(name)} is not recorded on a GPU"
+        call = public_name(name)
+        if self.launches is not None and self.launches.is_first(call):
+            text = f"{call} is not recorded on a GPU"
             self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
 
     def _launch(self, row: Row, name: str) -> None:

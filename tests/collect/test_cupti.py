@@ -14,9 +14,11 @@ from types import SimpleNamespace
 import forked
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 from cudatool.collect import cupti, cupti_log
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
+from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, public_name
 from cudatool.collect.cupti_rows import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag
 from cudatool.overview.ledger import owner_of
@@ -770,7 +772,33 @@ def test_a_call_whose_bytes_no_event_describes_is_said_once(launching):
         launching.log.put("cuMemcpy2D_v2")
     launching.collector.flush()
     (warning,) = [event for event in launching.events if event.kind == Kind.WARNING]
-    assert "cuMemcpy2D_v2" in warning.name and warning.flags == WarningFlag.UNSEEN
+    assert warning.name == "cuMemcpy2D is not recorded on a GPU" and warning.flags == WarningFlag.UNSEEN
+
+
+_NO_WORK = re.compile(
+    "cuEGL|cuStream(Get|IsCapturing|SetAttribute|CopyAttributes|UpdateCaptureDependencies|(Begin|End)(Recapture|CaptureToCig))"
+    "|cuCtxGetStreamPriorityRange|cuThreadExchangeStreamCaptureMode"
+)
+
+
+def test_each_function_of_the_driver_that_works_on_a_stream_is_recorded_or_said_not_to_be():
+    known = {public_name(name) for name in (*CALLS, *CALLS_OF_CODE)}
+    functions = (getattr(driver, name) for name in dir(driver) if re.match("cu[A-Z]", name))
+    takes_stream = re.compile(r"\A(cu(Memcpy|Memset|Launch)|.*[sS]tream)")
+    work = {one.__name__ for one in functions if takes_stream.match((one.__doc__ or "").partition("\n")[0])}
+    assert len(work) > 90
+    assert set() == {name for name in work if public_name(name) not in known and not _NO_WORK.match(name)}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [("cuStreamCreate", (0xABC, 1)), ("cuGreenCtxStreamCreate", (0xABC, 0, 1, 0xFFFFFFFF))]
+)
+def test_a_stream_that_does_not_block_does_not_wait_for_the_default_one(collected, call, words):
+    collected.log.put(call, *words)
+    collected.collector.flush()
+    (created,) = collected.events
+    assert (created.kind, created.flags) == (Kind.STREAM_CREATE, StreamFlag.NON_BLOCKING)
+    assert created.aux0 == (0 if call == "cuStreamCreate" else 2**64 - 1)  # the priority
 
 
 def test_launches_of_other_libraries_are_reported_beside_pytorch(launching):
