@@ -52,6 +52,6 @@ def print_summary(console: Console, trace: Trace, status: int = 0) -> None:
         table.add_row("", f"and {len(summary.kernels) - _MOST} more")
     warned = trace.of_kind(Kind.WARNING)
     warnings = [trace.names[int(name)] for name in warned["name"][warned["flags"] & WarningFlag.SHARED == 0]]
-    for index, text in enumerate([*dict.fromkeys(warnings), *summary.notes][:_MOST]):
+    for index, text in enumerate(list(dict.fromkeys([*warnings, *summary.notes]))[:_MOST]):
         table.add_row("Warnings" if not index else "", plain(text))
     console.print("", table, sep="\n")

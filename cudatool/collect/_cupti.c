@@ -73,6 +73,8 @@ static Call calls[MOST_CALLS];
 static void* subscriber;
 static __thread uint32_t operation, marked_in;  // of our runtime, open on this thread: its correlation; which recording
 static uint32_t recordings;  // begun so far
+static uint8_t ends_context[1024];  // by CUresult: whether it says that a kernel failed
+static int has_failed;
 static int sees_work, sees_launches;
 static volatile int recording;  // 0 in a forked child, where CUDA does not work
 static pid_t owner;
@@ -109,6 +111,24 @@ static void note_operation(const CallbackData* data) {
   pthread_mutex_unlock(&lock);
 }
 
+// From the first call on that says that a kernel failed, nothing of its context runs any more, and all calls say so.
+static void note_failure(uint32_t number, int result, const CallbackData* data) {
+  if (__atomic_exchange_n(&has_failed, 1, __ATOMIC_RELAXED)) return;
+  uint32_t device = device_of(data->context), stack = this_stack(NULL);
+  pthread_mutex_lock(&lock);
+  Row* row = new_row();
+  if (row) {
+    row->time = now();
+    row->what = FAILURE;
+    row->thread = this_thread();
+    row->stack = stack;
+    row->device = device;
+    row->words[0] = (uint64_t)result;
+    row->words[1] = number;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
   (void)unused;
   if (!recording) return;
@@ -118,19 +138,20 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   }
   if (domain != DOMAIN_DRIVER_API || number >= MOST_CALLS) return;
   const Call* call = &calls[number];
+  int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
+  if (result > 0 && result < (int)sizeof ends_context && ends_context[result]) note_failure(number, result, data);
   int is_ours = operation && marked_in == recordings;
   if (is_ours && call->enqueues) {
     if (data->site == API_ENTER) note_operation(data);
     return;
   }
   if (call->launches) {
-    int succeeded = notes_launches && data->site == API_EXIT && data->result && !*(const int*)data->result;
+    int succeeded = notes_launches && data->site == API_EXIT && data->result && !result;
     if (succeeded && !is_reported_elsewhere()) note_launch(data);
     return;
   }
   if (!call->arguments[0] || (data->site == API_ENTER) != (call->at_enter != 0)) return;
   uint32_t stream = 0;
-  int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
   uint64_t words[WORDS] = {0};
   const char* at = data->params;
   for (int i = 0; at && call->arguments[i]; i++) {
@@ -344,6 +365,7 @@ static void begin_log(unsigned long long most) {
   captures = 0;
   names.sent = frames.sent = stacks.sent = paths.sent = 0;
   context_count = 0;
+  has_failed = 0;
   sees_work = sees_launches = 0;
   recordings++;
   pthread_mutex_unlock(&lock);
@@ -364,9 +386,9 @@ static PyObject* py_start_alone(PyObject* self, PyObject* most) {
 
 static PyObject* py_start(PyObject* self, PyObject* arguments) {
   (void)self;
-  PyObject* chosen;
+  PyObject *chosen, *errors = NULL;
   unsigned long long most;
-  if (!PyArg_ParseTuple(arguments, "O!K", &PyDict_Type, &chosen, &most)) return NULL;
+  if (!PyArg_ParseTuple(arguments, "O!K|O!", &PyDict_Type, &chosen, &most, &PyTuple_Type, &errors)) return NULL;
   if (!cupti.handle || subscriber) {
     PyErr_SetString(PyExc_RuntimeError, subscriber ? "it records already" : "no libcupti is open");
     return NULL;
@@ -381,6 +403,10 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   backtrace(frame, 2);  // the first call loads a library, which must not happen in a callback
   begin_log(most);
   memset(calls, 0, sizeof calls);
+  memset(ends_context, 0, sizeof ends_context);
+  for (Py_ssize_t i = 0; errors && i < PyTuple_GET_SIZE(errors); i++) {
+    ends_context[PyLong_AsUnsignedLongMask(PyTuple_GET_ITEM(errors, i)) % sizeof ends_context] = 1;
+  }
   PyObject* numbers = PyDict_New();
   for (uint32_t number = 1; numbers && number < MOST_CALLS; number++) {
     const char* name;
@@ -608,7 +634,7 @@ static PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
      "start({call: (arguments, at its beginning, with the library, with the stream's id, UseFlag, whether only that, "
      "whether it enqueues work, whether it matters for that only)}, "
-     "most rows): number -> call"},
+     "most rows, results that say that a kernel failed): number -> call"},
     {"start_alone", py_start_alone, METH_O,
      "start_alone(most rows): open the log without CUPTI, for what others write to it, until stop()"},
     {"watch_activity", py_watch_activity, METH_VARARGS,

@@ -26,8 +26,9 @@ static int sort_of(const Row* row, const uint8_t* is_ours, Py_ssize_t stacks_kno
     case CONTEXT: return CONTEXTS;
     case OPERATION: return OPERATIONS;
   }
-  // A block of PyTorch is the program's, even if a function of ours called PyTorch.
-  if (!is_of_allocator(row->what) && row->stack < stacks_known && is_ours[row->stack]) return -1;
+  // A block of PyTorch is the program's, even if a function of ours called PyTorch; so is a kernel's failure.
+  int may_be_ours = !is_of_allocator(row->what) && row->what != FAILURE;
+  if (may_be_ours && row->stack < stacks_known && is_ours[row->stack]) return -1;
   if (row->result && !asks[row->what]) return -1;
   return kept && !kept[row->what] ? -1 : CALLS;
 }

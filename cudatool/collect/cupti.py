@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti, _log_rows
-from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, PER_THREAD, Call, layout
+from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, KERNEL_ERRORS, PER_THREAD, Call, layout
 from cudatool.collect.cupti_events import MEMORY, CallEvents
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_rows import ROW, What
@@ -371,7 +371,7 @@ def _start(calls: dict[str, Call]) -> tuple[int, dict[int, str]]:
         for end in ("", *PER_THREAD)
     }
     try:
-        return _cupti.open(path), _cupti.start(chosen, _MOST_ROWS)
+        return _cupti.open(path), _cupti.start(chosen, _MOST_ROWS, tuple(KERNEL_ERRORS))
     except OSError as error:
         raise CuptiUnavailable(f"{path}: {error}") from error
 

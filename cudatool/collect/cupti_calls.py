@@ -14,6 +14,7 @@ from cudatool.trace.events import CopyFlag, Kind, UseFlag
 __all__ = [
     "CALLS",
     "CALLS_OF_CODE",
+    "KERNEL_ERRORS",
     "PER_THREAD",
     "Call",
     "Order",
@@ -118,6 +119,7 @@ CALLS: dict[str, Call] = {
         for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel")
     },
     "cuDevicePrimaryCtxRetain": Call("Pi", None, use=UseFlag.CONTEXT),
+    **{name: Call("i", "_reset") for name in ("cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2")},
     "cuCtxCreate_v2": Call("Pii", None, use=UseFlag.CONTEXT),
     "cuCtxCreate_v3": Call("Pqiii", None, use=UseFlag.CONTEXT),
     "cuCtxCreate_v4": Call("Pqii", None, use=UseFlag.CONTEXT),
@@ -172,6 +174,20 @@ CALLS_OF_CODE: dict[str, Call] = {
     },
 }
 """What :class:`~cudatool.collect.gpu_launches.Launches` needs, too."""
+
+KERNEL_ERRORS = {
+    700: "CUDA_ERROR_ILLEGAL_ADDRESS",
+    702: "CUDA_ERROR_LAUNCH_TIMEOUT",
+    710: "CUDA_ERROR_ASSERT",
+    714: "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    715: "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    716: "CUDA_ERROR_MISALIGNED_ADDRESS",
+    717: "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    718: "CUDA_ERROR_INVALID_PC",
+    719: "CUDA_ERROR_LAUNCH_FAILED",
+    721: "CUDA_ERROR_TENSOR_MEMORY_LEAK",
+}
+"""Results that say that a kernel failed, after which no work of its context runs (the driver's reference, CUresult)."""
 
 _VERSION = re.compile(r"_v\d+$")
 PER_THREAD = ("_ptsz", "_ptds")

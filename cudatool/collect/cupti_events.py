@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import islice
 from time import monotonic_ns
@@ -11,7 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti, _log_rows
-from cudatool.collect.cupti_calls import PER_THREAD, Call, Order, fill_item, plain_name, public_name, sides
+from cudatool.collect.cupti_calls import (
+    KERNEL_ERRORS,
+    PER_THREAD,
+    Call,
+    Order,
+    fill_item,
+    plain_name,
+    public_name,
+    sides,
+)
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_rows import HOW, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
@@ -34,6 +44,7 @@ from cudatool.trace.events import (
     WarningFlag,
 )
 from cudatool.trace.libraries import Library
+from cudatool.trace.physical import reset_text
 
 __all__ = ["MEMORY", "CallEvents"]
 
@@ -92,6 +103,7 @@ class CallEvents:
         self._source = source
         self._tables, self._enqueued = tables, enqueued
         self.launches, self.pointed = launches, Pointed()
+        self._looks_for_errors = launches is not None  # also where launches are left to another source
         self.device_memory, self.host_memory = LiveMemory(), LiveMemory()
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
@@ -124,6 +136,7 @@ class CallEvents:
                 self._readers[number] = self._report_order if isinstance(read, Order) else getattr(self, read)
             self._how[number] = self._translation(name)
         others = {What.USE: self._use, What.BLOCK: self._block, What.LAUNCH: self._launch, What.RANGE: self._range}
+        others[What.FAILURE] = self._failure
         for number, reader in others.items():
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
@@ -135,7 +148,7 @@ class CallEvents:
         self._is_work = (self._how["is_copy"] | self._how["item"] | self._how["is_graph"]) != 0
         self.asks = np.ascontiguousarray(self._how["asks"])
         self.always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
-        self.always_reported[What.RANGE] = 1
+        self.always_reported[[What.RANGE, What.FAILURE]] = 1
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
         if self.launches is None:
             self.always_reported[[*of_memory, What.USE, What.BLOCK, What.POOL_ALLOC, What.POOL_FREE]] = 1
@@ -398,6 +411,9 @@ class CallEvents:
         self._captured_events.clear()
         self._report(Kind.GRAPH_CAPTURE_END, stream=self._stream(row.words[0], name), aux0=row.words[1])
 
+    def _reset(self, row: Row, name: str) -> None:
+        self._report(Kind.WARNING, name=reset_text(row.words[0]), aux0=WarningCode.DEVICE_RESET)
+
     # ---- events ----
 
     def _event_create(self, row: Row, name: str) -> None:
@@ -602,6 +618,16 @@ class CallEvents:
         if self.launches is not None and self.launches.is_first(call):
             text = f"{call} is not recorded on a GPU"
             self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
+
+    def _failure(self, row: Row, name: str) -> None:
+        """The first call that says that a kernel failed."""
+        error = KERNEL_ERRORS[row.words[0]]
+        text = f"work after {error}"
+        self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.WORK_AFTER_ERROR)
+        if self._looks_for_errors:
+            call = public_name(self._names_of_calls[row.words[1]])
+            said = {"check": "memcheck", "kind": "kernel-error", "text": f"{call} returned {error}"}
+            self._report(Kind.FINDING, name=json.dumps(said), aux0=1)
 
     def _launch(self, row: Row, name: str) -> None:
         _, stream, grid, block, shared, _, _, number = row.words

@@ -51,6 +51,7 @@ class What(IntEnum):
     USE = 0xFF06
     OPERATION = 0xFF07
     LAUNCH = 0xFF08
+    FAILURE = 0xFF09
     BLOCK = 0xFF10
     POOL_ALLOC = 0xFF11
     POOL_FREE = 0xFF12

@@ -7,8 +7,9 @@ from typing import Any, Final
 from cudatool.collect.sim_calls import Calls, Report, pointed
 from cudatool.memory import observers
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind, WarningFlag
+from cudatool.trace.events import Kind, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library
+from cudatool.trace.physical import reset_text
 
 __all__ = ["ALLOCATE", "REPORTS", "out_of_memory"]
 
@@ -121,7 +122,12 @@ def _share_physical(calls: Calls, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.WARNING, name=name, device=calls.device, size=size, flags=WarningFlag.SHARED)
 
 
+def _reset(calls: Calls, values: dict[str, Any], name: str) -> None:
+    hooks.emit(Kind.WARNING, name=reset_text(values["dev"]), aux0=WarningCode.DEVICE_RESET)
+
+
 REPORTS: Final[dict[str, Report]] = {
+    "cuDevicePrimaryCtxReset": _reset,
     "cuIpcGetMemHandle": _share,
     "cuIpcOpenMemHandle": _share,
     "cuMemPoolExportPointer": _share,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
+from cudatool.sanitize.rows import LAUNCHES
 from cudatool.source_text import SourceLine
 from cudatool.trace.events import LIVED, Kind
 from cudatool.trace.model import Frame, Trace, recorded_from
@@ -34,6 +35,7 @@ _CLOSES = {
     Kind.PHYSICAL_FREE: "handle",
 }
 _CALLS_WITH_WORK = (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH, Kind.MEMCPY, Kind.MEMSET)
+_MOST_NAMES = 3
 _NEAR = 1 << 20  # bytes between an address and the allocation that it is said to be near
 
 
@@ -128,6 +130,8 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         if said is None:
             continue
         launch = launch_of.get(int(record["correlation"])) if record["correlation"] else None
+        suspects = _suspects(trace, row) if said.kind is FindingKind.KERNEL_ERROR and launch is None else ()
+        launch = suspects[0] if len(suspects) == 1 else launch
         at = row if launch is None else launch
         stack = trace.stack(int(records["stack"][at]))
         kind, text = said.kind, said.text
@@ -143,9 +147,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         found[key] = DeviceFinding(
             kind=kind,
             check=said.check,
-            operation=_operation(
-                trace, launch, said.kernel, in_kernel=bool(said.block) or kind is FindingKind.KERNEL_ERROR
-            ),
+            operation=_one_of(trace, suspects) or _operation(trace, launch, said, kind),
             agent=names[int(record["stream"])] if launch is not None else "the host",
             mode=said.mode,
             space=said.space,
@@ -165,6 +167,31 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
             fingerprint="",
         )
     return _with_fingerprints(list(found.values()))
+
+
+def _suspects(trace: Trace, row: int) -> tuple[int, ...]:
+    """Return the launches before a record, on its device, that no wait shows to have ended: one of them failed.
+
+    A GPU tells of a kernel that failed by the result of some later call, without its name.
+    """
+    records = trace.records[:row]
+    kinds, on_device = records["kind"], records["device"] == trace.records["device"][row]
+    waits = np.flatnonzero(on_device & (kinds == Kind.DEVICE_SYNCHRONIZE))
+    on_streams = np.flatnonzero(on_device & (kinds == Kind.STREAM_SYNCHRONIZE))
+    latest = dict(zip(records["stream"][on_streams].tolist(), on_streams.tolist(), strict=True))
+    launches = np.flatnonzero(on_device & np.isin(kinds, LAUNCHES))
+    launches = launches[launches > np.max(waits, initial=-1)]
+    streams = records["stream"][launches].tolist()
+    return tuple(at for at, stream in zip(launches.tolist(), streams, strict=True) if at > latest.get(stream, -1))
+
+
+def _one_of(trace: Trace, launches: tuple[int, ...]) -> str:
+    """Return words for launches one of which failed, ``""`` if there are no two."""
+    if len(launches) < 2:
+        return ""
+    names = list(dict.fromkeys(trace.names[name] for name in trace.records["name"][list(launches)].tolist()))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"one of {len(launches):,} launches of {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def _place(kind: FindingKind, said: _Said) -> tuple[Any, ...]:
@@ -188,14 +215,15 @@ def _said(text: str) -> _Said | None:
         return None
 
 
-def _operation(trace: Trace, launch: int | None, kernel: str, *, in_kernel: bool) -> str:
+def _operation(trace: Trace, launch: int | None, said: _Said, kind: FindingKind) -> str:
     """Return what a report calls the kernel or call that did it, by the record of its launch, or that of its graph."""
     if launch is None:
-        return kernel
+        return said.kernel
+    in_kernel = bool(said.block) or kind is FindingKind.KERNEL_ERROR
     if trace.records["kind"][launch] == Kind.GRAPH_LAUNCH:
-        return f"kernel {kernel} of a graph" if in_kernel else f"{kernel} of a graph"
+        return f"kernel {said.kernel} of a graph" if in_kernel else f"{said.kernel} of a graph"
     if not in_kernel:
-        return kernel
+        return said.kernel
     return f"kernel {trace.names[int(trace.records['name'][launch])]}"
 
 

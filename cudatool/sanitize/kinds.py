@@ -155,7 +155,8 @@ KINDS: Final[dict[FindingKind, KindText]] = {
     ),
     FindingKind.KERNEL_ERROR: KindText(
         "a kernel ended in an error",
-        "A kernel executed a trap, failed an assertion, needed more stack than a thread has, or deadlocked. No work of "
+        "A kernel executed a trap, failed an assertion, needed more stack than a thread has, deadlocked, or, on a GPU, "
+        "made an access that its hardware refuses; the software device tells which and where. No work of "
         "its context runs any more, and calls return the error until the context is destroyed. Check what calls "
         "return, and repair what the kernel ran into.",
     ),

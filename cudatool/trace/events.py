@@ -384,6 +384,8 @@ class WarningCode(IntEnum):
 
     IN_FLIGHT_BEFORE = 17
     """In a trace's header: operations that had yet to complete when the recording began."""
+    DEVICE_RESET = 18
+    """The program reset a device, which gave back all memory of its context without an event for each."""
 
     @property
     def label(self) -> str:

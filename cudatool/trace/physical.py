@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, WarningCode
 from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 
-__all__ = ["PhysicalMemory", "physical_memory", "uncounted"]
+__all__ = ["PhysicalMemory", "physical_memory", "reset_text", "uncounted"]
 
 
 class PhysicalMemory(NamedTuple):
@@ -44,8 +44,15 @@ def physical_memory(trace: Trace) -> dict[int, PhysicalMemory]:
     return {device: held._replace(stack=most.get(device, 0)) for device, held in found.items()}
 
 
+def reset_text(device: int) -> str:
+    """Return what a ``WARNING`` of a device's reset says."""
+    return f"device {device} was reset: memory from before is shown as held after that, though it was given back"
+
+
 def uncounted(trace: Trace) -> list[str]:
-    """Return a sentence for each device on memory that no table of blocks and segments counts."""
+    """Return what the tables of blocks and segments leave out: for each device memory that they do not count, and what
+    a reset gave back.
+    """
     notes = []
     for device, held in physical_memory(trace).items():
         if held.peak:
@@ -53,4 +60,6 @@ def uncounted(trace: Trace) -> list[str]:
             sizes = f"{format_bytes(held.peak)} at its highest and {format_bytes(held.now)} at the end"
             most = f", most of it from {site}" if site else ""
             notes.append(f"not counted: memory from cuMemCreate on device {device}, {sizes}{most}")
-    return notes
+    warnings = trace.of_kind(Kind.WARNING)
+    resets = warnings["name"][warnings["aux0"] == WarningCode.DEVICE_RESET].tolist()
+    return notes + [trace.names[name] for name in dict.fromkeys(resets)]

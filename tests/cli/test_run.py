@@ -373,3 +373,21 @@ def test_a_program_that_closes_its_streams_keeps_its_status(run_command, tmp_pat
     (tmp_path / "closing.py").write_text(source)
     assert 0 == run_command("run", "-o", "closing.ctrace", "closing.py").returncode
     assert 2 == len(read(tmp_path / "closing.ctrace").of_kind(Kind.BLOCK_ALLOC))
+
+
+RESET = """
+from cuda.bindings import driver
+driver.cuInit(0)
+for size in (16 << 20, 1 << 20):
+    driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+    driver.cuMemAlloc(size)
+    driver.cuDevicePrimaryCtxReset(0)
+"""
+
+
+def test_a_reset_of_the_device_is_told_once(run_command, tmp_path):
+    (tmp_path / "program.py").write_text(RESET)
+    done = run_command("run", "--device", "sim", "-o", "t.ctrace", "program.py")
+    shown = run_command("snapshot", "t.ctrace")
+    for text in (done.stderr, shown.stdout):
+        assert " ".join(text.split()).count("device 0 was reset: memory from before is shown as held") == 1, text

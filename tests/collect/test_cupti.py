@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import re
@@ -18,7 +19,7 @@ from cuda.bindings import driver
 
 from cudatool.collect import cupti, cupti_log
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
-from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, public_name
+from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, KERNEL_ERRORS, public_name
 from cudatool.collect.cupti_rows import HOW, ROW, What
 from cudatool.collect.gpu_launches import Launches, LaunchRowFlag
 from cudatool.overview.ledger import owner_of
@@ -42,7 +43,7 @@ class Log:
     def open(self, path):
         return 130001
 
-    def start(self, chosen, most_rows):
+    def start(self, chosen, most_rows, kernel_errors):
         self.numbers = {name: number for number, name in enumerate(chosen, start=1)}
         return {number: name for name, number in self.numbers.items()}
 
@@ -773,6 +774,31 @@ def test_a_call_whose_bytes_no_event_describes_is_said_once(launching):
     launching.collector.flush()
     (warning,) = [event for event in launching.events if event.kind == Kind.WARNING]
     assert warning.name == "cuMemcpy2D is not recorded on a GPU" and warning.flags == WarningFlag.UNSEEN
+
+
+@pytest.mark.parametrize("runtime_works", [False, True])
+def test_a_kernel_that_failed_is_told_with_the_call_that_said_so(launching, runtime_works):
+    log = launching.log
+    if runtime_works:
+        hooks.emit(Kind.KERNEL_LAUNCH, correlation=hooks.new_correlation())
+        launching.events.clear()
+    package = os.path.dirname(os.path.dirname(cupti.__file__))
+    of_us = log.call("/site-packages/cuda/bindings/cydriver.so", (f"{package}/runtime/device.py", 9), ("/me/run.py", 3))
+    log.put(What.FAILURE, 719, log.numbers["cuStreamSynchronize_ptsz"], stack=of_us)
+    launching.collector.flush()
+    warning, finding = launching.events[-2:]
+    assert (warning.kind, warning.flags) == (Kind.WARNING, WarningFlag.UNSEEN)
+    assert warning.name == "work after CUDA_ERROR_LAUNCH_FAILED"
+    assert finding.kind == Kind.FINDING and json.loads(finding.name) == {
+        "check": "memcheck",
+        "kind": "kernel-error",
+        "text": "cuStreamSynchronize returned CUDA_ERROR_LAUNCH_FAILED",
+    }
+    assert [frame.file for frame in stacks.frames(finding.stack)][-1] == "/me/run.py"
+
+
+def test_the_results_that_a_failed_kernel_leaves_have_the_drivers_names():
+    assert KERNEL_ERRORS == {code: driver.CUresult(code).name for code in KERNEL_ERRORS}
 
 
 _NO_WORK = re.compile(

@@ -239,6 +239,33 @@ def test_a_handle_whose_call_failed_is_noted_when_a_later_one_succeeds(libcupti)
     assert "[600, 0, 600]\n" == done.stdout, done.stderr
 
 
+KERNEL_FAILED = """
+import ctypes, sys
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
+_cupti.open(sys.argv[1])
+library = ctypes.CDLL(sys.argv[1])
+library.call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+result = ctypes.c_int.in_dll(library, "result")
+calls = {"cuEventRecord": ("qq", False, False, False, 0, False), "cuMemFree_v2": ("q", True, False, False, 0, False)}
+for _ in range(2):
+    _cupti.start(calls, 1 << 20, (700, 719))
+    _cupti.mark(7)  # our runtime's operation
+    for result.value in (600, 701, 719, 700):
+        library.call_driver(4, 5, 6)
+        library.call_driver(1, 5, 6)
+    rows = np.frombuffer(_cupti.drain()[0], ROW)
+    _cupti.stop()
+    print([(int(row["words"][0]), int(row["words"][1])) for row in rows if row["what"] == What.FAILURE])
+"""
+
+
+def test_the_first_result_that_says_that_a_kernel_failed_is_noted_whoever_called(libcupti):
+    done = subprocess.run([sys.executable, "-c", KERNEL_FAILED, libcupti], capture_output=True, text=True, timeout=60)
+    assert "[(719, 4)]\n" * 2 == done.stdout, done.stderr
+
+
 OPERATIONS = """
 import ctypes, sys, threading
 import numpy as np

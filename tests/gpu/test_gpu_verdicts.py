@@ -75,6 +75,59 @@ with torch.cuda.stream(second):
 torch.cuda.synchronize()
 assert float(x.sum()) == 2 << 16
 """
+# A kernel fails, and the program goes on as if nothing had happened.
+FAILING = {
+    "cudatool": """
+import numpy as np, cudatool as ct
+bad = ct.compile('extern "C" __global__ void bad(int* x) { x[0] = 1; __trap(); }', "bad")
+x = ct.zeros(4, np.int32)
+ct.synchronize()
+bad[(1, 1)](x)
+try:
+    ct.synchronize()
+except ct.errors.CudaError:
+    pass
+""",
+    "cupy": """
+import cupy as cp
+bad = cp.RawKernel('extern "C" __global__ void bad(int* x) { x[1ll << 40] = 1; }', "bad")
+x = cp.zeros(4, cp.int32)
+cp.cuda.Device().synchronize()
+bad((1,), (1,), (x,))
+try:
+    cp.cuda.Device().synchronize()
+except cp.cuda.runtime.CUDARuntimeError:
+    pass
+""",
+    "torch": """
+import torch
+x = torch.zeros(4, device="cuda")
+torch.cuda.synchronize()
+bad = torch.tensor([1 << 40], device="cuda")
+try:
+    print(float(x[bad]))
+except Exception:
+    pass
+""",
+}
+GREEN_CONTEXT = """
+import sys
+from cuda.bindings import driver
+def ok(result):
+    assert int(result[0]) == 0, result
+    return result[1] if len(result) == 2 else result[1:]
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+units = ok(driver.cuDeviceGetDevResource(0, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+description = ok(driver.cuDevResourceGenerateDesc([units], 1))
+green = ok(driver.cuGreenCtxCreate(description, 0, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM))
+stream = ok(driver.cuGreenCtxStreamCreate(green, 1, 0))
+memory = ok(driver.cuMemAlloc(1 << 20))
+ok(driver.cuMemsetD8Async(memory, 1, 1 << 20, stream))
+ok(driver.cuMemsetD8Async(memory, 2, 1 << 20, 0))
+ok(driver.cuStreamSynchronize(stream))
+ok(driver.cuDevicePrimaryCtxReset(0))
+"""
 
 
 # JAX takes three quarters of the card otherwise, which other tests share.
@@ -130,3 +183,22 @@ def test_calls_of_one_thread_are_not_those_of_two_though_two_sources_tell_of_the
     assert (0, "partly-checked") == (status, report["outcome"]), stderr
     assert not report["findings"] + report["possible"] and report["operations"] >= 3
     assert "threads" not in {gap["kind"] for gap in report["gaps"]}
+
+
+@pytest.mark.parametrize("library", FAILING)
+def test_a_kernel_that_failed_is_a_finding_though_the_program_does_not_look(tmp_path: Path, library: str) -> None:
+    pytest.importorskip(library)
+    status, report, stderr = sanitized(tmp_path, FAILING[library])
+    (found,) = report["findings"]
+    assert (1, "kernel-error") == (status, found["kind"]), stderr
+    if library != "torch":  # which has launched more
+        assert "kernel bad" == found["operation"]
+    assert any("work after CUDA_ERROR_" in name for gap in report["gaps"] for name in gap["names"])
+
+
+def test_work_of_a_green_context_does_not_wait_for_the_default_stream_and_a_reset_is_told(tmp_path: Path) -> None:
+    status, report, stderr = sanitized(tmp_path, GREEN_CONTEXT)
+    assert (1, ["race-waw"]) == (status, [one["kind"] for one in report["findings"]]), stderr
+    command = [sys.executable, "-m", "cudatool", "run", "--device", "cuda", "-o", "t.ctrace", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "device 0 was reset" in done.stderr, done.stderr

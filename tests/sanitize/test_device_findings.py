@@ -37,3 +37,27 @@ def test_access_across_the_end_of_memory_that_is_freed_later_is_out_of_bounds() 
     program.complete_free(0x10000, 1024, stream)
     (found,) = check(program.trace()).on_device
     assert ("out-of-bounds", "across the end of 1 KiB") == (found.kind, found.text)
+
+
+def test_a_kernel_that_a_gpu_says_has_failed_is_one_that_no_wait_has_ended() -> None:
+    said = json.dumps({"check": "memcheck", "kind": "kernel-error", "text": "cuStreamSynchronize returned it"})
+    for failed, operation, is_launch in (
+        ((), "", False),
+        (("bad",), "kernel bad", True),
+        (("bad", "bad"), "one of 2 launches of bad", False),
+        (tuple("abcde"), "one of 5 launches of a, b, c and 2 more", False),
+    ):
+        program = Program()
+        first, second, third = (program.stream() for _ in range(3))
+        program.kernel(third, name="earlier")
+        program.synchronize()
+        program.kernel(first, name="done")
+        program.synchronize(stream=first)
+        program.synchronize(device=1)  # another device
+        for name in failed:
+            program.kernel(second, name=name)
+        launched_at = len(program)
+        program.emit(Kind.FINDING, name=said, aux0=1, line=99)
+        (found,) = check(program.trace()).on_device
+        assert ("kernel-error", operation) == (found.kind, found.operation)
+        assert (launched_at if is_launch else 99) == found.stack[0].line
