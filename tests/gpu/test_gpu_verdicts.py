@@ -126,6 +126,8 @@ memory = ok(driver.cuMemAlloc(1 << 20))
 ok(driver.cuMemsetD8Async(memory, 1, 1 << 20, stream))
 ok(driver.cuMemsetD8Async(memory, 2, 1 << 20, 0))
 ok(driver.cuStreamSynchronize(stream))
+ok(driver.cuStreamDestroy(stream))
+ok(driver.cuGreenCtxDestroy(green))
 ok(driver.cuDevicePrimaryCtxReset(0))
 """
 
