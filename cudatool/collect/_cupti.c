@@ -60,7 +60,8 @@ enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but no
 typedef struct {
   // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out;
   // n: 8 bytes, of which each value is noted only once; s: a text, whose number among the names is noted;
-  // m: an image of code, noted in this word and the two that follow, so that it is the last one
+  // m: an image of code, noted in this word and the two that follow, so that it is the last one; d and D: a
+  // CUDA_ARRAY_DESCRIPTOR and a CUDA_ARRAY3D_DESCRIPTOR, whose bytes are noted
   char arguments[WORDS + 1];
   uint8_t at_enter, wants_library, wants_stream_id;
   uint16_t use;      // the cause of use, one of the above
@@ -204,6 +205,8 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
       const char* given = (const char*)(uintptr_t)words[i];
       if (call->arguments[i] == 's') words[i] = given ? intern(&names, given, strlen(given)) : 0;
       if (call->arguments[i] == 'm' && given) note_image(given, &words[i]);
+      if (call->arguments[i] == 'd' && given) words[i] = put_blob(given, 24);
+      if (call->arguments[i] == 'D' && given) words[i] = put_blob(given, 40);
     }
     memcpy(row->words, words, sizeof words);
   }

@@ -28,6 +28,7 @@ from cudatool.collect.cupti_work import Enqueued
 from cudatool.collect.gpu_launches import Judged, Launches, LaunchRowFlag, Pointed
 from cudatool.collect.live_memory import LiveMemory
 from cudatool.collect.torch_rows import Action
+from cudatool.cuda_arrays import described_bytes
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import hooks
 from cudatool.trace.events import (
@@ -53,6 +54,7 @@ MEMORY = frozenset([Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, Kind.HOST_ALLOC
 
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
 _MOST_JUDGED = 1 << 12
+_ADDRESS_OF_ARRAYS = 1 << 62
 _ROOM = 1 << 12  # records of launches that are made at once
 _FEW_TEXTS = 4096
 _UNKNOWN = 1 << 56
@@ -60,7 +62,7 @@ _UNKNOWN = 1 << 56
 _streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, never removed
 _BLOCKING = StreamFlag(0)
 _SHARES = ("cuIpc", "cuMemExport", "cuMemImport", "cuMemPool")
-_OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap", *_SHARES)
+_OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap", "cuArray", "cuMipmappedArray", *_SHARES)
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
@@ -103,6 +105,8 @@ class CallEvents:
         self._source = source
         self._tables, self._enqueued = tables, enqueued
         self.launches, self.pointed = launches, Pointed()
+        self._arrays: dict[int, tuple[int, int]] = {}  # handle -> address and size
+        self._next_array = _ADDRESS_OF_ARRAYS
         self._looks_for_errors = launches is not None  # also where launches are left to another source
         self.device_memory, self.host_memory = LiveMemory(), LiveMemory()
         self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
@@ -480,6 +484,22 @@ class CallEvents:
     def _alloc_from_pool(self, row: Row, name: str) -> None:
         address, size, _, stream, *_ = row.words
         self._allocated(address, size, name, stream)
+
+    def _array_create(self, row: Row, name: str) -> None:
+        """A CUDA array: it has no address that programs see, and gets one that no memory has."""
+        handle, at, levels, *_ = row.words
+        plain = plain_name(name)
+        size = described_bytes(self.pointed.find(at, 24 if plain == "cuArrayCreate_v2" else 40) or b"", levels)
+        if self._is_pytorchs():
+            return
+        self._arrays[handle] = self._next_array, size
+        self._report(Kind.MEM_ALLOC, address=self._next_array, size=size, name=plain)
+        self._next_array += size + 1
+
+    def _array_destroy(self, row: Row, name: str) -> None:
+        address, size = self._arrays.pop(row.words[0], (0, 0))
+        if address:
+            self._report(Kind.MEM_FREE, address=address, size=size, name=plain_name(name))
 
     def _allocated(self, address: int, size: int, name: str, stream: int | None = None) -> None:
         if stream is not None and (self._row.device, stream) in self._capturing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
+from cudatool.cuda_arrays import CHANNEL_BYTES
 from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim.arena import Allocation
 from cudatool.sim.results import DriverError, Result
@@ -16,17 +17,18 @@ __all__ = ["FORMATS", "Array", "MipmappedArray", "Record", "SurfaceObject", "Tex
 
 _UNSIGNED, _SIGNED, _FLOATING = range(3)
 
-# CUarray_format -> (kind, bytes of a channel)
-FORMATS = {
-    0x01: (_UNSIGNED, 1),
-    0x02: (_UNSIGNED, 2),
-    0x03: (_UNSIGNED, 4),
-    0x08: (_SIGNED, 1),
-    0x09: (_SIGNED, 2),
-    0x0A: (_SIGNED, 4),
-    0x10: (_FLOATING, 2),
-    0x20: (_FLOATING, 4),
+_KINDS = {
+    0x01: _UNSIGNED,
+    0x02: _UNSIGNED,
+    0x03: _UNSIGNED,
+    0x08: _SIGNED,
+    0x09: _SIGNED,
+    0x0A: _SIGNED,
+    0x10: _FLOATING,
+    0x20: _FLOATING,
 }
+FORMATS = {number: (kind, CHANNEL_BYTES[number]) for number, kind in _KINDS.items()}
+"""``CUarray_format`` -> kind, and bytes of a channel."""
 
 
 class Record(ctypes.Structure):

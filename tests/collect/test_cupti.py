@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import itertools
 import json
 import os
 import random
@@ -799,6 +801,31 @@ def test_a_kernel_that_failed_is_told_with_the_call_that_said_so(launching, runt
 
 def test_the_results_that_a_failed_kernel_leaves_have_the_drivers_names():
     assert KERNEL_ERRORS == {code: driver.CUresult(code).name for code in KERNEL_ERRORS}
+
+
+def test_arrays_are_memory_of_their_own_though_they_have_no_address(collected):
+    log = collected.log
+    flat, solid = driver.CUDA_ARRAY_DESCRIPTOR(), driver.CUDA_ARRAY3D_DESCRIPTOR()
+    flat.Width, flat.Height, flat.NumChannels = 100, 0, 1
+    flat.Format = driver.CUarray_format.CU_AD_FORMAT_HALF
+    solid.Width, solid.Height, solid.Depth, solid.NumChannels = 64, 32, 8, 4
+    solid.Format = driver.CUarray_format.CU_AD_FORMAT_FLOAT
+    log.blob = ctypes.string_at(flat.getPtr(), 24) + 2 * ctypes.string_at(solid.getPtr(), 40)
+    log.put("cuArrayCreate_v2", 0x7A, 0)
+    log.put("cuArray3DCreate_v2", 0x7B, 24)
+    log.put("cuMipmappedArrayCreate", 0x7C, 64, 3)
+    log.put("cuMemAlloc_v2", 0x7000, 4096)
+    log.put("cuArrayDestroy", 0x7B)
+    log.put("cuMipmappedArrayDestroy", 0x7C)
+    log.put("cuArrayDestroy", 0x99)  # made before
+    collected.collector.flush()
+    sizes = [200, 64 * 32 * 8 * 16, (64 * 32 * 8 + 32 * 16 * 4 + 16 * 8 * 2) * 16]
+    made, freed = collected.events[:3], collected.events[4:]
+    assert [(Kind.MEM_ALLOC, size) for size in sizes] == [(event.kind, event.size) for event in made]
+    assert [(event.address, event.size) for event in made[1:]] == [(event.address, event.size) for event in freed]
+    assert {Kind.MEM_FREE} == {event.kind for event in freed}
+    ends = [(event.address, event.address + event.size) for event in made]
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ends)) and ends[0][0] > 1 << 60
 
 
 _NO_WORK = re.compile(

@@ -266,6 +266,31 @@ def test_the_first_result_that_says_that_a_kernel_failed_is_noted_whoever_called
     assert "[(719, 4)]\n" * 2 == done.stdout, done.stderr
 
 
+DESCRIBED = """
+import ctypes, sys
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW
+_cupti.open(sys.argv[1])
+calls = {"cuEventRecord": ("qd", False, False, False, 0, False), "cuMemAlloc_v2": ("qDi", False, False, False, 0, False)}
+_cupti.start(calls, 1 << 20)
+library = ctypes.CDLL(sys.argv[1])
+library.call_driver.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
+described = bytes(range(50))
+for number in (1, 2):
+    library.call_driver(number, 5, ctypes.cast(described, ctypes.c_void_p).value)
+data, *_, at, blob = _cupti.drain()
+rows = np.frombuffer(data, ROW)
+starts = [int(row["words"][1]) - at for row in rows if row["words"][0] == 5]
+assert blob == described[:24] + described[:40] and starts == [0, 24], (blob, starts)
+"""
+
+
+def test_the_description_of_an_array_is_noted(libcupti):
+    done = subprocess.run([sys.executable, "-c", DESCRIBED, libcupti], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 OPERATIONS = """
 import ctypes, sys, threading
 import numpy as np

@@ -22,6 +22,14 @@ from cudatool.trace.model import Ending
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
 
+ARRAY = """
+import cupy as cp
+from cupy.cuda import runtime, texture
+kind = texture.ChannelFormatDescriptor(32, 0, 0, 0, runtime.cudaChannelFormatKindFloat)
+array = texture.CUDAarray(kind, 1024, 1024)
+array.copy_from(cp.ones((1024, 1024), cp.float32))
+del array
+"""
 CUDA_CORE = """
 import numpy as np
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
@@ -88,6 +96,14 @@ def test_cupy_program_has_its_memory_kernels_and_order(tmp_path):
     assert pool == int(line.split()[1])
     assert libraries(trace).get("libcublas.so.13", 0) > 1 << 20
     assert any("program.py" in frame.file for frame in trace.frames)
+
+
+def test_arrays_of_textures_are_memory(tmp_path):
+    trace, _ = record(tmp_path, ARRAY, "cupy")
+    made = [row for row in trace.of_kind(Kind.MEM_ALLOC) if "Array" in trace.names[int(row["name"])]]
+    assert [1024 * 1024 * 4] == [int(row["size"]) for row in made]
+    freed = [row for row in trace.of_kind(Kind.MEM_FREE) if "Array" in trace.names[int(row["name"])]]
+    assert [int(row["address"]) for row in made] == [int(row["address"]) for row in freed]
 
 
 def test_launches_have_the_stack_of_their_call_on_request(tmp_path):

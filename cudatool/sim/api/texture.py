@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_size_t, c_uint64
 
+from cudatool.cuda_arrays import CUBEMAP, LAYERED, array_bytes, level_extents
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry, write
@@ -19,7 +20,7 @@ from cudatool.sim.transfers import copy
 
 __all__ = ["array_of"]
 
-_LAYERED, _SURFACE_LDST, _CUBEMAP, _GATHER = 1, 2, 4, 8  # CUDA_ARRAY3D_*
+_SURFACE_LDST, _GATHER = 2, 8  # CUDA_ARRAY3D_*
 _AS_INTEGER, _NORMALIZED, _SRGB = 0x01, 0x02, 0x10  # CU_TRSF_*
 _ARRAY, _MIPMAPPED_ARRAY, _LINEAR, _PITCH2D = range(4)  # CUresourcetype
 _TEXTURE_ALIGNMENT, _PITCH_ALIGNMENT = 14, 51  # CU_DEVICE_ATTRIBUTE_*
@@ -95,28 +96,21 @@ def _check(pHandle: int, wanted: _Array3DDescriptor) -> None:
     extent = wanted.Width, wanted.Height, wanted.Depth
     if any(size > limit for size, limit in zip(extent, _MAX_EXTENT, strict=True)):
         raise DriverError(Result.INVALID_VALUE, f"an array of {extent}")
-    if wanted.Flags & ~(_LAYERED | _SURFACE_LDST | _CUBEMAP | _GATHER):
+    if wanted.Flags & ~(LAYERED | _SURFACE_LDST | CUBEMAP | _GATHER):
         raise DriverError(Result.NOT_SUPPORTED, f"array flags {wanted.Flags:#x}")
-    if wanted.Flags & _CUBEMAP and (wanted.Width != wanted.Height or wanted.Depth % 6 or not wanted.Depth):
+    if wanted.Flags & CUBEMAP and (wanted.Width != wanted.Height or wanted.Depth % 6 or not wanted.Depth):
         raise DriverError(
             Result.INVALID_VALUE, "a cubemap needs a width equal to its height, and a depth that is a multiple of 6"
         )
-    if wanted.Depth and not wanted.Height and not wanted.Flags & _LAYERED:
+    if wanted.Depth and not wanted.Height and not wanted.Flags & LAYERED:
         raise DriverError(Result.INVALID_VALUE, "an array with depth and no height must be layered")
 
 
 def _create(wanted: _Array3DDescriptor, levels: int) -> list[Array]:
     """Return registered arrays in one allocation, each half the size of the one before."""
     context = current_context()
-    extents = [(wanted.Width, wanted.Height, wanted.Depth)]
-    while len(extents) < levels:
-        width, height, depth = extents[-1]
-        layers = wanted.Flags & (_LAYERED | _CUBEMAP)  # which all levels have as many of
-        extents.append(
-            (max(width // 2, 1), height and max(height // 2, 1), depth if layers else depth and max(depth // 2, 1))
-        )
-    element = wanted.NumChannels * FORMATS[wanted.Format][1]
-    sizes = [element * width * max(height, 1) * max(depth, 1) for width, height, depth in extents]
+    extents = level_extents((wanted.Width, wanted.Height, wanted.Depth), wanted.Flags, levels)
+    sizes = [array_bytes(*extent, wanted.NumChannels * FORMATS[wanted.Format][1]) for extent in extents]
     allocation = state.machine.allocate(context.device, sum(sizes), "array", context=context)
     arrays = []
     for number, extent in enumerate(extents):
