@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cudatool.trace.events import AccessFlag
 
-__all__ = ["INEXACT", "READ", "WRITE", "Argument", "ByteSet", "Plan", "TensorView", "byte_sets", "make_plan"]
+__all__ = ["INEXACT", "READ", "UNKNOWN", "WRITE", "Argument", "ByteSet", "Plan", "TensorView", "byte_sets", "make_plan"]
 
 _MOST_RUNS = 64  # a tensor of more strided sets is recorded as its hull
 
@@ -66,7 +66,9 @@ class Plan:
     runs
         False for operators that touch no memory: views, allocation, changes of a tensor's shape.
     is_known
-        False if nothing can be said: a collective of several devices, on streams of its own.
+        False if nothing can be said.
+    is_collective
+        Whether it runs on a stream of its process group's, which events inside of it tell.
     inputs, results
         Flags for each position.
     names
@@ -78,6 +80,11 @@ class Plan:
     inputs: tuple[AccessFlag, ...]
     results: tuple[AccessFlag, ...]
     names: tuple[str, ...]
+    is_collective: bool = False
+
+
+UNKNOWN = Plan(True, False, (), (), ())
+"""Of an operator whose schema is gone, or was never known."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -124,6 +131,19 @@ _UNDECLARED = {
     name: ("running_mean", "running_var") for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 }
 
+# What collectives of c10d do with what they call `tensors`; of a broadcast and a reduction only the root's process
+# knows whether it reads or writes.
+_ON_TENSORS = {
+    "allreduce_": READ | WRITE,
+    "allreduce_coalesced_": READ | WRITE,
+    "broadcast_": READ | WRITE | INEXACT,
+    "reduce_": READ | WRITE | INEXACT,
+    "send": READ,
+    "recv_": WRITE,
+    "recv_any_source_": WRITE,
+}
+_BARRIERS = ("barrier", "monitored_barrier_")
+
 
 def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argument]) -> Plan:
     """Return what the operator `name` (``"aten::add_.Tensor"``) does, by its schema and the tables above.
@@ -134,9 +154,10 @@ def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argume
     namespace, _, rest = name.partition("::")
     base = rest.partition(".")[0]
     names = tuple(argument.name for argument in arguments)
-    if namespace == "aten" and base in _IDLE:
+    if (namespace == "aten" and base in _IDLE) or (namespace == "c10d" and base in _BARRIERS):
         return Plan(False, True, (), (), names)
-    known = namespace not in ("c10d", "_c10d_functional", "c10d_functional")
+    if namespace == "c10d" and base != "check_for_nan":
+        return _collective(base, names, len(results))
     whole = AccessFlag(0) if namespace in ("aten", "prims") else INEXACT
     only_shape = base.endswith("_like") or base.startswith("new_")  # of the tensor to be like
     partial = _PARTIAL.get(base, "").split()
@@ -154,7 +175,15 @@ def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argume
             flags = WRITE
         inputs.append(flags | (INEXACT if argument.name in partial else whole) if flags else flags)
     outputs = [AccessFlag(0) if result.is_aliased or result.is_written else WRITE | whole for result in results]
-    return Plan(True, known, tuple(inputs), tuple(outputs), names)
+    return Plan(True, True, tuple(inputs), tuple(outputs), names)
+
+
+def _collective(base: str, names: tuple[str, ...], results: int) -> Plan:
+    """Return what one process does for a collective of a process group, by its arguments' names: schemas do not say."""
+    by_name = {name: WRITE if name.startswith("output") else READ for name in names if name.startswith(("in", "out"))}
+    by_name["tensors"] = _ON_TENSORS.get(base, AccessFlag(0))
+    inputs = tuple(by_name.get(name, AccessFlag(0)) for name in names)
+    return Plan(True, any(inputs), inputs, (AccessFlag(0),) * results, names, is_collective=True)
 
 
 def byte_sets(tensor: TensorView) -> tuple[list[ByteSet], bool]:

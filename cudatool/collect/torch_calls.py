@@ -44,6 +44,8 @@ class Call:
         Of a copy between memories: flags, destination, source, bytes.
     goes_on
         Whether it may write device memory after it has synchronized the stream, if it synchronizes.
+    is_collective
+        Whether it runs on another stream, which events inside of it tell.
     used_on
         Of record_stream: the storage, and the handle of the stream.
     """
@@ -58,6 +60,7 @@ class Call:
     made: list[tuple[int, int]] = field(default_factory=list)
     copy: tuple[CopyFlag, int, int, int] | None = None
     goes_on: bool = False
+    is_collective: bool = False
     used_on: tuple[int, int] | None = None
 
     @property
@@ -83,6 +86,7 @@ def make_call(operator: str, node: str, plan: Plan, tensors: Sequence[TensorView
             call.used_on = on_device[0].storage, extra
     if not plan.runs:
         return call
+    call.is_collective = plan.is_collective
     if not plan.is_known:
         call.runs = bool(on_device)
         return call

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -161,13 +161,16 @@ class TorchEvents:
         inside = self._open.pop(row.thread, None) or _Open()
         waiting = inside.waiting
         call, accesses = self._calls.get(number, (_NOTHING, b""))
-        if call.is_between_devices:
-            # A copy between two devices: the source's stream first waits for the destination's.
-            waits = [index for index, other in enumerate(waiting) if other.words[0] == TraceCall.EVENT_WAIT]
-            before = waits[0] + 1 if waits else 0
-            for other in waiting[:before]:
-                self._perform(other)
-            waiting = waiting[before:]
+        waits = [index for index, other in enumerate(waiting) if _is_trace(other, TraceCall.EVENT_WAIT)]
+        before = 0
+        if call.is_between_devices and waits:  # the source's stream first waits for the destination's
+            before = waits[0] + 1
+        elif call.is_collective:
+            before = waits[-1] + 1 if waits else 0
+            call, accesses = _as_it_ran(call, accesses, waiting)
+        for other in waiting[:before]:
+            self._perform(other)
+        waiting = waiting[before:]
         self._row = row
         self._launch(call, accesses, stack)
         for other in waiting:
@@ -473,6 +476,20 @@ class TorchEvents:
         for common in ("time", "device", "thread", "stream", "correlation"):
             rows[common][is_access] = rows[common][operation]
         self._forward_rows(rows, list(self._texts))
+
+
+def _is_trace(row: Row, *what: TraceCall) -> bool:
+    return row.kind == RowKind.TRACE and row.words[0] in what
+
+
+def _as_it_ran(call: Call, accesses: bytes, inside: Sequence[Row]) -> tuple[Call, bytes]:
+    """Return a collective on the stream that it ran on: that of the last event that it waited for or recorded, the one
+    of its end. Without any, nothing is known of it: no accesses.
+    """
+    streams = [row.words[2] for row in inside if _is_trace(row, TraceCall.EVENT_WAIT, TraceCall.EVENT_RECORD)]
+    if not streams:
+        return replace(call, is_known=False, accesses=[]), b""
+    return replace(call, stream=streams[-1]), accesses
 
 
 def _as_graphs_record_it(handle: int) -> int:

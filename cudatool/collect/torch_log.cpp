@@ -282,8 +282,10 @@ const Op* find_op(const at::RecordFunction& fn) {
       std::none_of(schema.arguments().begin(), schema.arguments().end(), is_written);
   bool composed = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  // Functional collectives call those of c10d, which are operators themselves.
+  bool functional = name->name.find("c10d_functional") < name->name.find("::");
   Op op{name_index(name->overload_name.empty() ? name->name : name->name + "." + name->overload_name),
-        views || composed, name->name == "aten::copy_" || name->name == "aten::_to_copy"};
+        views || composed || functional, name->name == "aten::copy_" || name->name == "aten::_to_copy"};
   for (size_t i = 0; i < schema.arguments().size(); i++) {
     if (op.copies && schema.arguments()[i].name() == "non_blocking") op.non_blocking = int(i);
   }
@@ -334,8 +336,8 @@ bool add_value(const c10::IValue& value, uint64_t position, const Op& op) {
   if (value.isTensor()) return add_tensor(value.toTensor(), position, op);
   if (!value.isList()) return true;
   for (const c10::IValue& item : value.toListRef()) {
-    if (!item.isTensor()) break;
-    if (!add_tensor(item.toTensor(), position, op)) return false;
+    if (!item.isTensor() && !item.isTensorList()) break;
+    if (!add_value(item, position, op)) return false;
   }
   return true;
 }

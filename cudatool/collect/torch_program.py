@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
-from cudatool.collect.torch_accesses import Argument, Plan, make_plan
+from cudatool.collect.torch_accesses import UNKNOWN, Argument, Plan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Note
@@ -330,7 +330,10 @@ def _plan_reader(torch: ModuleType) -> Callable[[str], Plan]:
     @cache
     def plan_of(name: str) -> Plan:
         base, _, overload = name.partition(".")
-        schema = torch._C._get_schema(base, overload)
+        try:
+            schema = torch._C._get_schema(base, overload)
+        except RuntimeError:  # the library that defined the operator has been unloaded
+            return UNKNOWN
         return make_plan(name, _arguments(schema.arguments), _arguments(schema.returns))
 
     return plan_of

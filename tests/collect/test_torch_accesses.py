@@ -116,7 +116,7 @@ def test_allocation_and_changes_of_shape_touch_nothing(name):
     assert not make_plan(name, [SELF], [RESULT]).runs
 
 
-def test_what_a_collective_touches_is_not_known():
+def test_what_a_collective_with_other_arguments_touches_is_not_known():
     call = make_call("c10d::allreduce_", "", make_plan("c10d::allreduce_", [CHANGED], []), [tensor((4,))], 0)
     assert (call.runs, call.is_known, call.accesses) == (True, False, [])
 

@@ -23,7 +23,9 @@ SCHEMAS = {
     "aten::fill_.Scalar": ([CHANGED], [CHANGED]),
     "aten::copy_": ([CHANGED, SRC], [CHANGED]),
     "aten::record_stream": ([SELF], []),
-    "c10d::allreduce_": ([CHANGED], []),
+    "c10d::allreduce_": ([Argument("tensors"), Argument("process_group")], [RESULT, RESULT]),
+    "c10d::_allgather_base_": ([Argument("output_tensor"), Argument("input_tensor")], [RESULT, RESULT]),
+    "c10d::broadcast_": ([Argument("tensors"), Argument("process_group")], [RESULT, RESULT]),
     "my_kernel": ([], []),
 }
 NAMES = list(SCHEMAS)
@@ -181,6 +183,74 @@ def test_copy_between_devices_lies_between_its_waits():
     )
     record, wait = Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT
     assert found == [record, wait, Kind.MEMCPY, record, wait]
+
+
+GROUPS = 0x700  # the handle of the stream of a process group
+
+
+def collective(number, name, *tensors, inside):
+    """Rows of a collective: it waits for the current stream's work, runs, and records its end."""
+    return [begin(number), *inside, payload(number, name, *tensors), call(number, number)]
+
+
+WAITS = [trace(TraceCall.EVENT_RECORD, 0xE1, 0), trace(TraceCall.EVENT_WAIT, 0xE1, GROUPS)]
+ENDS = trace(TraceCall.EVENT_RECORD, 0xE2, GROUPS)
+WORK_WAIT = trace(TraceCall.EVENT_WAIT, 0xE2, 0)
+GATHERED = [tensor(B, result=False), tensor(A, position=1), tensor(B, result=True)]
+
+
+def filled(number, address):
+    return [payload(number, "aten::fill_.Scalar", tensor(address)), call(number, number)]
+
+
+def memory_taken():
+    return [memory(Action.ALLOC, A), memory(Action.ALLOC, B)]
+
+
+def test_a_collective_runs_on_its_groups_stream_between_its_wait_and_its_end():
+    found = events(*collective(1, "c10d::allreduce_", tensor(A), inside=[*WAITS, trace(2, 0xE0, GROUPS), ENDS]))
+    kinds = [event.kind for event in found if event.kind is not Kind.ACCESS]
+    record, wait = Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT
+    assert [record, wait, Kind.KERNEL_LAUNCH, record, record] == kinds
+    launch, access = (event for event in found if event.correlation)
+    assert launch.stream == access.stream == hooks.stream_id(0, GROUPS)
+    assert access.flags == AccessFlag.READ | AccessFlag.WRITE
+
+
+@pytest.mark.parametrize(
+    ("then", "races"),
+    [
+        ([*filled(2, A), WORK_WAIT], ["race-war"]),  # its input is changed
+        ([*filled(2, B), WORK_WAIT], ["race-waw"]),
+        ([WORK_WAIT, *filled(2, A), *filled(3, B)], []),
+        ([], []),
+    ],
+)
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_what_a_collective_uses_is_free_once_its_work_was_waited_for(tmp_path, then, races, coalesced):
+    inside = WAITS if coalesced else [*WAITS, ENDS]  # else the end of all is recorded after the last
+    after = [ENDS] if coalesced else []
+    gathers = collective(1, "c10d::_allgather_base_", *GATHERED, inside=inside)
+    report = check_rows(tmp_path, *memory_taken(), *filled(9, A), *gathers, *after, *then)
+    assert races == [finding.kind for finding in report.findings]
+    assert not report.possible and not report.unchecked_launches
+
+
+def test_a_collective_that_does_not_run_beside_is_in_the_order_of_the_current_stream(tmp_path):
+    gathers = collective(1, "c10d::_allgather_base_", *GATHERED, inside=[trace(TraceCall.EVENT_RECORD, 0xE2, 0)])
+    report = check_rows(tmp_path, *memory_taken(), *filled(9, A), *gathers, *filled(2, A), *filled(3, B))
+    assert not report.findings + report.possible and not report.unchecked_launches
+
+
+def test_of_a_broadcast_only_the_root_knows_whether_it_reads(tmp_path):
+    sends = collective(1, "c10d::broadcast_", tensor(A), inside=[*WAITS, ENDS])
+    report = check_rows(tmp_path, *memory_taken(), *sends, *filled(2, A))
+    assert not report.findings and report.possible
+
+
+def test_a_collective_without_events_is_not_checked(tmp_path):
+    report = check_rows(tmp_path, *memory_taken(), *collective(1, "c10d::allreduce_", tensor(A), inside=[]))
+    assert report.unchecked_launches == 1
 
 
 def test_allocation_has_the_stack_of_its_operator_and_comes_first():

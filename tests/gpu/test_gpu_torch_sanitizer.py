@@ -158,3 +158,74 @@ def test_correct_program_has_no_finding(file: str, name: str) -> None:
     report = json.loads(done.stdout)
     assert (report["findings"], report["possible"]) == ([], [])
     assert report["operations"] > 0
+
+
+COLLECTIVES = """
+import os, sys
+import torch
+import torch.distributed as dist
+rank, world, meeting, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=f"file://{meeting}", rank=rank, world_size=world)
+x, out = torch.ones(1 << 20, device="cuda"), torch.zeros(world << 20, device="cuda")
+dist.all_reduce(x)
+torch.cuda.synchronize()
+if what == "functional":
+    from torch.distributed import _functional_collectives as functional
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)
+    x.mul_(2)
+    z = y + 1
+elif what == "synchronous":
+    dist.all_gather_into_tensor(out, x)
+    y = out * 2
+    x.zero_()
+elif what == "coalesced":
+    with dist._coalescing_manager(device=torch.device("cuda", rank), async_ops=True) as work:
+        dist.all_reduce(x)
+        dist.all_reduce(out)
+    work.wait()
+    y = out.sum() + x.sum()
+else:
+    work = dist.all_gather_into_tensor(out, x, async_op=True)
+    if what == "waits":
+        work.wait()
+    if what == "input":
+        x.zero_()
+    else:
+        y = out * 2
+    work.wait()
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("what", "races"),
+    [
+        ("result", ["race-raw"]),
+        ("input", ["race-war"]),
+        ("waits", []),
+        ("synchronous", []),
+        ("coalesced", []),
+        ("functional", []),
+    ],
+)
+def test_what_a_collective_uses_before_its_work_is_waited_for_races(
+    tmp_path: Path, what: str, races: list[str], world: int
+) -> None:
+    import torch
+
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"{world} GPUs are needed")
+    (tmp_path / "program.py").write_text(COLLECTIVES)
+
+    def of_rank(rank: int) -> subprocess.CompletedProcess[str]:
+        return sanitize(str(tmp_path / "program.py"), str(rank), str(world), str(tmp_path / "meeting"), what)
+
+    with ThreadPoolExecutor(world) as pool:
+        for done in pool.map(of_rank, range(world)):
+            report = json.loads(done.stdout)
+            assert (bool(races), races) == (done.returncode, [one["kind"] for one in report["findings"]]), done.stderr
+            assert not report["possible"]
+            assert "launches" not in {gap["kind"] for gap in report["gaps"]}, report["gaps"]
