@@ -54,7 +54,7 @@ MEMORY = frozenset([Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, Kind.HOST_ALLOC
 
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
 _MOST_JUDGED = 1 << 12
-_ADDRESS_OF_ARRAYS = 1 << 62
+_ADDRESS_OF_ARRAYS = 1 << 58  # more than any memory's
 _ROOM = 1 << 12  # records of launches that are made at once
 _FEW_TEXTS = 4096
 _UNKNOWN = 1 << 56
