@@ -186,7 +186,15 @@ def _steps() -> _Schema:
 def _leaks() -> _Schema:
     found = _array(_of_fields(analyze.Leak))
     verdict, doubt = _of(analyze.LeakVerdict), _nullable(_of(analyze.Doubt))
-    return _object(device=_INTEGER, verdict=verdict, doubt=doubt, steps=_steps(), leaks=found, unclear=found)
+    return _object(
+        device=_INTEGER,
+        verdict=verdict,
+        doubt=doubt,
+        steps=_steps(),
+        leaks=found,
+        unclear=found,
+        unused_growth=_INTEGER,
+    )
 
 
 def _ledger() -> _Schema:

@@ -118,6 +118,12 @@ def _print(console: Console, result: Leaks) -> None:
         if doubt is not None:
             console.print(f"\nCould not tell: {doubt.why}", markup=False)
             _print_table(console, [leak for leak in result.unclear if leak.doubt == doubt])
+    if result.unused_growth:
+        console.print(
+            f"\nReserved memory that no block uses grew by {format_bytes(result.unused_growth)}, until the end. Pools, "
+            "graphs and streams that are kept hold what they cached, or memory is fragmented: cudatool snapshot names "
+            "which."
+        )
 
 
 def _print_table(console: Console, rows: list[Leak] | tuple[Leak, ...]) -> None:

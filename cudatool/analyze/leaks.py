@@ -73,6 +73,8 @@ class Doubt(StrEnum):
     """Without stacks, sizes alone do not tell the steps of a program from the layers of one step."""
     NO_SINGLE_SITE = "no-single-site"
     """All memory together grows, but no call site does so steadily."""
+    UNUSED = "unused-grows"
+    """No call site holds more, but more and more memory is reserved that no block uses."""
 
     @property
     def why(self) -> str:
@@ -100,6 +102,7 @@ _WHY: Final = {
     Doubt.NEW_WORK: f"It began late in the recording, with work of another kind. Record more steps. {_NAME_STEPS}",
     Doubt.NO_STACKS: f"Without stacks, steps and the layers of one step look alike. {_NAME_STEPS}",
     Doubt.NO_SINGLE_SITE: f"All memory together grows, but no call site does so steadily. {_NAME_STEPS}",
+    Doubt.UNUSED: "No call site holds more, but reserved memory grows.",
 }
 
 
@@ -158,6 +161,9 @@ class Leaks:
         Growth that may have another cause.
     verdict, doubt
         The overall result; `doubt` says why it is undecided if `unclear` does not.
+    unused_growth
+        Bytes by which reserved memory that no block uses grew, until the end: what pools, graphs and streams that the
+        program keeps have cached, or holes. 0 if it does not keep growing.
     """
 
     device: int
@@ -166,6 +172,7 @@ class Leaks:
     unclear: tuple[Leak, ...] = ()
     verdict: LeakVerdict = LeakVerdict.NONE
     doubt: Doubt | None = None
+    unused_growth: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data; bytes."""
@@ -176,6 +183,7 @@ class Leaks:
             "steps": self.steps.as_dict(),
             "leaks": [_plain(leak) for leak in self.found],
             "unclear": [_plain(leak) for leak in self.unclear],
+            "unused_growth": self.unused_growth,
         }
 
 
@@ -224,8 +232,12 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     growing = sorted(_told_apart(trace, list(evidence.growing())), key=lambda leak: -leak.growth)
     found = tuple(leak for leak in growing if leak.doubt is None)
     unclear = tuple(leak for leak in growing if leak.doubt is not None)
+    unused = evidence.unused_growth()
     if found or unclear:
-        return Leaks(device, steps, found, unclear, LeakVerdict.LEAKS if found else LeakVerdict.UNCLEAR)
+        verdict = LeakVerdict.LEAKS if found else LeakVerdict.UNCLEAR
+        return Leaks(device, steps, found, unclear, verdict, unused_growth=unused)
+    if unused:
+        return Leaks(device, steps, (), (), LeakVerdict.UNCLEAR, Doubt.UNUSED, unused)
     none = np.zeros(len(blocks), np.bool_)
     if evidence.named or evidence.work((len(evidence.bounds) - 1) // 2, none, none).recurs:
         return Leaks(device, steps, ())
@@ -346,6 +358,26 @@ class _Evidence:
             advance()
         for own, name, growth in found:
             yield self._leak(own, ~rest, *name, growth)
+
+    def unused_growth(self) -> int:
+        """Return by how much reserved memory that no block uses grew; 0 unless it does until the end.
+
+        Blocks that a window's work needs at once are no growth of this kind: longer inputs reserve more, too.
+        """
+        reserved = lifetimes.segments(self.trace).of_device(self.device)
+        one = np.zeros(len(reserved), np.int64)
+        held = floors(one, reserved.size, reserved.start, reserved.freed, self.bounds, 1)[0]
+        grown = trend(np.maximum(held - self._peaks(), 0))
+        return grown.gain if grown.trend == Trend.GROWS else 0
+
+    def _peaks(self) -> Ints:
+        """Return the most bytes that blocks had at once in each window."""
+        blocks, windows = self.blocks, len(self.bounds) - 1
+        result = _held(blocks, np.ones(len(blocks), np.bool_), self.bounds, "size")[:-1]  # when each begins
+        window = np.searchsorted(self.bounds, blocks.start, side="right") - 1
+        inside = (window >= 0) & (window < windows)
+        np.maximum.at(result, window[inside], held_after(blocks, blocks.end)[inside])
+        return result
 
     def _sites(self, late: Mask) -> tuple[Ints, list[_Name]]:
         """Return for each block the group that it belongs to (-1: none), and stack, size and label of the groups."""

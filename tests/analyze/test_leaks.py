@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from records import BASE, MIB, RECORDINGS, alloc, free, freed, recording, stacks, trace
+from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, recording, stacks, trace
 
 from cudatool import analyze
 from cudatool.analyze import Confidence, Doubt, LeakVerdict
@@ -255,3 +255,25 @@ def test_torch_compiles_own_ranges_are_no_steps() -> None:
 def test_a_range_of_any_other_name_is_unsure() -> None:
     made = trace(*(e for _ in range(5) for e in (push("work"), pop())))
     assert (4, Confidence.LOW) == (len(steps_of(made)), steps_of(made).confidence)
+
+
+def segment(i: int, size: int) -> Event:
+    return of_segment(Kind.SEGMENT_ALLOC, i * MIB, size)
+
+
+@pytest.mark.parametrize(
+    ("step", "grown", "verdict"),
+    [
+        (lambda i: [segment(i, MIB), *temporary(i)], 8 * MIB - 7, LeakVerdict.UNCLEAR),
+        (lambda i: [segment(i, 100), kept(i), *temporary(i)], 0, LeakVerdict.LEAKS),
+        (lambda i: [segment(i, 100), alloc(MIB, 100 * (i + 1), stack=2), free(MIB), freed(MIB)], 0, LeakVerdict.NONE),
+        (lambda i: [segment(0, MIB), *temporary(i), of_segment(Kind.SEGMENT_FREE, 0, MIB)], 0, LeakVerdict.NONE),
+    ],
+    ids=["kept by pools", "full of a leak", "needed at once", "given back"],
+)
+def test_reserved_memory_that_grows_without_blocks_is_not_called_clean(
+    step: Any, grown: int, verdict: LeakVerdict
+) -> None:
+    (found,) = analyze.leaks_of(loop([step(i) for i in range(10)]))
+    assert (grown, verdict) == (found.unused_growth, found.verdict)
+    assert (Doubt.UNUSED if grown else None) == found.doubt
