@@ -86,6 +86,10 @@ class Memory:
             # cuMemFreeAsync: "the allocation must not be accessed after stream execution reaches the free".
             # cuMemFree of stream-ordered memory does not wait: "callers must ensure that all accesses have completed".
             self._report_users(buffer, operation)
+        if stream is not None and buffer.born is not None and not buffer.born.before(stream.index, stream.clock):
+            # "The user must guarantee that the free operation will happen after the allocation operation".
+            sides = Side(buffer.born, "allocate"), Side(operation, "free")
+            self._engine.report(FindingKind.USE_BEFORE_ALLOC, *sides, buffer.start, buffer.stop - buffer.start, buffer)
         self._engine.buffers.end(buffer, operation)
         self._engine.history.forget(buffer.start, buffer.stop)
 

@@ -232,6 +232,17 @@ def test_stream_ordered_memory_used_in_order_is_clean(program: Program) -> None:
     assert kinds(program) == []
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_free_that_may_come_before_the_allocation_is_found(program: Program, ordered: bool) -> None:
+    a, b = program.stream(), program.stream()
+    program.alloc(BUFFER, SIZE, a)
+    if ordered:
+        program.order(a, b)
+    program.free(BUFFER, SIZE, b)
+    found = [(one.kind.value, one.first.mode, one.second.mode, bool(one.repair)) for one in findings(program)]
+    assert found == ([] if ordered else [("use-before-alloc", "allocate", "free", True)])
+
+
 def test_use_before_the_stream_ordered_allocation_is_found(program: Program) -> None:
     a, b = program.stream(), program.stream()
     program.alloc(BUFFER, SIZE, a)
