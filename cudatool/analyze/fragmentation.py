@@ -388,10 +388,14 @@ def _most_in_use(blocks: Lifetimes, wanted: Wanted) -> int:
 
 
 def _taken_by_separation(blocks: Lifetimes, kind: Ints) -> int:
-    """Return by how much the most that each kind of blocks used at a time exceeds, in sum, the most that all used."""
+    """Return by how much the most that each kind of blocks used at a time exceeds, in sum, the most that all used.
+
+    Each is rounded up to the smallest segment: a pool for one block of 512 bytes reserves one of 2 MiB.
+    """
     kinds, group = np.unique(kind, return_inverse=True)
     together = peaks(blocks, np.zeros(len(blocks), np.int64), 1)
-    return int(peaks(blocks, group, len(kinds)).sum() - together.sum())
+    apart = peaks(blocks, group, len(kinds))
+    return int((-(-apart // SMALL_PAGE)).sum() + (together // -SMALL_PAGE).sum()) * SMALL_PAGE
 
 
 def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:

@@ -456,6 +456,12 @@ def test_streams_that_each_keep_what_they_used_in_turn_are_advised_to_be_one() -
     assert remedy.text.startswith("up to 300 MiB: cached on other streams; allocate on one stream")
 
 
+def test_streams_of_one_small_block_each_are_advised_to_be_one() -> None:
+    """Each reserves a whole segment for it, 32 times what its block takes."""
+    before, (remedy,) = advised([step for stream in range(16) for step in ((0, 64 << 10, stream), (1, 0, 0))])
+    assert (Cause.OTHER_STREAM, 30 * MIB, 32 * MIB) == (remedy.topic, remedy.size, before)
+
+
 def test_no_order_of_allocations_is_advised_where_all_was_needed_at_once() -> None:
     """Eight blocks of 64 MiB are in use together; that they are cached later is no reason of the peak."""
     reserved, (remedy,) = advised([*[(0, 64 * MIB, 0)] * 8, *[(1, 0, 0)] * 8, (0, 3 * MIB, 0), (0, MIB, 0)])
