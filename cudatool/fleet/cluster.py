@@ -53,7 +53,8 @@ class Piece:
 
 def answered(piece: Piece) -> dict[str, bytes]:
     """Return the answers of a piece, as files of Parquet."""
-    with opened(piece.dataset, memory=piece.memory, parts=piece.parts) as database:
+    named = " ".join(piece.questions.values())
+    with opened(piece.dataset, memory=piece.memory, tables=named, parts=piece.parts) as database:
         [(folder,)] = database.execute("SELECT current_setting('temp_directory')").fetchall()
         database.execute("CREATE TEMP TABLE member (run VARCHAR, rank INTEGER, trace VARCHAR, device INTEGER)")
         if piece.members:

@@ -11,8 +11,10 @@ import random
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import left_to_workers
 import numpy as np
 from recordings import HERE, SHARED
 
@@ -195,15 +197,30 @@ def recordings_with_steps() -> list[Path]:
 
 
 def make(folder: Path, recording: Path, ranks: int, faults: list[Fault], seed: int) -> Path:
-    """Write the ranks of a fleet, convert them, and return the data set."""
-    (folder / "ranks").mkdir(parents=True)
+    """Write a data set of a fleet, and return its folder."""
+    dataset = folder / "set"
     rng = random.Random(seed)
-    inputs = []
     for rank in range(ranks):
-        own = [fault.kind for fault in faults if fault.rank == rank]
-        path = folder / "ranks" / f"rank{rank}.json"
-        path.write_text(json.dumps({"recording": str(recording), "seed": rng.getrandbits(32), "faults": own}))
-        inputs.append(Input(path, ""))
-    failed = [outcome for outcome in convert(inputs, folder / "set", read, jobs=1) if outcome.error]
-    assert not failed, failed[0]
-    return folder / "set"
+        own = tuple(fault.kind for fault in faults if fault.rank == rank)
+        for name, content in _converted(recording, rank, rng.getrandbits(32), own).items():
+            (dataset / name).parent.mkdir(parents=True, exist_ok=True)
+            (dataset / name).write_bytes(content)
+    return dataset
+
+
+@lru_cache(maxsize=None)
+def _converted(recording: Path, rank: int, seed: int, faults: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the files of a rank's part: many fleets have the same healthy ranks, which are converted once."""
+
+    def made() -> dict[str, bytes]:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "ranks" / f"rank{rank}.json"
+            path.parent.mkdir()
+            path.write_text(json.dumps({"recording": str(recording), "seed": seed, "faults": faults}))
+            dataset = Path(folder) / "set"
+            [outcome] = convert([Input(path, "")], dataset, read, jobs=1)
+            assert not outcome.error, outcome
+            files = (file for file in dataset.rglob("*") if file.is_file())
+            return {str(file.relative_to(dataset)): file.read_bytes() for file in files}
+
+    return left_to_workers.found_or_made("-".join((recording.name, str(rank), str(seed), *faults)), made)
