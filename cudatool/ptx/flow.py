@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_, or_
 
 from cudatool.limits import FLOW_STEPS
@@ -156,8 +156,8 @@ class Flow:
 
         Of a block that no way leads to, -1.
         """
-        before, everything = self._predecessors(), frozenset(range(len(self.blocks)))
-        live = {0} | self._reached({0}, everything, [block.successors for block in self.blocks])
+        before, everything = self._before, frozenset(range(len(self.blocks)))
+        live = {0} | self._reached({0}, everything, self._after)
         dominators = [1] + [-1] * (len(self.blocks) - 1)
         changed = True
         while changed:
@@ -175,7 +175,7 @@ class Flow:
         An edge that leads back to a block that every way to it comes through closes a loop. Edges back to the same
         block, such as those of ``continue``, close one loop.
         """
-        before, everything = self._predecessors(), frozenset(range(len(self.blocks)))
+        before, everything = self._before, frozenset(range(len(self.blocks)))
         dominators = self.dominators()
         loops: dict[int, frozenset[int]] = {}
         for latch, block in enumerate(self.blocks):
@@ -192,7 +192,7 @@ class Flow:
         share their entry are distinguished by the edges that lead back to it.
         """
         found: frozenset[int] = frozenset()
-        within = frozenset(range(len(self.blocks)))
+        within = self._perhaps_in_loops
         while number in within and (loop := self._component(number, within)):
             found = loop
             self.spend(len(self.blocks) + len(loop))
@@ -201,7 +201,7 @@ class Flow:
                 break
             for entry in entries:
                 for latch in (n for n in loop if entry in self.blocks[n].successors):
-                    before = self._reached({latch}, loop - {entry}, self._predecessors()) if latch != entry else set()
+                    before = self._reached({latch}, loop - {entry}, self._before) if latch != entry else set()
                     body = frozenset(before | {entry, latch})
                     if number in body and len(body) < len(found):
                         found = body
@@ -216,19 +216,41 @@ class Flow:
 
     def reached(self, start: Iterable[int], within: frozenset[int]) -> set[int]:
         """Return the blocks of `within` that one or more edges from those of `start` lead to, through `within`."""
-        return self._reached(set(start), within, [block.successors for block in self.blocks])
+        return self._reached(set(start), within, self._after)
 
-    def _predecessors(self) -> list[list[int]]:
+    @cached_property
+    def _after(self) -> list[list[int]]:
+        """By block, those that may follow it."""
+        return [block.successors for block in self.blocks]
+
+    @cached_property
+    def _before(self) -> list[list[int]]:
+        """By block, those that it may follow."""
         before: list[list[int]] = [[] for _ in self.blocks]
         for one, block in enumerate(self.blocks):
             for successor in block.successors:
                 before[successor].append(one)
         return before
 
+    @cached_property
+    def _perhaps_in_loops(self) -> frozenset[int]:
+        """Blocks with a loop before them or around them, and one after them or around them: all others are in none."""
+        left = set(range(len(self.blocks)))
+        for before, after in ((self._before, self._after), (self._after, self._before)):
+            edges = [len(own) for own in before]
+            ends = [number for number in left if edges[number] == 0]
+            while ends:
+                left.discard(number := ends.pop())
+                for one in after[number]:
+                    edges[one] -= 1
+                    if edges[one] == 0:
+                        ends.append(one)
+        return frozenset(left)
+
     def _component(self, number: int, within: frozenset[int]) -> frozenset[int]:
         """Return the blocks of `within` that `number` leads to and that lead back to it, inside of `within`."""
-        forward = self._reached({number}, within, [block.successors for block in self.blocks])
-        return frozenset(forward & self._reached({number}, within, self._predecessors()))
+        forward = self._reached({number}, within, self._after)
+        return frozenset(forward & self._reached({number}, within, self._before))
 
     def _reached(self, start: set[int], within: frozenset[int], edges: list[list[int]]) -> set[int]:
         """Return the blocks of `within` that one or more edges from `start` lead to."""
@@ -296,7 +318,7 @@ class Flow:
         # From the last block on, each block once before any is looked at again: what a loop needs comes round soon.
         pending = deque(reversed(range(len(self.blocks))))
         waiting = set(pending)
-        predecessors = self._predecessors()
+        predecessors = self._before
         while pending:
             number = pending.popleft()
             waiting.discard(number)

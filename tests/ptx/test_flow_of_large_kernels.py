@@ -63,3 +63,20 @@ def searched(flow, function, name):
         return False
 
     return [needed(number) for number in range(len(flow.blocks))]
+
+
+def test_a_block_is_in_a_loop_if_it_leads_back_to_itself():
+    random = np.random.default_rng(5)
+    for _ in range(30):
+        lines = [f"L{n}: @%p{n} bra L{random.integers(0, 12)};" for n in range(12)]
+        flow = Flow(function_of("\n".join([*lines, "ret;"])))
+        every = frozenset(range(len(flow.blocks)))
+        for number in every:
+            assert (number in flow.reached([number], every)) == (number in flow.innermost_loop(number))
+
+
+def test_blocks_that_no_loop_can_hold_are_not_searched_for_one():
+    count = 1000
+    flow = Flow(function_of("\n".join([*(f"L{n}: @%p{n} bra L{n + 1};" for n in range(count)), f"L{count}: ret;"])))
+    flow.reached = flow._reached = None  # type: ignore[assignment]  # what a search would call
+    assert all(flow.innermost_loop(number) == frozenset() for number in range(count))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import random
 import re
@@ -25,7 +26,10 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
+from cuda.bindings import nvrtc
+
 from cudatool.cli._ptx_text import kernel_json
+from cudatool.code_cache import CodeCache
 from cudatool.errors import CompileError
 from cudatool.ptx import PtxError, infer_accesses, parse, summarize
 from cudatool.runtime.nvrtc import to_ptx
@@ -112,6 +116,7 @@ WORDS += (
     "st.local.b8",
     "cvta.to.global.u64",
 )
+_KEPT = CodeCache("nvrtc")
 _PIECES = re.compile(r"[\w.%$]+|\s+|.", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.%$])-?\d\w*")
 
@@ -132,11 +137,16 @@ def bases(files: Sequence[str] = SOURCES) -> list[str]:
 
 @cache
 def _compiled(source: str) -> str:
-    """Return the PTX of a source; none of a part of one."""
+    """Return the PTX of a source, which later runs need not compile again; none of a part of one."""
+    key = hashlib.sha256(f"{nvrtc.nvrtcVersion()} {source}".encode()).hexdigest()
+    if (kept := _KEPT.get(key)) is not None:
+        return kept.decode()
     try:
-        return to_ptx(source, "kernel.cu").rstrip(b"\0").decode()
+        text = to_ptx(source, "kernel.cu").rstrip(b"\0").decode()
     except CompileError:
-        return ""
+        text = ""
+    _KEPT.put(key, text.encode())
+    return text
 
 
 def case(seed: int, texts: Sequence[str]) -> str:

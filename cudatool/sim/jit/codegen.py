@@ -271,12 +271,15 @@ class _Kernel(ThreadCode):
         """
         if self.instrument or self.may_end or self.layout.local_bytes or not self.rows:
             return False
+        # Before looking at all suspensions, of which there may be thousands.
+        if not is_chain(self._repeated(index, region) + _inside(region), self.function.registers.keys()):
+            return False
         around = [at for number, at in self._parts().items() if at is not None and (at == index or number == only)]
         for at in around:
             left = {name for name, _, _ in self.rows[at].leave(self.code[at])}
             if self.rows[at].kind != Kind.BARRIER or left - self.constants.keys():
                 return False
-        return is_chain(self._repeated(index, region) + _inside(region), self.function.registers.keys())
+        return True
 
     def _pair(
         self, number: int, index: int | None, region: list[Instruction], cells: dict[str, Cell], only: int
