@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["query"]
 
 _MOST = 1000  # rows of the table
+_LEGIBLE = 12  # characters of a column: folded to fewer, names and numbers cannot be read
+_GAP = 2  # between columns
 
 
 @command(
@@ -45,7 +47,8 @@ _MOST = 1000  # rows of the table
     type=click.Choice(["table", "csv", "json"]),
     default="table",
     group="Output",
-    help=f"table: at most {_MOST:,} rows. csv and json: all; csv has control characters as \\x1b.",
+    help=f"table: at most {_MOST:,} rows, one below the other if the terminal is too narrow. "
+    "csv and json: all; csv has control characters as \\x1b.",
 )
 @option("--json", "as_json", is_flag=True, help='Short for --format json ("schema": "cudatool.query/1").')
 @memory_option
@@ -83,16 +86,31 @@ def _answered(engine: str, dataset: Path, sql: str, memory: str) -> Iterator[Ans
 
 
 def _print_table(answer: Answer) -> None:
+    """Print a table, or the rows one below the other where the terminal is too narrow for all columns."""
     console = results()
-    rows = list(islice(answer.rows, _MOST + 1))
-    kinds = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(answer.columns))]
-    table = new_table()
-    for name, is_number in zip(answer.columns, kinds, strict=True):
-        table.add_column(plain(name), justify="right" if is_number else "left", overflow="fold")
-    for row in rows[:_MOST]:
-        table.add_row(*(plain("" if value is None else str(value)) for value in row))
-    console.print(table)
-    if len(rows) > _MOST:
+    values = list(islice(answer.rows, _MOST + 1))
+    rows = [[printable("" if value is None else str(value)) for value in row] for row in values[:_MOST]]
+    names = [printable(name) for name in answer.columns]
+    widest = (max(map(len, column)) for column in zip(names, *rows, strict=True))
+    if sum(min(width, _LEGIBLE) + _GAP for width in widest) - _GAP <= console.width:
+        table = new_table()
+        for number, name in enumerate(names):
+            is_number = all(isinstance(row[number], int | float | None) for row in values)
+            table.add_column(plain(name), justify="right" if is_number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(plain, row))
+        console.print(table)
+    else:
+        longest = max(map(len, names))
+        if not rows:
+            console.print("No rows.")
+        for number, row in enumerate(rows, 1):
+            if number > 1:
+                click.echo()
+            console.print(f"Row {number:,}", style="bold")
+            for name, value in zip(names, row, strict=True):
+                click.echo(f"  {name:{longest}}  {value}".rstrip())
+    if len(values) > _MOST:
         console.print(f"... more than {_MOST:,} rows (--format csv has all)")
 
 

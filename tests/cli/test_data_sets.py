@@ -229,3 +229,17 @@ def test_a_question_that_cannot_be_answered_is_one_line(run_here):
     assert 1501 == len(
         run_here("query", "set", "SELECT range AS n FROM range(1500)", "--format", "csv").stdout.splitlines()
     )
+
+
+def test_rows_of_more_columns_than_a_terminal_has_room_for_are_below_each_other(run_here):
+    """Columns of one letter each, a hundred lines high, were no answer, and took seconds for long texts."""
+    path = DATA / "streams_default.pickle.xz"
+    assert run_here("export", path, "--to", "parquet", "-o", "set").returncode == 0
+    lines = run_here("query", "set", "FROM ranks UNION ALL FROM ranks").stdout.splitlines()
+    assert "Row 1" == lines[0] and 2 == lines.count("  format            torch") and 1 == lines.count("")
+    assert ["run  rank  trace", "No rows."] == [
+        " ".join(run_here("query", "set", question).stdout.splitlines()[:1])
+        for question in ("SELECT run, rank, trace FROM ranks WHERE rank = 7", "FROM ranks WHERE rank = 7")
+    ]
+    wide = run_here("query", "set", "SELECT run, device, source, format FROM ranks").stdout.splitlines()
+    assert ["run", "device", "source", "format"] == wide[0].split()

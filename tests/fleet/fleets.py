@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -208,7 +208,7 @@ def make(folder: Path, recording: Path, ranks: int, faults: list[Fault], seed: i
     return dataset
 
 
-@lru_cache(maxsize=None)
+@cache
 def _converted(recording: Path, rank: int, seed: int, faults: tuple[str, ...]) -> dict[str, bytes]:
     """Return the files of a rank's part: many fleets have the same healthy ranks, which are converted once."""
 
