@@ -50,16 +50,18 @@ def rows(*events: dict[str, int]) -> np.ndarray:
 def _recordings(draw: st.DrawFn, kinds: tuple[Kind, ...] = _MEMORY) -> tuple[np.ndarray, list[int]]:
     """Any order of events at a few addresses, as a damaged or late recording may have it, and where to cut it."""
     count = draw(st.integers(1, 60))
+    # All numbers are drawn as one row of bytes: a draw of each took longer than the analyses.
+    numbers = np.frombuffer(draw(st.binary(min_size=8 * count, max_size=8 * count)), np.uint8).reshape(count, 8)
     events = [
         {
-            "time": draw(st.integers(0, 3 * _S)),
-            "kind": draw(st.sampled_from(kinds)),
-            "device": draw(st.integers(0, 1)),
-            "address": draw(st.integers(1, 6)) * 16,
-            "size": draw(st.integers(0, 40)),
-            "stack": draw(st.integers(0, 3)),
+            "time": (256 * late + later) * 3 * _S // 65535,
+            "kind": kinds[kind % len(kinds)],
+            "device": device % 2,
+            "address": (1 + address % 6) * 16,
+            "size": size % 41,
+            "stack": stack % 4,
         }
-        for _ in range(count)
+        for late, later, kind, device, address, size, stack, _ in numbers.tolist()
     ]
     events.sort(key=lambda event: event["time"])
     events = _without_late_requests(events)
