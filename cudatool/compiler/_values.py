@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import enum
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -57,9 +58,9 @@ def content(value: Any) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
+        return pickle.dumps(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
-        return repr(value.get_state())
+        return pickle.dumps(value.get_state())  # a repr may leave numbers out, and takes 15 ms
     if isinstance(value, ContextVar):
         return fact(value.get(None))
     return None

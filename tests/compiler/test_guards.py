@@ -26,6 +26,7 @@ import cudatool as ct
 from cudatool import blas, ops, random
 from cudatool.amp import autocast
 from cudatool.compiler import compile
+from cudatool.compiler._values import content
 from cudatool.errors import GraphBreakError
 from cudatool.runtime.array import DeviceArray
 
@@ -394,3 +395,13 @@ def test_random_numbers_of_the_device_are_those_of_eager_execution() -> None:
             random.manual_seed(seed)
             found.append([function(x).get().tolist() for _ in range(4)])
     assert found[:3] == found[3:]
+
+
+def test_the_state_of_a_generator_is_all_its_numbers() -> None:
+    one, other = np.random.RandomState(0), np.random.RandomState(0)
+    assert content(one) == content(other)
+    name, numbers, *rest = other.get_state()
+    numbers[300] += 1
+    other.set_state((name, numbers, *rest))
+    with np.printoptions(threshold=10):  # their texts are the same
+        assert content(one) != content(other)
