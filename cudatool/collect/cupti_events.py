@@ -49,7 +49,9 @@ from cudatool.trace.physical import reset_text
 
 __all__ = ["MEMORY", "CallEvents"]
 
-MEMORY = frozenset([Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, Kind.HOST_ALLOC, Kind.HOST_FREE])
+_BLOCKS = Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED
+_OF_HOST = Kind.HOST_ALLOC, Kind.HOST_FREE
+MEMORY = frozenset([*_BLOCKS, *_OF_HOST])
 """What :meth:`CallEvents.note_memory` notes."""
 
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
@@ -268,25 +270,15 @@ class CallEvents:
 
     def note_memory(self, event: Event) -> None:
         """Note memory that another source reports: launches may have pointers to it."""
-        if self.launches is None:
-            return
-        if event.kind is Kind.BLOCK_ALLOC:
-            self.launches.blocks.add(event.address, event.size)
-        elif event.kind is Kind.BLOCK_FREE_COMPLETED:
-            self.launches.blocks.remove(event.address)
-        elif event.kind is Kind.HOST_ALLOC:
-            self.host_memory.add(event.address, event.size)
-        elif event.kind is Kind.HOST_FREE:
-            self.host_memory.remove(event.address)
+        for memory, made, gone in self._memories():
+            if event.kind is made:
+                memory.add(event.address, event.size)
+            elif event.kind is gone:
+                memory.remove(event.address)
 
     def note_memory_of(self, rows: npt.NDArray[np.void]) -> None:
         """Note the memory that several events of another source report: what is there after the last one."""
-        if self.launches is None:
-            return
-        for memory, made, gone in (
-            (self.launches.blocks, Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED),
-            (self.host_memory, Kind.HOST_ALLOC, Kind.HOST_FREE),
-        ):
+        for memory, made, gone in self._memories():
             changes = rows[np.isin(rows["kind"], (made, gone))][::-1]
             last = changes[np.unique(changes["address"], return_index=True)[1]]
             is_there = last["kind"] == made
@@ -294,6 +286,12 @@ class CallEvents:
                 memory.remove(address)
             for address, size in last[["address", "size"]][is_there].tolist():
                 memory.add(address, size)
+
+    def _memories(self) -> tuple[tuple[LiveMemory, Kind, Kind], ...]:
+        """Return the memory that launches may have pointers to, each with the kinds of events that add and remove."""
+        if self.launches is None:
+            return ()
+        return (self.launches.blocks, *_BLOCKS), (self.host_memory, *_OF_HOST)
 
     def warn_of_lost(self, rows: int) -> None:
         """Report that rows of the log are missing."""
