@@ -121,7 +121,7 @@ class Work:
     call, rows
         If it is an elementwise function, or a kernel that works on rows.
     after_unseen
-        Work that no event told of was enqueued before it.
+        Work without an event was enqueued before it.
     stack
         Where it was enqueued.
     """

@@ -55,7 +55,7 @@ def _uses(
     streams = [node.stream for node in trace.graph().nodes]
 
     def use_all(first: int, last: int) -> None:
-        """Let everything that exists between two nodes be used by both, as far as there are such nodes."""
+        """Let everything that exists between two nodes be used by both, if there are such nodes."""
         for number, buffer in enumerate(buffers):
             if buffer.first <= last and first <= buffer.last:
                 users[number] |= {max(first, 0), min(last, len(streams) - 1)}

@@ -78,7 +78,7 @@ class Results:
         return self._mapped(self._outputs, given, copies)
 
     def note_holders(self) -> None:
-        """Note who holds what was stored: nobody but the places where it was stored, and the compiler."""
+        """Note who holds what was stored: only the places where it was stored, and the compiler."""
         self._holders = self._count()
 
     def _store(self, given: Mapping[int, DeviceArray], copies: dict[int, DeviceArray]) -> None:

@@ -114,7 +114,7 @@ class Trace:
     numbers
         The floating-point numbers among the arguments of all kernels, as text.
     ends_unseen
-        Work that no event told of was enqueued after the last node.
+        Work without an event was enqueued after the last node.
     same, repeated
         Allocations that are others, and which of `calls` are not done since they would write these: see
         :mod:`cudatool.compiler._common`.
@@ -124,8 +124,8 @@ class Trace:
         self._device = device
         self._origin = stream  # of the capture
         self._captured = 0  # nodes of the CUDA graph
-        self._before_product = -1  # how many there were when a product began, of which no event has told yet
-        self._owed = 0  # nodes that an event has told of before they were captured
+        self._before_product = -1  # how many there were when a product began that has no event yet
+        self._owed = 0  # nodes whose event came before they were captured
         self._of_operation: dict[int, int] = {}  # correlation -> node
         self._thread = hooks.thread_id()
         self._nodes: list[tuple[int, Node]] = []  # with their time

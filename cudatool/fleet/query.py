@@ -49,7 +49,7 @@ def opened(
     """Return a database with a view for each table; those of a second data set are called ``against_TABLE``.
 
     It can read the files of the data sets, and cannot load extensions, reach the network, or be set up otherwise. That
-    holds before the first file is opened: whoever made the data set decides what is in it.
+    holds before the first file is opened: a stranger may have made the data set.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def _memory(text: str) -> int:
 
 
 def _check_links(home: Path, folders: list[Path]) -> None:
-    """Refuse a data set with a link out of it: its files are read for whoever asks, and it may be a stranger's."""
+    """Refuse a data set with a link out of it: a stranger's would show other files of the user who asks."""
     while folders:
         try:
             with os.scandir(folders.pop()) as entries:

@@ -71,7 +71,7 @@ class Policy:
     device
         Ordinal of the device, for messages.
     journal
-        Is told what happens.
+        Gets the events of what happens.
     total_memory
         The device's memory in bytes, of which a memory fraction is a part.
     outside

@@ -54,7 +54,7 @@ _SMALLEST_SPLIT_LIMIT_MIB = LARGE_SEGMENT // _MIB
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the allocator can be told. The defaults are PyTorch's.
+    """The allocator's settings. The defaults are PyTorch's.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 """The public functions: each tells NVTX and, while hooks have subscribers, the trace.
 
-A trace may have all that NVTX is told: then NVTX is not told, so that it has each range once.
+A trace may record all calls of NVTX: then ranges do not call it, so that the trace has each once.
 """
 
 from __future__ import annotations

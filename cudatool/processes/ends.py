@@ -68,7 +68,7 @@ class Ends:
 
 
 def status_of_zombie(process: int) -> int:
-    """Return the exit status (if negative, the signal) of a child that nobody has waited for; 0 if there is none."""
+    """Return the exit status (if negative, the signal) of a child that was not waited for; 0 if there is none."""
     try:
         found = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except OSError:

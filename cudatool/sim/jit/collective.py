@@ -78,7 +78,7 @@ class Suspension:
     fits
         Whether the row is for this form of the instruction.
     part
-        Given the instruction and an address that it leaves: the instruction that `access` is told of, another one if
+        Given the instruction and an address that it leaves: the instruction that `access` is given, another one if
         several were joined.
     """
 

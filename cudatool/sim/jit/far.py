@@ -4,7 +4,7 @@ The threads of a row then need as many lines. Rows above each other often need t
 threadIdx.y]``, which are in no cache any more if rows are long. So such kernels run in rows of few threads
 (:mod:`.grid`).
 
-What is told here is mostly so, and need not hold: only speed depends on it. The *step* of a register is by how much it
+These are guesses, mostly right: only speed depends on them. The *step* of a register is by how much it
 grows from one thread to the next in x. That of ``(x + 1) % n`` is 1, though one thread goes back, and that of a number
 read from memory, too, as if it were an index among others.
 """

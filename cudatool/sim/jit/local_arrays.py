@@ -48,7 +48,7 @@ _PLAIN = {"local", "v2", "v4", "u32", "s32", "b32", "f32", "u64", "s64", "b64", 
 
 
 def in_registers(function: Function) -> Function:
-    """Return `function` with its small local arrays in registers, as far as that can be."""
+    """Return `function` with its small local arrays in registers, where possible."""
     for variable in function.variables.values():
         if variable.space == "local" and 0 < variable.size <= 8 * _MOST_WORDS:
             words = _Words(function, variable)

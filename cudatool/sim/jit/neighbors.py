@@ -6,7 +6,7 @@ region runs for a row of threads, one look at the slots tells whether each holds
 distance times its place. If they do, the region is run in a form that computes them so, and LLVM sees neighboring
 accesses, and branches that all threads take alike.
 
-What is told here is a guess that is worth the look: it need not hold.
+These are guesses that are worth the look: they need not hold.
 """
 
 from __future__ import annotations
