@@ -19,7 +19,7 @@ from cudatool.sim.jit.instrument import Flag, Mode
 from cudatool.sim.jit.race_engine import Reason
 from cudatool.sim.jit.races import Cluster
 from cudatool.trace import lifetimes, stacks
-from cudatool.trace.events import Kind, UseFlag
+from cudatool.trace.events import OF_BACKWARD, OF_MODULE, Kind, UseFlag
 
 SOURCES = Path(__file__).parents[1] / "cudatool"
 
@@ -32,7 +32,8 @@ NUMBERS: dict[str, dict[str, int]] = {
     "collect/_log_rows.h": named(What, *(what.name for what in What if what is not What.RANGE))
     | named(Action, "ALLOC", "FREE_REQUESTED", "FREE_COMPLETED", "SNAPSHOT", "FREED")
     | {"OUT_OF_MEMORY": Action.OOM},
-    "collect/_log_rows.c": {"KERNEL_LAUNCHED": Kind.KERNEL_LAUNCH, "EXECUTED": Kind.EXECUTION},
+    "collect/_log_rows.c": {"KERNEL_LAUNCHED": Kind.KERNEL_LAUNCH, "EXECUTED": Kind.EXECUTION}
+    | {"OF_MODULE": OF_MODULE, "OF_BACKWARD": OF_BACKWARD},
     "collect/_nvtx.c": {"ROW": What.RANGE} | named(Kind, "RANGE_PUSH", "RANGE_POP", "MARK", "RANGE_START", "RANGE_END"),
     "collect/_cupti.c": named(UseFlag, "CONTEXT", "MODULE", "GRAPH", "STREAM", "KERNEL", "HEAP", "POOL", prefix="USE_")
     | {"CAPTURE_BEGINS": cupti_calls._CAPTURE_BEGINS, "CAPTURE_ENDS": cupti_calls._CAPTURE_ENDS},

@@ -31,9 +31,8 @@ from cudatool.analyze.live_device import (
     PoolMemory,
 )
 from cudatool.analyze.live_rows import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream, Tables
-from cudatool.overview.ledger import BY_SIZE
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import FAILED_REQUESTS, RECORD, WORK, Kind
+from cudatool.trace.events import BY_SIZE, FAILED_REQUESTS, RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.mapped import MappedPages
@@ -69,7 +68,8 @@ _SEGMENTS: Final = {
     Kind.MEM_FREE: ENDED,
 }
 _LAUNCHES: Final = (Kind.KERNEL_LAUNCH, Kind.GEMM)
-_SIGN: Final = np.array([BY_SIZE.get(kind, 0) for kind in range(256)], np.int64)
+_SIGN: Final = np.zeros(256, np.int64)
+_SIGN[[*BY_SIZE]] = [*BY_SIZE.values()]
 _LEDGER: Final = (_SIGN != 0) | (np.arange(256) == Kind.DEVICE_USE)
 
 

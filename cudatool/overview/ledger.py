@@ -21,13 +21,13 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import Kind, UseFlag
+from cudatool.trace.events import BY_SIZE, Kind, UseFlag
 from cudatool.trace.frames import calling_library
 from cudatool.trace.libraries import Library, libraries_of
 from cudatool.trace.lifetimes import Ints, Lifetimes
 from cudatool.trace.model import Frame, Trace
 
-__all__ = ["BY_SIZE", "Causes", "Holder", "Ledger", "LedgerLine", "ledger", "lines_by_name", "owner_of"]
+__all__ = ["Causes", "Holder", "Ledger", "LedgerLine", "ledger", "lines_by_name", "owner_of"]
 
 
 class Holder(StrEnum):
@@ -140,11 +140,6 @@ _OWNERS: Final = (
     (re.compile(r"libtriton|cuda_utils"), "Triton"),
     (re.compile(r"libtensorflow"), "TensorFlow"),
 )
-BY_SIZE: Final[dict[int, int]] = {
-    **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
-    **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
-}
-"""Events of calls that take memory by size (1), and that give it back (-1)."""
 
 
 def ledger(

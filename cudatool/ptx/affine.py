@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from cudatool.ptx.effects import is_read_only, memory_operands
 from cudatool.ptx.flow import Flow, reads, writes
-from cudatool.ptx.forms import INTEGERS, OPPOSITES, RULES, THREAD_INDICES, Form, LaunchValues, integers_of, is_plain
-from cudatool.ptx.isa import Control, Mode, opcode_of
+from cudatool.ptx.forms import OPPOSITES, RULES, THREAD_INDICES, Form, LaunchValues, integers_of, is_plain
+from cudatool.ptx.isa import INTEGERS, STRONG, Control, Mode, opcode_of
 from cudatool.ptx.loops import Loops
 from cudatool.ptx.model import (
     Address,
@@ -32,7 +32,6 @@ from cudatool.ptx.operands import space_of
 
 __all__ = ["AffineAddresses", "OfLaunch", "Site"]
 
-_STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
 _FACTS = 64  # comparisons that one branch is taken apart into
 
 _Fact = tuple[int, bool]  # a comparison (setp, by index), and whether it holds
@@ -121,7 +120,7 @@ class AffineAddresses:
             if space in ("param", "local") or self._is_parameter(base):
                 continue
             for access in memory_operands(i):
-                weak = access.mode is not Mode.ATOMIC and not _STRONG.intersection(i.modifiers)
+                weak = access.mode is not Mode.ATOMIC and not STRONG.intersection(i.modifiers)
                 address = access.address if access.width else None
                 place = "global" if space == "const" else space
                 found.append(Site(index, i.line, place, access.mode, access.width, weak, is_read_only(i), address))

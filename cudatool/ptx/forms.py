@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from cudatool.ptx.isa import INTEGERS
 from cudatool.ptx.loops import Carried
 from cudatool.ptx.model import (
     Address,
@@ -22,7 +23,6 @@ from cudatool.ptx.model import (
 )
 
 __all__ = [
-    "INTEGERS",
     "OPPOSITES",
     "RULES",
     "THREAD_INDICES",
@@ -38,7 +38,6 @@ THREAD_INDICES = len(_INDICES)
 """How many of the indices tell threads apart; those after them count rounds of loops."""
 
 _COUNTS = tuple(f"%{name}.{axis}" for name in ("ntid", "nctaid") for axis in "xyz")
-INTEGERS = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
 _STEPS = 256  # how many combinations of distances are tried before two accesses count as meeting
 OPPOSITES = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "lo": "hs", "hs": "lo", "ls": "hi", "hi": "ls"}
 

@@ -12,7 +12,10 @@ from enum import IntFlag, StrEnum
 from typing import Final
 
 __all__ = [
+    "FLOATS",
+    "INTEGERS",
     "JUMPS",
+    "STRONG",
     "TYPE_BYTES",
     "WITHOUT_RESULT",
     "Access",
@@ -34,6 +37,15 @@ _TYPES: Final = {
 }
 TYPE_BYTES: Final = {name: size for size, names in _TYPES.items() for name in names.split()}
 """The types that a modifier can name, and the bytes of a value (chapter 5.2)."""
+
+INTEGERS: Final = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
+"""The types that places and addresses are computed in."""
+
+FLOATS: Final = frozenset({"f16", "bf16", "f32", "f64"})
+"""The types of floating-point arithmetic."""
+
+STRONG: Final = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
+"""Modifiers of loads and stores that other threads, or the host, may wait for (chapter 8)."""
 
 
 class Mode(IntFlag):

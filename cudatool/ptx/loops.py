@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cudatool.ptx.flow import Flow, reads, writes
+from cudatool.ptx.isa import INTEGERS
 from cudatool.ptx.model import Address, Function, Instruction, Operand, PtxError, Register, type_bytes
 
 __all__ = ["Carried", "Loop", "Loops"]
-
-_INTEGERS = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class Loops:
             index = setters[0]
         if i.opcode not in ("add", "sub") or i.guard is not None or len(i.operands) != 3:
             return None
-        if len(i.modifiers) != 1 or i.modifiers[0] not in _INTEGERS:
+        if len(i.modifiers) != 1 or i.modifiers[0] not in INTEGERS:
             return None
         kinds = {self._flow.function.registers.get(one, "pred") for one in (name, *writes(i))}
         if "pred" in kinds or {_bits_of(kind) for kind in kinds} != {_bits_of(i.modifiers[0])}:

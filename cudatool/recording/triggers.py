@@ -13,7 +13,7 @@ from typing import Final
 from cudatool.errors import ConfigError, UsageError
 from cudatool.text import quoted
 from cudatool.trace import pools
-from cudatool.trace.events import Event, Kind
+from cudatool.trace.events import BY_SIZE, Event, Kind
 from cudatool.units import parse_bytes
 
 __all__ = ["Condition", "Metric", "RangeOf", "Reason", "Watch"]
@@ -46,11 +46,7 @@ _NUMBERED: Final = re.compile(r"[\s#:_/=-]*(\d{1,18})", re.ASCII)  # what follow
 _MOST_NAMES: Final = 5
 _PAUSE_NS: Final = 60 * 10**9
 _BLOCKS: Final = {Kind.BLOCK_ALLOC: 1, Kind.BLOCK_FREE_COMPLETED: -1}
-_SEGMENTS: Final = {
-    **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
-    **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
-}
-_SIGNS: Final[dict[Metric, Mapping[Kind, int]]] = {Metric.ALLOCATED: _BLOCKS, Metric.RESERVED: _SEGMENTS}
+_SIGNS: Final[dict[Metric, Mapping[Kind, int]]] = {Metric.ALLOCATED: _BLOCKS, Metric.RESERVED: BY_SIZE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from cudatool.sanitize.device import unread_findings
 from cudatool.sanitize.findings import Gap, GapKind, location
 from cudatool.text import first_names, printable
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningCode, WarningFlag
+from cudatool.trace.events import ALLOCATIONS, WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending, Trace
 from cudatool.units import format_bytes
@@ -30,7 +30,6 @@ __all__ = ["LeftOpen", "ended", "find_gaps", "gap_what", "gap_why", "merged_gaps
 _MANAGED: Final = "cuMemAllocManaged"
 _HOST_NODE: Final = 3  # CU_GRAPH_NODE_TYPE_HOST
 _ON_TRACES = ("race", "leak")  # the other checks are made while the program runs
-_ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def find_gaps(
     gaps = []
     if lost := _lost(trace):
         gaps.append(_gap(GapKind.RECORDING, lost))
-    if not operations + left_open.streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
+    if not operations + left_open.streams and not ("leak" in checks and len(trace.of_kind(*ALLOCATIONS))):
         why = unrecorded_libraries(trace) if trace.ending.is_complete else ()  # else the recorder may be to blame
         gaps.append(Gap(GapKind.OPERATIONS, 0, why, whole=True))
     if races and operations and header.get("records_accesses") is False:

@@ -21,7 +21,7 @@ from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.rows import byte_sets, read_rows
-from cudatool.trace.events import WORK, Kind
+from cudatool.trace.events import ALLOCATIONS, WORK, Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["Order", "Step", "Steps"]
@@ -29,7 +29,6 @@ __all__ = ["Order", "Step", "Steps"]
 Order = list[int]
 """Positions in :attr:`Steps.all`."""
 _DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-_ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)  # made for the program
 _FREES = (Kind.BLOCK_FREE_REQUESTED, Kind.MEM_FREE, Kind.HOST_FREE)
 _GRAPHS = (Kind.GRAPH_NODE_ADDED, Kind.GRAPH_INSTANTIATE, Kind.GRAPH_NODE, Kind.GRAPH_EDGE, Kind.GRAPH_LAUNCH)
 _MANY = 1 << 20  # pairs of accesses to compare
@@ -305,7 +304,7 @@ class Steps:
         records = self._records
         start = records["address"].astype(np.int64)
         holds = (start <= address) & (address < start + records["size"].astype(np.int64))
-        found = np.flatnonzero(holds & np.isin(records["kind"], _ALLOCATIONS))
+        found = np.flatnonzero(holds & np.isin(records["kind"], ALLOCATIONS))
         if not len(found):
             return None
         last = int(found[-1])

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 __all__ = [
+    "ALLOCATIONS",
+    "BY_SIZE",
     "RECORD",
     "RECORD_STRUCT",
     "SHARED_COMMUNICATOR",
@@ -159,6 +161,15 @@ WORK: Final = (
     Kind.COLLECTIVE,
 )
 """Calls that enqueue work of the device."""
+
+ALLOCATIONS: Final = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
+"""Memory that the program got."""
+
+BY_SIZE: Final[dict[Kind, int]] = {
+    **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
+    **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
+}
+"""Calls that take device memory from the driver by size (1), and that give it back (-1)."""
 
 OF_MODULE: Final = 8
 """Flag of BLOCK_ALLOC: its name is the path of a module of PyTorch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudatool.ptx import Instruction, Symbol, type_bytes
+from cudatool.ptx.isa import FLOATS
 from cudatool.sim.jit.arithmetic import canonical, directed, flush, intrinsic, relu, saturate
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.formats import FORMATS, narrow, widen_fp8
@@ -10,7 +11,6 @@ from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
 
-_FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 # Rounding to an integral value, for float to integer as for float to float.
 _INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
@@ -33,14 +33,14 @@ def _cvt(e: Emitter, i: Instruction) -> None:
         return e.set(i.operands[0], e.pack([e.convert(half, "i32", "i16") for half in halves], "i16"), "b32")
     if target.endswith("x2") or source.endswith("x2"):
         raise e.unsupported()
-    if source in _FLOATS:
+    if source in FLOATS:
         value = e.get(i.operands[1], source)
         if "ftz" in i.modifiers and source == "f32":
             value = flush(e, value, "float")
         if target in FORMATS or target == "f64":
             return _float_to_float(e, i, value, source, target)
         return _float_to_integer(e, i, value, source, target)
-    if target in _FLOATS:
+    if target in FLOATS:
         return _integer_to_float(e, i, source, target)
     return _integer_to_integer(e, i, source, target)
 

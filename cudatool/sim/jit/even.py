@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from cudatool.ptx import Address, Flow, Immediate, Instruction, Operand, Register, Symbol, elements, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.ptx.isa import Control, opcode_of
+from cudatool.ptx.isa import STRONG, Control, opcode_of
 from cudatool.sim.jit.special_registers import SPECIAL
 from cudatool.sim.jit.table import types_of
 
@@ -71,7 +71,7 @@ PURE = frozenset(_COMPUTES.split())  # the result depends on the operands alone
 _READS = frozenset({"ld", "ldu", "tex", "tld4"})
 _SIDE_BY_SIDE = PURE | {"ld", "st", "bra"}  # what LLVM can do for several threads at once
 _COMPUTED = (PURE | {"bra"}) - {"div", "rem", "sin", "cos", "lg2", "tanh"}  # LLVM has vectors of instructions for it
-ORDERED = frozenset({"volatile", "acquire", "release", "relaxed", "mmio", "local", "cc"})
+ORDERED = STRONG | {"local", "cc"}
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"})
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cudatool.ptx import Address, Immediate, Instruction, Operand, Register, opcode_of
 from cudatool.ptx.flow import writes
+from cudatool.ptx.isa import FLOATS
 
 __all__ = ["is_far"]
 
 _LINE = 64  # bytes of a cache line
-_FLOATS = frozenset({"f16", "bf16", "f32", "f64"})  # what is computed in them is not followed
 _FAR = 1 << 32
 """A step that is not known: a multiple of a number that the kernel is given."""
 
@@ -57,7 +57,7 @@ def _number(operand: Operand) -> int | None:
 
 
 def _same(i: Instruction, by: list[int]) -> int:
-    return 0 if any(one in _FLOATS for one in i.modifiers) else max(by, key=abs)
+    return 0 if any(one in FLOATS for one in i.modifiers) else max(by, key=abs)
 
 
 def _sum(i: Instruction, by: list[int]) -> int:

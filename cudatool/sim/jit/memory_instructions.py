@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cudatool.ptx import Instruction, Operand, elements, space_of, type_bytes
 from cudatool.ptx.effects import has_result, is_read_only
+from cudatool.ptx.isa import STRONG
 from cudatool.sim.jit import races
 from cudatool.sim.jit.arithmetic import canonical, extreme
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
@@ -14,7 +15,6 @@ from cudatool.sim.jit.table import lowers, types_of
 __all__: list[str] = []
 
 _ORDERS = frozenset({"acquire", "release", "acq_rel"})
-_STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
 
 
 def _memory_type(t: str) -> str:
@@ -32,7 +32,7 @@ def _load(e: Emitter, i: Instruction) -> None:
     kind, size = llvm_type(t), type_bytes(t)
     targets = elements(i.operands[0])
     space, pointer = e.pointer(space_of(i), i.operands[1])
-    strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    strong = "volatile " if STRONG.intersection(i.modifiers) and space != "local" else ""
     flags = Flag.READ_ONLY if is_read_only(i) else _flags(i, bool(strong))
     pointer = e.guarded(space, pointer, size * len(targets), READ, i, flags=flags)
     for index, target in enumerate(targets):
@@ -57,7 +57,7 @@ def _store(e: Emitter, i: Instruction) -> None:
     kind, size = llvm_type(t), type_bytes(t)
     sources = elements(i.operands[1])
     space, pointer = e.pointer(space_of(i), i.operands[0])
-    strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    strong = "volatile " if STRONG.intersection(i.modifiers) and space != "local" else ""
     pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, flags=_flags(i, bool(strong)))
     if "release" in i.modifiers:
         e.emit("fence release")

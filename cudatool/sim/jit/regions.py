@@ -29,7 +29,7 @@ from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.neighbors import distances
 from cudatool.sim.jit.scheduler import Cell, Regular
-from cudatool.sim.jit.special_registers import SPECIAL
+from cudatool.sim.jit.special_registers import PLACES, SPECIAL
 from cudatool.sim.jit.steps import block_stride_loops, stride_loops
 from cudatool.sim.jit.stretches import find_stretches
 from cudatool.sim.jit.table import types_of
@@ -44,7 +44,6 @@ REPEATABLE = frozenset(SPECIAL) - _VOLATILE
 MANY = 32
 """Regions from which on each is a function of its own: LLVM takes too long for all of them as one."""
 
-_PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 _WIDENING = (["s64", "s32"], ["u64", "u32"])
 _NARROWING = (["u32", "u64"], ["s32", "s64"], ["u32", "s64"], ["s32", "u64"])
 _MOST_FETCHED = 8  # lines of each row of threads
@@ -357,7 +356,7 @@ class Regions:
             used = {copies.get(name, name) for name in reads(one)}
             if used.isdisjoint(own | SPECIAL.keys()) or copies.keys() & set(writes(one)):
                 continue
-            if any(name in SPECIAL and not name.startswith(_PLACES) for name in used):
+            if any(name in SPECIAL and not name.startswith(PLACES) for name in used):
                 return False
             if not used.isdisjoint(own):
                 factors = {copies.get(o.name, o.name) for o in one.operands[1:3] if isinstance(o, Register)}

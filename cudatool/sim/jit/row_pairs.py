@@ -15,7 +15,9 @@ from dataclasses import replace
 
 from cudatool.ptx import Function, Instruction, opcode_of
 from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.isa import STRONG
 from cudatool.ptx.operands import renamed
+from cudatool.sim.jit.special_registers import PLACES
 from cudatool.sim.jit.table import types_of
 
 __all__ = ["NEXT_ROW", "indices_of_both", "is_chain", "of_next_row", "written_twice"]
@@ -26,9 +28,7 @@ NEXT_ROW = "%tid.y'"
 _LONG = 8  # operations that wait for each other
 _ALONE = 2  # of so many operations that a thread does, at least one is in the chain
 _CHAINED = frozenset({"add", "sub", "mul", "fma", "mad"})
-_PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")  # all that may differ from row to row is the place in y
 _COMPUTING = _CHAINED | {"abs", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"}
-_ORDERED = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
 
 
 def is_chain(code: Sequence[Instruction], registers: Set[str]) -> bool:
@@ -50,14 +50,15 @@ def is_chain(code: Sequence[Instruction], registers: Set[str]) -> bool:
             reached += 1
             longest = max(longest, reached)
         depth |= dict.fromkeys(writes(one), reached)
-    if not all(name.startswith(_PLACES) for name in special) or "%tid.y" not in special:
+    # All that may differ from row to row is the place in y.
+    if not all(name.startswith(PLACES) for name in special) or "%tid.y" not in special:
         return False
     return longest >= _LONG and operations <= _ALONE * longest
 
 
 def _is_simple(one: Instruction) -> bool:
     if one.opcode in ("ld", "st"):
-        return _ORDERED.isdisjoint(one.modifiers)
+        return STRONG.isdisjoint(one.modifiers)
     return (one.opcode in _COMPUTING or opcode_of(one.opcode).is_pure) and "cc" not in one.modifiers
 
 

@@ -35,7 +35,7 @@ __all__ = [
 
 PARKED = -3  # the threads of the block wait for other blocks
 DIVERGED = -2  # in the place of a region number: threads do not agree on one
-VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
+VALUES = ENVIRONMENT  # as a call passes it on: the names are those of the parameters
 
 UNPEELED = f"!{(1 << 20) - 1}"
 """Of a loop over threads: none of its rounds is peeled. Rows are whole vectors of threads; one less leaves a rest."""

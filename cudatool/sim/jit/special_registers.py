@@ -11,7 +11,10 @@ from cudatool.sim.jit.layout import RESERVED_SHARED
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
 
-__all__ = ["SPECIAL"]
+__all__ = ["PLACES", "SPECIAL"]
+
+PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
+"""Where a thread is: how these begin."""
 
 SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {  # PTX name -> (value, LLVM type)
     "%tid": lambda e: ("%tx", "i32"),

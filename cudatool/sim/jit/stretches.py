@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudatool.ptx import Address, Flow, Immediate, Instruction, Register, elements, opcode_of, type_bytes
-from cudatool.ptx.isa import Control
+from cudatool.ptx.isa import INTEGERS, Control
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import (
@@ -56,7 +56,6 @@ _LONG = 64
 _TURNS_AT = frozenset({"lt", "ge", "lo", "hs"})  # the answer is the same for what is below, and for the rest
 _TURNS_AFTER = frozenset({"le", "gt", "ls", "hi"})  # the same for what is not above, and for the rest
 _EQUALS = frozenset({"eq", "ne"})
-_WORDS = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
 
 
 # All threads that are left run by themselves.
@@ -84,7 +83,7 @@ def _cut_check(i: Instruction, by: list[int]) -> Check | None:
         return replace(check, same=i.opcode == "div")
     if i.opcode == "shr":
         return None
-    if i.opcode == "selp" and by[0] != by[1] and not by[2] and _WORDS.issuperset(types_of(i)):
+    if i.opcode == "selp" and by[0] != by[1] and not by[2] and INTEGERS.issuperset(types_of(i)):
         place = 0 if by[0] else 1
         register = i.operands[1 + place]
         return Check(register.name, by[place], types_of(i)[0], same=False) if isinstance(register, Register) else None
