@@ -14,8 +14,10 @@ import junitparser
 import pytest
 import yaml
 
+from cudatool.cli.sanitize import sanitize
 from cudatool.sanitize import parse_rules
 from cudatool.sanitize.report.outputs import FORMATS
+from cudatool.testing.options import DEFAULT_CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "ci.md").read_text()
@@ -87,6 +89,11 @@ def test_two_writers(arrays):
             fill[(1, 64)](x, 2.0)
     ct.synchronize()
 '''
+
+
+def test_the_same_is_checked_by_default_in_the_job_the_command_and_the_plugin() -> None:
+    [of_command] = [option.default for option in sanitize.params if option.name == "checks"]
+    assert {of_command} == {DEFAULT_CHECKS, ACTION["inputs"]["checks"]["default"]}
 
 
 @pytest.fixture
