@@ -33,9 +33,8 @@ from cudatool.trace.events import Kind
 
 __all__ = ["CachingHostAllocator", "HostProvider"]
 
-_CACHED: Final = (
-    1 | 2
-)  # flags of HOST_ALLOC and HOST_FREE: a block, not memory from the driver, whose uses are reported
+# Flags of HOST_ALLOC and HOST_FREE: a block, not memory from the driver, whose uses are reported.
+_CACHED: Final = 1 | 2
 _MIB: Final = 1024 * 1024
 _RESERVE_STEP: Final = 4096  # what a block takes of the reserve segment is a multiple of this
 _POLL_INTERVAL_S: Final = 100e-6
