@@ -129,16 +129,32 @@ define internal {kind} @{name}({source} %x) alwaysinline {{
 }}"""
 
 
-def widen_fp8(e: Emitter, byte: str, source: str) -> str:
-    """Return the value of an e4m3 or e5m2 pattern (i8) as a half, which holds all of them exactly."""
-    wide = e.op(f"zext i8 {byte} to i16")
+def widen_fp8(e: Emitter, byte: str, source: str, count: int = 1) -> str:
+    """Return the value of an e4m3 or e5m2 pattern (i8) as a half, which holds all of them exactly.
+
+    Of a vector of `count` patterns, if it is more than one.
+    """
+
+    def kind(name: str) -> str:
+        return name if count == 1 else f"<{count} x {name}>"
+
+    def constant(name: str, value: object) -> str:
+        return str(value) if count == 1 else f"splat ({name} {value})"
+
+    short, half = kind("i16"), kind("half")
+    wide = e.op(f"zext {kind('i8')} {byte} to {short}")
+    eight = constant("i16", 8)
     if source == "e5m2":
-        return e.op(f"bitcast i16 {e.op(f'shl i16 {wide}, 8')} to half")
-    magnitude = e.op(f"and i16 {wide}, 127")
-    sign = e.op(f"shl i16 {e.op(f'and i16 {wide}, 128')}, 8")
-    pattern = e.op(f"or i16 {e.op(f'shl i16 {magnitude}, 7')}, {sign}")
-    value = e.op(f"fmul half {e.op(f'bitcast i16 {pattern} to half')}, 256.0")  # the biases are 7 and 15
-    return e.op(f"select i1 {e.op(f'icmp eq i16 {magnitude}, 127')}, half 0xH7FFF, half {value}")
+        return e.op(f"bitcast {short} {e.op(f'shl {short} {wide}, {eight}')} to {half}")
+    magnitude = e.op(f"and {short} {wide}, {constant('i16', 127)}")
+    upper = e.op(f"and {short} {wide}, {constant('i16', 128)}")
+    sign = e.op(f"shl {short} {upper}, {eight}")
+    lower = e.op(f"shl {short} {magnitude}, {constant('i16', 7)}")
+    pattern = e.op(f"or {short} {lower}, {sign}")
+    scale = constant("half", "256.0")  # the biases are 7 and 15
+    value = e.op(f"fmul {half} {e.op(f'bitcast {short} {pattern} to {half}')}, {scale}")
+    is_nan = e.op(f"icmp eq {short} {magnitude}, {constant('i16', 127)}")
+    return e.op(f"select {kind('i1')} {is_nan}, {half} {constant('half', '0xH7FFF')}, {half} {value}")
 
 
 def sum_error(e: Emitter, kind: str, a: str, b: str, total: str) -> str:

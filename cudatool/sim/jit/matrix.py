@@ -8,42 +8,28 @@ order and intermediate rounding open. Semantics: PTX ISA, 9.7.14 and 9.7.15.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from cudatool.ptx import Immediate, Instruction, Operand, elements, space_of
 from cudatool.sim.jit.collective import ROW, SUSPENSIONS, Kind, Suspension, array_offset, read_array
+from cudatool.sim.jit.dense import DENSE, joined, multiply, transfer, words_of
 from cudatool.sim.jit.emit import READ, WRITE, Emitter
-from cudatool.sim.jit.formats import widen_fp8
 from cudatool.sim.jit.fragments import ELEMENT_BITS, Fragment, fragment, quad_pair_fragment
 
 __all__ = [
-    "DENSE",
     "EVERYONE",
     "Product",
+    "add_product",
     "is_dense",
     "matrices_of",
     "move_rows",
-    "multiply",
     "observe_row",
     "product_of",
-    "transfer",
     "warp_arrays",
-    "words_of",
 ]
 
 EVERYONE: tuple[str, Operand, str] = ("mask", Immediate(0xFFFFFFFF), "b32")
-# In which type a dense matrix of each element type is kept.
-DENSE = {
-    **dict.fromkeys(["f16", "bf16", "tf32", "f32", "e4m3", "e5m2"], "float"),
-    **dict.fromkeys(["s8", "u8", "s4", "u4", "s32", "b1"], "i32"),
-    "f64": "double",
-}
-
-
-def words_of(element: str) -> int:
-    """Return the 32-bit words of a register that holds elements of a type."""
-    return 2 if element == "f64" else 1
 
 
 def _shape(i: Instruction) -> tuple[int, int, int]:
@@ -52,117 +38,6 @@ def _shape(i: Instruction) -> tuple[int, int, int]:
     m, _, rest = text[1:].partition("n")
     n, _, k = rest.partition("k")
     return int(m), int(n), int(k or 0)
-
-
-# ---- gathering and spreading: dense matrix <-> registers of a warp ----
-
-
-def _table(e: Emitter, which: Fragment) -> str:
-    e.define(_table_text(which))
-    return f"@fragment_{which.name}"
-
-
-@lru_cache(64)  # a kernel has thousands of the same
-def _table_text(which: Fragment) -> str:
-    positions = ", ".join(f"i16 {position}" for position in which.table())
-    count = 32 * which.registers * which.per_register
-    return f"@fragment_{which.name} = internal constant [{count} x i16] [{positions}]"
-
-
-def _decode(e: Emitter, element: str, word: str, part: int) -> str:
-    """Return element `part` of a register as a value of its dense type."""
-    bits = ELEMENT_BITS[element]
-    if bits >= 32 or element == "b1":
-        if element == "tf32":  # the lower bits do not count
-            word = e.op(f"and i32 {word}, -8192")
-        return e.convert(word, "i32", DENSE[element]) if element != "f64" else word
-    if element in ("s8", "u8", "s4", "u4"):
-        raised = e.op(f"shl i32 {word}, {32 - bits * (part + 1)}")
-        return e.op(f"{'ashr' if element[0] == 's' else 'lshr'} i32 {raised}, {32 - bits}")
-    low = e.op(f"lshr i32 {word}, {bits * part}")
-    if element == "bf16":
-        return e.op(f"bitcast i32 {e.op(f'shl i32 {low}, 16')} to float")
-    half = e.op(f"bitcast i16 {e.op(f'trunc i32 {low} to i16')} to half") if bits == 16 else ""
-    if bits == 8:
-        half = widen_fp8(e, e.op(f"trunc i32 {low} to i8"), element)
-    return e.op(f"fpext half {half} to float")
-
-
-def _encode(e: Emitter, element: str, values: list[str]) -> str:
-    """Return dense values as one register."""
-    if element == "f16":
-        halves = [e.op(f"bitcast half {e.op(f'fptrunc float {value} to half')} to i16") for value in values]
-        return e.pack(halves, "i16")
-    return e.convert(values[0], DENSE[element], "i32") if element != "f64" else values[0]
-
-
-def _loop(name: str, body: Emitter, inner: str) -> str:
-    """Return a function over the registers and lanes of a fragment, around `body`."""
-    lines = "\n".join(body.lines)
-    return f"""
-define internal void @{name}(ptr %registers, ptr %table, i64 %count, ptr %dense) noinline {{
-entry:
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %loop ]
-  %register = lshr i64 %i, 5
-  %lane = and i64 %i, 31
-  %row = mul i64 %register, {inner}
-  %place = add i64 %row, %lane
-  %at = getelementptr i32, ptr %registers, i64 %place
-{lines}
-  %i.next = add i64 %i, 1
-  %done = icmp eq i64 %i.next, %count
-  br i1 %done, label %end, label %loop
-end:
-  ret void
-}}"""
-
-
-def transfer(
-    e: Emitter,
-    element: str,
-    dense: str,
-    arrays: str,
-    which: Fragment,
-    *,
-    store: bool,
-    first: int = 0,
-    count: int | None = None,
-) -> None:
-    """Fill a dense matrix from the registers of a warp, or with `store` the registers from the matrix.
-
-    Of the fragment's registers, `count` from `first` on, which are those at `arrays`.
-    """
-    name = f"{'spread' if store else 'gather'}_{element}"
-    body, kind, per = e.nested(), DENSE[element], which.per_register
-    upper = body.op(f"getelementptr i32, ptr %at, i64 {ROW}") if element == "f64" else ""
-    places = []
-    for part in range(per):
-        entry = body.op(f"mul i64 %i, {per}")
-        position = body.op(f"getelementptr i16, ptr %table, i64 {body.op(f'add i64 {entry}, {part}')}")
-        wide = body.op(f"zext i16 {body.op(f'load i16, ptr {position}')} to i64")
-        places.append(body.op(f"getelementptr {kind}, ptr %dense, i64 {wide}"))
-    if store:
-        value = _encode(body, element, [body.op(f"load {kind}, ptr {place}") for place in places])
-        if element == "f64":
-            pattern = body.op(f"bitcast double {value} to i64")
-            body.emit(f"store i32 {body.convert(body.op(f'lshr i64 {pattern}, 32'), 'i64', 'i32')}, ptr {upper}")
-            value = body.convert(pattern, "i64", "i32")
-        body.emit(f"store i32 {value}, ptr %at")
-    else:
-        word = body.op("load i32, ptr %at")
-        if element == "f64":
-            both = body.pack([word, body.op(f"load i32, ptr {upper}")], "i32")
-            word = body.op(f"bitcast i64 {both} to double")
-        for part, place in enumerate(places):
-            body.emit(f"store {kind} {_decode(body, element, word, part)}, ptr {place}")
-    e.define(_loop(name, body, str(ROW * words_of(element))))
-    table = _table(e, which)
-    if first:
-        table = e.op(f"getelementptr i16, ptr {table}, i64 {32 * per * first}")
-    number = which.registers if count is None else count
-    e.emit(f"call void @{name}(ptr {arrays}, ptr {table}, i64 {32 * number}, ptr {dense})")
 
 
 # ---- multiplying ----
@@ -203,99 +78,44 @@ def product_of(i: Instruction) -> Product:
     return Product((a, b, c, d), (parts[0], parts[1], parts[2], parts[3]))
 
 
-def multiply(e: Emitter, i: Instruction, kind: str, rows: int, columns: int, depth: int) -> str:
-    """Return the name of a function that adds the product of two dense matrices to a third."""
-    vector = f"<{columns} x {kind}>"
-    operation = next((m for m in i.modifiers if m in ("xor", "and")), "")
-    body = e.nested()
-    factor = body.op(f"load {kind}, ptr %a.p")
-    first = body.op(f"insertelement {vector} poison, {kind} {factor}, i32 0")
-    a = body.op(f"shufflevector {vector} {first}, {vector} poison, <{columns} x i32> zeroinitializer")
-    b = body.op(f"load {vector}, ptr %b.p, align 8")
-    wide = vector
-    suffix = f"v{columns}{ {'float': 'f32', 'double': 'f64'}.get(kind, kind) }"
-    if kind in ("float", "double"):
-        total = body.call(vector, f"llvm.fma.{suffix}", f"{vector} {a}", f"{vector} {b}", f"{vector} %sum")
-    else:
-        if operation:
-            product = body.op(f"{operation} {vector} {a}, {b}")
-            product = body.call(vector, f"llvm.ctpop.{suffix}", f"{vector} {product}")
-        else:
-            product = body.op(f"mul {vector} {a}, {b}")
-        if "satfinite" in i.modifiers:  # the exact sum is clamped
-            wide = f"<{columns} x i64>"
-            product = body.op(f"sext {vector} {product} to {wide}")
-        total = body.op(f"add {wide} %sum, {product}")
-    inner = "\n".join(body.lines)
-    body.lines.clear()
-    start, widen, result = "%c.row", "", total
-    if wide != vector:
-        start, widen = "%c.wide", f"\n  %c.wide = sext {vector} %c.row to {wide}"
-        high = body.call(wide, f"llvm.smin.v{columns}i64", f"{wide} {total}", f"{wide} splat (i64 {2**31 - 1})")
-        low = body.call(wide, f"llvm.smax.v{columns}i64", f"{wide} {high}", f"{wide} splat (i64 {-(2**31)})")
-        result = body.op(f"trunc {wide} {low} to {vector}")
-    body.emit(f"store {vector} {result}, ptr %c.p, align 8")
-    finish = "\n".join(body.lines)
-    name = "_".join(filter(None, ["multiply", kind, str(rows), str(columns), str(depth), operation]))
-    name += "_clamped" if wide != vector else ""
-    e.define(f"""
-define internal void @{name}(ptr %a, ptr %b, ptr %c) noinline {{
-entry:
-  br label %row
-row:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %row.end ]
-  %first = mul i64 %i, {columns}
-  %c.p = getelementptr {kind}, ptr %c, i64 %first
-  %c.row = load {vector}, ptr %c.p, align 8{widen}
-  br label %inner
-inner:
-  %k = phi i64 [ 0, %row ], [ %k.next, %inner ]
-  %sum = phi {wide} [ {start}, %row ], [ {total}, %inner ]
-  %a.row = mul i64 %i, {depth}
-  %a.place = add i64 %a.row, %k
-  %a.p = getelementptr {kind}, ptr %a, i64 %a.place
-  %b.place = mul i64 %k, {columns}
-  %b.p = getelementptr {kind}, ptr %b, i64 %b.place
-{inner}
-  %k.next = add i64 %k, 1
-  %k.done = icmp eq i64 %k.next, {depth}
-  br i1 %k.done, label %row.end, label %inner
-row.end:
-{finish}
-  %i.next = add i64 %i, 1
-  %done = icmp eq i64 %i.next, {rows}
-  br i1 %done, label %end, label %row
-end:
-  ret void
-}}""")
-    return name
-
-
 def warp_arrays(e: Emitter, first: str) -> str:
     """Return a pointer to this warp's part of an array, which the others follow."""
     pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset(first)}")
     return e.op(f"getelementptr i8, ptr {pointer}, i64 {e.op('shl i64 %warp, 7')}")
 
 
+def _registers_at(e: Emitter, first: int, count: int, element: str) -> list[str]:
+    """Return where the words of `count` registers lie for this warp, in arrays that follow each other."""
+    words = words_of(element)
+    return [warp_arrays(e, f"x{first + words * n + word}") for word in range(words) for n in range(count)]
+
+
+def add_product(e: Emitter, i: Instruction, product: Product, a: str, b: str, c: str) -> None:
+    """Add the product of the dense matrices `a` and `b` to `c`."""
+    parts = product.fragments[:3]
+    kinds = [DENSE[element] for element in product.types[:3]]
+    name = multiply(e, i, kinds[2], parts[2].rows, parts[2].columns, parts[0].columns)
+    for block in range(parts[0].blocks):
+        starts = [
+            e.op(f"getelementptr {kind}, ptr {dense}, i64 {block * part.rows * part.columns}")
+            for kind, dense, part in zip(kinds, (a, b, c), parts, strict=True)
+        ]
+        e.emit(f"call void @{name}({', '.join(f'ptr {start}' for start in starts)})")
+
+
 def _combine_product(e: Emitter, i: Instruction) -> None:
     product = product_of(i)
     dense: list[str] = []
     first = 0
-    a, b, c, d = product.fragments
-    for t, part, words in zip(product.types[:3], (a, b, c), product.words[:3], strict=True):
+    for t, part, words in zip(product.types[:3], product.fragments[:3], product.words[:3], strict=True):
         size = part.rows * part.columns * part.blocks
         dense.append(e.op(f"alloca [{size} x {DENSE[t]}], align 64"))
-        transfer(e, t, dense[-1], warp_arrays(e, f"x{first}"), part, store=False)
+        transfer(e, t, dense[-1], _registers_at(e, first, part.registers, t), part, store=False)
         first += words
-    kind = DENSE[product.types[2]]
-    name = multiply(e, i, kind, c.rows, c.columns, a.columns)
-    for block in range(a.blocks):
-        starts = [
-            e.op(f"getelementptr {kind}, ptr {dense[n]}, i64 {block * part.rows * part.columns}")
-            for n, part in enumerate((a, b, c))
-        ]
-        e.emit(f"call void @{name}({', '.join(f'ptr {start}' for start in starts)})")
-    transfer(e, product.types[3], dense[2], warp_arrays(e, "x0"), d, store=True)
+    a, b, c = dense
+    add_product(e, i, product, a, b, c)
+    result, d = product.types[3], product.fragments[3]
+    transfer(e, result, c, _registers_at(e, 0, d.registers, result), d, store=True)
 
 
 def _leave_registers(operands: list[tuple[Operand, str]]) -> list[tuple[str, Operand, str]]:
@@ -448,47 +268,47 @@ def observe_row(e: Emitter, i: Instruction, space: str, pointer: str) -> str:
     return e.op(f"phi ptr [ {pointer}, %{before} ], [ {checked}, %{seen} ]")
 
 
-def move_rows(
-    e: Emitter, i: Instruction, registers: str, addresses: str, *, store: bool, first: int = 0, count: int | None = None
-) -> None:
+def move_rows(e: Emitter, i: Instruction, registers: Sequence[str], addresses: str, *, store: bool) -> None:
     """Move the words, or with ``.trans`` the halves of them, between memory and the arrays of the warp.
 
-    Of the instruction's registers, `count` from `first` on, which are those at `registers`. The lanes' addresses are at
-    `addresses`, their upper halves in the array after it.
+    Each register is a matrix whose rows of 16 bytes lie at the addresses that eight of the lanes have left. Those are
+    at `addresses`, their upper halves in the array after it.
     """
-    trans = "trans" in i.modifiers
-    name = f"{'stmatrix' if store else 'ldmatrix'}{'_trans' if trans else ''}"
+    transposed = "trans" in i.modifiers
+    name = f"{'stmatrix' if store else 'ldmatrix'}{'_trans' if transposed else ''}"
     body = e.nested()
-    quad, member = body.op("lshr i64 %lane, 2"), body.op("and i64 %lane, 3")
-    kind, accesses = ("i16", 2) if trans else ("i32", 1)
-    values = []
-    word = body.op("load i32, ptr %at") if store else ""
-    for half in range(accesses):
-        row = body.op(f"add i64 {body.op(f'shl i64 {member}, 1')}, {half}") if trans else quad
-        offset = body.op(f"shl i64 {quad}, 1" if trans else f"shl i64 {member}, 2")
-        source = body.op(f"add i64 {body.op('shl i64 %register, 3')}, {row}")
-        low = body.op(f"load i32, ptr {body.op(f'getelementptr i32, ptr %table, i64 {source}')}")
-        beyond = body.op(f"add i64 {source}, {ROW}")
-        high = body.op(f"load i32, ptr {body.op(f'getelementptr i32, ptr %table, i64 {beyond}')}")
-        pointer = body.op(f"inttoptr i64 {body.pack([low, high], 'i32')} to ptr")
-        pointer = body.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
-        if store:
-            part = body.convert(body.op(f"lshr i32 {word}, {16 * half}"), "i32", kind)
-            body.emit(f"store {kind} {part}, ptr {pointer}")
-        else:
-            values.append(body.op(f"load {kind}, ptr {pointer}"))
-    if not store:
-        body.emit(f"store i32 {body.pack(values, kind) if trans else values[0]}, ptr %at")
-    e.define(_loop(name, body, str(ROW)))
-    if first:
-        addresses = e.op(f"getelementptr i32, ptr {addresses}, i64 {8 * first}")
-    number = matrices_of(i) if count is None else count
-    e.emit(f"call void @{name}(ptr {registers}, ptr {addresses}, i64 {32 * number}, ptr null)")
+    order = ", ".join(f"i32 {8 * (half % 8) + half // 8}" for half in range(64))
+    transposition = f"<64 x i16> poison, <64 x i32> <{order}>"
+    pointers = []
+    for row in range(8):
+        words = [body.op(f"getelementptr i32, ptr %table, i64 {row + upper}") for upper in (0, ROW)]
+        low, high = (body.op(f"load i32, ptr {word}") for word in words)
+        pointers.append(body.op(f"inttoptr i64 {body.pack([low, high], 'i32')} to ptr"))
+    if store:
+        halves = body.op("load <64 x i16>, ptr %register, align 4")
+        if transposed:
+            halves = body.op(f"shufflevector <64 x i16> {halves}, {transposition}")
+        for row, pointer in enumerate(pointers):
+            places = ", ".join(f"i32 {8 * row + half}" for half in range(8))
+            part = body.op(f"shufflevector <64 x i16> {halves}, <64 x i16> poison, <8 x i32> <{places}>")
+            body.emit(f"store <8 x i16> {part}, ptr {pointer}, align 2")
+    else:
+        parts = [body.op(f"load <8 x i16>, ptr {pointer}, align 2") for pointer in pointers]
+        halves = joined(body, "i16", 8, parts)
+        if transposed:
+            halves = body.op(f"shufflevector <64 x i16> {halves}, {transposition}")
+        body.emit(f"store <64 x i16> {halves}, ptr %register, align 4")
+    lines = "\n".join(body.lines)
+    e.define(f"\ndefine internal void @{name}(ptr %register, ptr %table) noinline {{\n{lines}\n  ret void\n}}")
+    for number, register in enumerate(registers):
+        table = e.op(f"getelementptr i32, ptr {addresses}, i64 {8 * number}")
+        e.emit(f"call void @{name}(ptr {register}, ptr {table})")
 
 
 def _move_own(e: Emitter, i: Instruction, *, store: bool) -> None:
     """Do one instruction alone."""
-    move_rows(e, i, warp_arrays(e, "x0"), warp_arrays(e, "a"), store=store)
+    registers = [warp_arrays(e, f"x{n}") for n in range(matrices_of(i))]
+    move_rows(e, i, registers, warp_arrays(e, "a"), store=store)
 
 
 def _transpose(e: Emitter, i: Instruction) -> None:

@@ -17,20 +17,10 @@ from itertools import accumulate
 from cudatool.ptx import Address, Function, Instruction, Operand, Register, VectorOperand, elements, opcode_of
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.collective import SUSPENSIONS, Kind, Suspension, read_array
+from cudatool.sim.jit.dense import DENSE, transfer, words_of
 from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.fragments import Fragment
-from cudatool.sim.jit.matrix import (
-    DENSE,
-    EVERYONE,
-    is_dense,
-    move_rows,
-    multiply,
-    observe_row,
-    product_of,
-    transfer,
-    warp_arrays,
-    words_of,
-)
+from cudatool.sim.jit.matrix import EVERYONE, add_product, is_dense, move_rows, observe_row, product_of, warp_arrays
 
 __all__ = ["Run", "join_products"]
 
@@ -155,7 +145,7 @@ def _kinds(run: Instruction) -> dict[Operand, str]:
 
 
 def _places(run: Instruction) -> dict[Operand, int]:
-    """Return the number of the first array of each operand. Those of one vector follow each other if they can."""
+    """Return the number of the first array of each operand."""
     words = [2 if kind == "b64" else 1 for kind in _kinds(run).values()]
     return dict(zip(_kinds(run), accumulate(words, initial=0), strict=False))
 
@@ -277,29 +267,15 @@ class _Matrices:
         return self._e.op(f"alloca [{count} x {kind}], align 64")
 
     def _move(self, matrix: _Dense, *, store: bool) -> None:
-        words = words_of(matrix.element)
-        for first, count in _stretches([self._places[one] for one in matrix.registers], words):
-            arrays = warp_arrays(self._e, f"x{self._places[matrix.registers[first]]}")
-            transfer(
-                self._e,
-                matrix.element,
-                matrix.pointer,
-                arrays,
-                matrix.fragment,
-                store=store,
-                first=first,
-                count=count,
-            )
+        places = [self._places[one] for one in matrix.registers]
+        arrays = [
+            warp_arrays(self._e, f"x{place + word}") for word in range(words_of(matrix.element)) for place in places
+        ]
+        transfer(self._e, matrix.element, matrix.pointer, arrays, matrix.fragment, store=store)
 
 
 def _apart(one: Iterable[Operand], other: Iterable[Operand]) -> bool:
     return set(one).isdisjoint(other)
-
-
-def _stretches(places: list[int], words: int) -> list[tuple[int, int]]:
-    """Return where, among `places`, those begin that follow each other, and how many they are."""
-    starts = [n for n, place in enumerate(places) if not n or place != places[n - 1] + words]
-    return [(start, stop - start) for start, stop in zip(starts, [*starts[1:], len(places)], strict=True)]
 
 
 def _combine(e: Emitter, run: Instruction) -> None:
@@ -317,9 +293,7 @@ def _load(e: Emitter, part: Instruction, places: dict[Operand, int], matrices: _
     registers = elements(part.operands[0])
     matrices.lose(registers)
     addresses = warp_arrays(e, f"x{places[part.operands[1]]}")
-    for first, count in _stretches([places[one] for one in registers], 1):
-        arrays = warp_arrays(e, f"x{places[registers[first]]}")
-        move_rows(e, part, arrays, addresses, store=False, first=first, count=count)
+    move_rows(e, part, [warp_arrays(e, f"x{places[one]}") for one in registers], addresses, store=False)
 
 
 def _product(e: Emitter, part: Instruction, matrices: _Matrices) -> None:
@@ -328,17 +302,7 @@ def _product(e: Emitter, part: Instruction, matrices: _Matrices) -> None:
     vectors = [elements(operand) for operand in (*part.operands[1:4], part.operands[0])]
     a, b, c = (matrices.get(*one) for one in zip(product.types[:3], product.fragments[:3], vectors[:3], strict=True))
     matrices.own(c, vectors[3])
-    kind = DENSE[c.element]
-    name = multiply(e, part, kind, c.fragment.rows, c.fragment.columns, a.fragment.columns)
-    for block in range(a.fragment.blocks):
-        starts = [
-            e.op(
-                f"getelementptr {DENSE[one.element]}, ptr {one.pointer}, "
-                f"i64 {block * one.fragment.rows * one.fragment.columns}"
-            )
-            for one in (a, b, c)
-        ]
-        e.emit(f"call void @{name}({', '.join(f'ptr {start}' for start in starts)})")
+    add_product(e, part, product, a.pointer, b.pointer, c.pointer)
     matrices.put(_Dense(product.types[3], product.fragments[3], vectors[3], c.pointer))
 
 

@@ -1,0 +1,282 @@
+"""Dense matrices of a warp: from the registers of its lanes, to them, and their products.
+
+A register of a warp is a vector of 32 words. Which element of the matrix each part of it is, a :class:`.Fragment` says;
+so a matrix is the elements of some registers in another order, which is known when the kernel is translated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from cudatool.ptx import Instruction
+from cudatool.sim.jit.emit import Emitter
+from cudatool.sim.jit.formats import widen_fp8
+from cudatool.sim.jit.fragments import ELEMENT_BITS, Fragment
+
+__all__ = ["DENSE", "joined", "multiply", "transfer", "words_of"]
+
+# In which type a dense matrix of each element type is kept.
+DENSE = {
+    **dict.fromkeys(["f16", "bf16", "tf32", "f32", "e4m3", "e5m2"], "float"),
+    **dict.fromkeys(["s8", "u8", "s4", "u4", "s32", "b1"], "i32"),
+    "f64": "double",
+}
+_LONG_ENOUGH = 8  # elements beside each other, of a vector that is worth a load or store of its own
+_ROWS = 8  # whose sums a processor makes at the same time: each waits four cycles for the one before
+
+
+def words_of(element: str) -> int:
+    """Return the 32-bit words of a register that holds elements of a type."""
+    return 2 if element == "f64" else 1
+
+
+# ---- vectors ----
+
+
+def _permuted(e: Emitter, kind: str, count: int, vector: str, order: Sequence[int]) -> str:
+    """Return a vector of the elements of another one, of `count`, whose places are `order`."""
+    if list(order) == list(range(count)):
+        return vector
+    mask = ", ".join(f"i32 {place}" for place in order)
+    source = f"<{count} x {kind}>"
+    return e.op(f"shufflevector {source} {vector}, {source} poison, <{len(order)} x i32> <{mask}>")
+
+
+def joined(e: Emitter, kind: str, count: int, vectors: Sequence[str]) -> str:
+    """Return one vector of several that have `count` elements each; how many they are is a power of two."""
+    found = list(vectors)
+    while len(found) > 1:
+        mask = ", ".join(f"i32 {place}" for place in range(2 * count))
+        source = f"<{count} x {kind}>"
+        pairs = zip(found[::2], found[1::2], strict=True)
+        found = [e.op(f"shufflevector {source} {a}, {source} {b}, <{2 * count} x i32> <{mask}>") for a, b in pairs]
+        count *= 2
+    return found[0]
+
+
+# ---- registers to elements and back ----
+
+
+def _elements(e: Emitter, element: str, words: str, count: int, order: Sequence[int]) -> str:
+    """Return elements of `count` registers' words as a vector of the dense type, those at the places `order`."""
+    bits, many = ELEMENT_BITS[element], len(order)
+    if bits == 64:
+        return _permuted(e, "double", count, e.op(f"bitcast <{2 * count} x i32> {words} to <{count} x double>"), order)
+    if bits >= 32 or element == "b1":
+        if element == "tf32":  # the lower bits do not count
+            words = e.op(f"and <{count} x i32> {words}, splat (i32 -8192)")
+        found = _permuted(e, "i32", count, words, order)
+        return found if DENSE[element] == "i32" else e.op(f"bitcast <{many} x i32> {found} to <{many} x float>")
+    if bits == 4:
+        return _nibbles(e, element, words, count, order)
+    per = 32 // bits
+    parts = e.op(f"bitcast <{count} x i32> {words} to <{count * per} x i{bits}>")
+    parts = _permuted(e, f"i{bits}", count * per, parts, order)
+    if element in ("s8", "u8"):
+        return e.op(f"{'sext' if element == 's8' else 'zext'} <{many} x i8> {parts} to <{many} x i32>")
+    if element == "bf16":
+        wide = e.op(f"zext <{many} x i16> {parts} to <{many} x i32>")
+        return e.op(f"bitcast <{many} x i32> {e.op(f'shl <{many} x i32> {wide}, splat (i32 16)')} to <{many} x float>")
+    if element == "f16":
+        halves = e.op(f"bitcast <{many} x i16> {parts} to <{many} x half>")
+    else:
+        halves = widen_fp8(e, parts, element, many)
+    return e.op(f"fpext <{many} x half> {halves} to <{many} x float>")
+
+
+def _nibbles(e: Emitter, element: str, words: str, count: int, order: Sequence[int]) -> str:
+    many = 4 * count
+    parts = e.op(f"bitcast <{count} x i32> {words} to <{many} x i8>")
+    right = "ashr" if element == "s4" else "lshr"
+    lower = e.op(f"shl <{many} x i8> {parts}, splat (i8 4)")
+    halves = [e.op(f"{right} <{many} x i8> {each}, splat (i8 4)") for each in (lower, parts)]
+    places = [place // 2 + many * (place % 2) for place in order]
+    found = _permuted(e, "i8", 2 * many, joined(e, "i8", many, halves), places)
+    return e.op(f"{'sext' if element == 's4' else 'zext'} <{len(order)} x i8> {found} to <{len(order)} x i32>")
+
+
+def _words(e: Emitter, element: str, vector: str, count: int) -> str:
+    """Return the words of registers that hold `count` elements: f32, f64, f16 or s32."""
+    kind = f"<{count} x {DENSE[element]}>"
+    if element == "f16":
+        halves = e.op(f"fptrunc {kind} {vector} to <{count} x half>")
+        return e.op(f"bitcast <{count} x half> {halves} to <{count // 2} x i32>")
+    if DENSE[element] == "i32":
+        return vector
+    return e.op(f"bitcast {kind} {vector} to <{count * words_of(element)} x i32>")
+
+
+# ---- matrices ----
+
+
+@lru_cache(64)
+def _groups(which: Fragment) -> list[tuple[int, int, list[int]]]:
+    """Return the registers of a fragment in groups: the first, how many, and the places of their elements.
+
+    The elements of a group lie in long rows of the dense matrix, if those of so few registers can.
+    """
+    table = which.table()
+    each = 32 * which.per_register
+    size = 1
+    while True:
+        places = [table[each * first : each * (first + size)] for first in range(0, which.registers, size)]
+        if size == which.registers or all(stop - start >= _LONG_ENOUGH for one in places for start, stop in _rows(one)):
+            return [(size * number, size, one) for number, one in enumerate(places)]
+        size = size * 2 if which.registers % (size * 2) == 0 else which.registers
+
+
+def _rows(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where elements lie beside each other: the first place, and the one after the last."""
+    found = sorted(set(places))
+    starts = [found[0], *(after for before, after in pairwise(found) if after != before + 1)]
+    stops = [*(before + 1 for before, after in pairwise(found) if after != before + 1), found[-1] + 1]
+    return list(zip(starts, stops, strict=True))
+
+
+def transfer(e: Emitter, element: str, dense: str, arrays: Sequence[str], which: Fragment, *, store: bool) -> None:
+    """Fill a dense matrix from the registers of a warp, or with `store` the registers from the matrix.
+
+    Parameters
+    ----------
+    arrays
+        Where each register lies; the second word of one that has two, after those.
+    """
+    name = f"{'spread' if store else 'gather'}_{element}_{which.name}"
+    body = e.nested()
+    for first, count, places in _groups(which):
+        registers = range(first, first + count)
+        words = [f"%x{register}" for register in registers]
+        if element == "f64":
+            words = [f"%x{n}" for register in registers for n in (register, register + which.registers)]
+        (_spread if store else _gather)(body, element, words, places)
+    parameters = ", ".join(f"ptr %x{n}" for n in range(len(arrays)))
+    lines = "\n".join(body.lines)
+    e.define(f"\ndefine internal void @{name}(ptr %dense, {parameters}) noinline {{\n{lines}\n  ret void\n}}")
+    e.emit(f"call void @{name}(ptr {dense}, {', '.join(f'ptr {array}' for array in arrays)})")
+
+
+def _gather(e: Emitter, element: str, words: Sequence[str], places: Sequence[int]) -> None:
+    kind = DENSE[element]
+    loaded = [e.op(f"load <32 x i32>, ptr {word}, align 4") for word in words]
+    if element == "f64":
+        pairs = zip(loaded[::2], loaded[1::2], strict=True)
+        order = [half + 32 * word for half in range(32) for word in (0, 1)]
+        loaded = [_permuted(e, "i32", 64, joined(e, "i32", 32, pair), order) for pair in pairs]
+    each = 32 * words_of(element)
+    whole = joined(e, "i32", each, loaded)
+    source = {place: index for index, place in enumerate(places)}
+    for start, stop in _rows(places):
+        order = [source[place] for place in range(start, stop)]
+        vector = _elements(e, element, whole, 32 * len(loaded), order)
+        pointer = e.op(f"getelementptr {kind}, ptr %dense, i64 {start}")
+        e.emit(f"store <{stop - start} x {kind}> {vector}, ptr {pointer}, align 4")
+
+
+def _spread(e: Emitter, element: str, words: Sequence[str], places: Sequence[int]) -> None:
+    kind, rows = DENSE[element], _rows(places)
+    parts = []
+    for start, stop in rows:
+        pointer = e.op(f"getelementptr {kind}, ptr %dense, i64 {start}")
+        parts.append(e.op(f"load <{stop - start} x {kind}>, ptr {pointer}, align 4"))
+    whole = joined(e, kind, rows[0][1] - rows[0][0], parts)
+    order = {place: index for index, place in enumerate(sorted(set(places)))}
+    vector = _permuted(e, kind, len(order), whole, [order[place] for place in places])
+    found = _words(e, element, vector, len(places))
+    for number, word in enumerate(words):
+        if element == "f64":
+            lanes = [64 * (number // 2) + 2 * lane + number % 2 for lane in range(32)]
+        else:
+            lanes = [32 * number + lane for lane in range(32)]
+        e.emit(f"store <32 x i32> {_permuted(e, 'i32', 32 * len(words), found, lanes)}, ptr {word}, align 4")
+
+
+def multiply(e: Emitter, i: Instruction, kind: str, rows: int, columns: int, depth: int) -> str:
+    """Return the name of a function that adds the product of two dense matrices to a third.
+
+    Each sum is made in order: of :data:`_ROWS` rows at a time, one product each.
+    """
+    vector = f"<{columns} x {kind}>"
+    clamps = "satfinite" in i.modifiers and kind == "i32"  # the exact sum is clamped
+    wide = f"<{columns} x i64>" if clamps else vector
+    operation = next((m for m in i.modifiers if m in ("xor", "and")), "")
+    name = "_".join(filter(None, ["multiply", kind, str(rows), str(columns), str(depth), operation]))
+    name += "_clamped" if clamps else ""
+    body = e.nested()
+    b = body.op(f"load {vector}, ptr %b.p, align 4")
+    sums = []
+    for row in range(_ROWS):
+        place = body.op(f"add i64 %a.place, {row * depth}")
+        factor = body.op(f"load {kind}, ptr {body.op(f'getelementptr {kind}, ptr %a, i64 {place}')}")
+        first = body.op(f"insertelement {vector} poison, {kind} {factor}, i32 0")
+        a = body.op(f"shufflevector {vector} {first}, {vector} poison, <{columns} x i32> zeroinitializer")
+        sums.append(_add_product(body, kind, columns, a, b, f"%sum{row}", wide, operation))
+    inner = "\n".join(body.lines)
+    body.lines.clear()
+    starts = []
+    for row in range(_ROWS):
+        pointer = body.op(f"getelementptr {vector}, ptr %c.p, i64 {row}")
+        start = body.op(f"load {vector}, ptr {pointer}, align 4")
+        starts.append(body.op(f"sext {vector} {start} to {wide}") if clamps else start)
+    begin = "\n".join(body.lines)
+    body.lines.clear()
+    for row, total in enumerate(sums):
+        result = _clamped(body, columns, total) if clamps else total
+        pointer = body.op(f"getelementptr {vector}, ptr %c.p, i64 {row}")
+        body.emit(f"store {vector} {result}, ptr {pointer}, align 4")
+    finish = "\n".join(body.lines)
+    carried = "\n".join(
+        f"  %sum{row} = phi {wide} [ {starts[row]}, %row ], [ {sums[row]}, %inner ]" for row in range(_ROWS)
+    )
+    e.define(f"""
+define internal void @{name}(ptr %a, ptr %b, ptr %c) noinline {{
+entry:
+  br label %row
+row:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %row.end ]
+  %c.first = mul i64 %i, {columns}
+  %c.p = getelementptr {kind}, ptr %c, i64 %c.first
+  %a.first = mul i64 %i, {depth}
+{begin}
+  br label %inner
+inner:
+  %k = phi i64 [ 0, %row ], [ %k.next, %inner ]
+{carried}
+  %a.place = add i64 %a.first, %k
+  %b.p = getelementptr {vector}, ptr %b, i64 %k
+{inner}
+  %k.next = add i64 %k, 1
+  %k.done = icmp eq i64 %k.next, {depth}
+  br i1 %k.done, label %row.end, label %inner
+row.end:
+{finish}
+  %i.next = add i64 %i, {_ROWS}
+  %done = icmp eq i64 %i.next, {rows}
+  br i1 %done, label %end, label %row
+end:
+  ret void
+}}""")
+    return name
+
+
+def _add_product(e: Emitter, kind: str, columns: int, a: str, b: str, total: str, wide: str, operation: str) -> str:
+    vector = f"<{columns} x {kind}>"
+    if kind in ("float", "double"):
+        suffix = f"v{columns}{ {'float': 'f32', 'double': 'f64'}[kind] }"
+        return e.call(vector, f"llvm.fma.{suffix}", f"{vector} {a}", f"{vector} {b}", f"{vector} {total}")
+    if operation:
+        product = e.op(f"{operation} {vector} {a}, {b}")
+        product = e.call(vector, f"llvm.ctpop.v{columns}i32", f"{vector} {product}")
+    else:
+        product = e.op(f"mul {vector} {a}, {b}")
+    if wide != vector:
+        product = e.op(f"sext {vector} {product} to {wide}")
+    return e.op(f"add {wide} {total}, {product}")
+
+
+def _clamped(e: Emitter, columns: int, total: str) -> str:
+    wide = f"<{columns} x i64>"
+    low = e.call(wide, f"llvm.smin.v{columns}i64", f"{wide} {total}", f"{wide} splat (i64 {2**31 - 1})")
+    both = e.call(wide, f"llvm.smax.v{columns}i64", f"{wide} {low}", f"{wide} splat (i64 {-(2**31)})")
+    return e.op(f"trunc {wide} {both} to <{columns} x i32>")
