@@ -43,10 +43,28 @@ define internal void @async_finish(ptr %queue) noinline {{
   %size = load i32, ptr %size.p
   %given.p = getelementptr i8, ptr %entry, i32 20
   %given = load i32, ptr %given.p
+  %is.whole = icmp eq i32 %size, %given
+  %kind = select i1 %is.whole, i32 %size, i32 0
+  switch i32 %kind, label %part [ i32 4, label %four  i32 8, label %eight  i32 16, label %sixteen ]
+four:
+  %word = load i32, ptr %from, align 1
+  store i32 %word, ptr %to, align 1
+  br label %done
+eight:
+  %words = load i64, ptr %from, align 1
+  store i64 %words, ptr %to, align 1
+  br label %done
+sixteen:
+  %vector = load <4 x i32>, ptr %from, align 1
+  store <4 x i32> %vector, ptr %to, align 1
+  br label %done
+part:
   %rest = sub i32 %size, %given
   %behind = getelementptr i8, ptr %to, i32 %given
   call void @llvm.memcpy.p0.p0.i32(ptr %to, ptr %from, i32 %given, i1 false)
   call void @llvm.memset.p0.i32(ptr %behind, i8 0, i32 %rest, i1 false)
+  br label %done
+done:
   %head.next = add i32 %head, 1
   store i32 %head.next, ptr %queue
   %count.next = sub i32 %count, 1
