@@ -171,8 +171,48 @@ def _mask_last(*arrays: tuple[str, int, str]) -> Callable[[Instruction], list[tu
     return lambda i: [("mask", i.operands[-1], "b32"), *((name, i.operands[n], t) for name, n, t in arrays)]
 
 
+def _leave_shuffle(i: Instruction) -> list[tuple[str, Operand, str]]:
+    """Leave the value, and of lane and clamp what is not a constant."""
+    left = [(name, i.operands[n], "b32") for name, n in (("b", 2), ("c", 3)) if not _is_number(i.operands[n])]
+    return [("mask", i.operands[-1], "b32"), ("a", i.operands[1], "b32"), *left]
+
+
+def _is_number(operand: Operand) -> bool:
+    return isinstance(operand, Immediate) and not operand.width
+
+
+def _mode(i: Instruction) -> str:
+    return next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+
+
 def _combine_shuffle(e: Emitter, i: Instruction) -> None:
-    mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+    b, c = (e.constant(operand) for operand in i.operands[2:4])
+    if b is not None and c is not None:
+        places = [_source(_mode(i), lane, b, c) for lane in range(32)]
+        order = ", ".join(f"i32 {place}" for place, _ in places)
+        value = e.op(f"shufflevector {_V} {_load(e, 'a')}, {_V} poison, {_V} <{order}>")
+        known = ", ".join(f"i32 {inside:d}" for _, inside in places)
+        predicate = f"<{known}>"
+    else:
+        value, predicate = _shuffled(e, i)
+    _leave_result(e, "result", value)
+    if isinstance(i.operands[0], Pair):
+        _leave_result(e, "predicate", predicate)
+
+
+def _source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
+    """Return the lane whose value a lane gets, and whether it is in range (PTX ISA, 9.7.9: ``shfl.sync``)."""
+    b, clamp, segment = b & 31, c & 31, c >> 8 & 31
+    lowest = lane & segment
+    limit = lowest | clamp & ~segment
+    source = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": lowest | b & ~segment}[mode]
+    inside = source >= limit if mode == "up" else source <= limit
+    return source if inside else lane, inside
+
+
+def _shuffled(e: Emitter, i: Instruction) -> tuple[str, str]:
+    """Return the values of a shuffle whose lanes are found when it runs, and the predicates."""
+    mode = _mode(i)
     b = e.op(f"and {_V} {_operand_vector(e, i, 2, 'b')}, splat (i32 31)")
     c = _operand_vector(e, i, 3, "c")
     clamp = e.op(f"and {_V} {c}, splat (i32 31)")
@@ -191,9 +231,7 @@ def _combine_shuffle(e: Emitter, i: Instruction) -> None:
     value = e.op(
         f"call {_V} @llvm.masked.gather.v32i32.v32p0(<32 x ptr> {pointers}, i32 4, <32 x i1> {lanes}, {_V} poison)"
     )
-    _leave_result(e, "result", value)
-    if isinstance(i.operands[0], Pair):
-        _leave_result(e, "predicate", e.op(f"zext <32 x i1> {inside} to {_V}"))
+    return value, e.op(f"zext <32 x i1> {inside} to {_V}")
 
 
 def _combine_vote(e: Emitter, i: Instruction) -> None:
@@ -338,9 +376,7 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     (
         "shfl",
         "sync",
-        Suspension(
-            Kind.WARP, _mask_last(("a", 1, "b32"), ("b", 2, "b32"), ("c", 3, "b32")), _combine_shuffle, _take_value
-        ),
+        Suspension(Kind.WARP, _leave_shuffle, _combine_shuffle, _take_value),
     ),
     ("vote", "sync", _VOTE),
     ("vote", "", Suspension(Kind.PRESENT, lambda i: [("a", i.operands[1], "pred")], _combine_vote, _take_vote)),
