@@ -1,6 +1,6 @@
 """Rodinia's CUDA programs on the software device: are the results right, and how long do they take?
 
-    python tests/peers/rodinia_suite.py DIR [--only TEXT] [--times N] [--threads N]
+    python tests/peers/rodinia_suite.py DIR [--only TEXT] [--times N] [--seconds S] [--threads N] [--table FILE]
 
 DIR is a checkout of yuhc/gpu-rodinia. Its programs are C++: hosts are compiled with g++, kernels with NVRTC, and
 ``cudart.cpp`` stands in for the part of CUDA's runtime that they call, on the driver API of the software device.
@@ -13,6 +13,10 @@ Both are compiled with ``-O3 -march=native``. Sizes are those of the suite's ``r
 processes stand the parts of them that are counterparts: calls of the driver by main(), and OpenMP's parallel regions.
 These are of runs of their own, as looking at the clock around each call takes time, too: nn has 100,000 parallel regions. On
 a machine that does other work as well, processor time with ``--threads 1`` is what can be compared.
+
+Whole suites take a while: ``--times 3 --seconds 20`` begins no more turns of a program after 20 s of them, and those that
+take long come last. ``--table`` adds a row to a table in Markdown when a program is measured, so that a run that is
+interrupted keeps what it has.
 
 Not here: mummergpu, which binds CUDA arrays to references of textures.
 """
@@ -313,9 +317,9 @@ PROGRAMS = {
         "heartwall",
         ("main.cu", "AVI/avilib.c", "AVI/avimod.c"),
         "heart_744x656x3.avi 2",
-        "heart_744x656x21.avi 20",
+        "heart_744x656x11.avi 10",
         _video,
-        openmp=("heartwall", ("main.c", "AVI/avilib.c", "AVI/avimod.c"), f"heart_744x656x21.avi 20 {THREADS}"),
+        openmp=("heartwall", ("main.c", "AVI/avilib.c", "AVI/avimod.c"), f"heart_744x656x11.avi 10 {THREADS}"),
     ),
     "hotspot": Program(
         "hotspot",
@@ -460,6 +464,8 @@ PROGRAMS = {
         openmp=("streamcluster", ("streamcluster_omp.cpp",), f"10 20 256 65536 65536 1000 none out {THREADS}"),
     ),
 }
+
+_LONG = ("cfd", "streamcluster", "lud", "kmeans", "heartwall")  # measured last
 
 
 def _includes() -> list[str]:
@@ -697,8 +703,10 @@ def compare(program: Program, folder: Path, work: Path) -> str:
     return f"{'right' if worst <= program.tolerance else 'WRONG'}: {len(compared)}{of} copies, {amount:,} B, apart by {worst:.1e}"
 
 
-def measure(program: Program, folder: Path, work: Path, rounds: int, threads: int) -> str:
-    """Return the times of a program on large inputs: ours, those of OpenMP, and their ratio."""
+def measure(
+    program: Program, folder: Path, work: Path, rounds: int, threads: int, seconds: float = float("inf")
+) -> dict[str, list[Run]]:
+    """Return the runs of a program on large inputs, by who made them: ours, and OpenMP's if there is one."""
     openmp = build_openmp(program, folder, work)
     place = work / "a" / "b"
     os.chdir(place)
@@ -708,7 +716,8 @@ def measure(program: Program, folder: Path, work: Path, rounds: int, threads: in
     times: dict[str, list[Run]] = {"ours": [], "openmp": []}
     device = f"sim:threads={threads}"
     _timed(ours, place, CUDATOOL_DEVICE=device)  # compiles
-    for _ in range(rounds):
+    begin = time.monotonic()
+    while len(times["ours"]) < rounds and (not times["ours"] or time.monotonic() - begin < seconds):
         times["ours"].append(_measured(ours, place, {}, CUDATOOL_DEVICE=device))
         if openmp is not None and program.openmp is not None:
             command = [str(openmp), *program.openmp[2].replace(THREADS, str(threads)).split()]
@@ -718,8 +727,13 @@ def measure(program: Program, folder: Path, work: Path, rounds: int, threads: in
         works = {"cuLaunchKernel", "regions"} & run.parts.keys()
         if not works or run.status < 0 or _ERROR.search(run.output) or "Traceback" in run.output:
             raise RuntimeError(f"a measured program ended with {run.status}: {run.output.strip()[-200:]}")
-    lines = [_split(name, runs) for name, runs in times.items() if runs]
-    if times["openmp"]:
+    return {name: runs for name, runs in times.items() if runs}
+
+
+def describe(times: Mapping[str, list[Run]]) -> str:
+    """Return lines on what was measured: the times of each, and their ratio."""
+    lines = [_split(name, runs) for name, runs in times.items()]
+    if "openmp" in times:
         wall, whole, part = (
             statistics.median(of(run) for run in times["ours"]) / statistics.median(of(run) for run in times["openmp"])
             for of in (lambda run: run.wall, lambda run: run.processor, lambda run: sum(run.parts.values()))
@@ -728,17 +742,42 @@ def measure(program: Program, folder: Path, work: Path, rounds: int, threads: in
     return "\n".join(" " * 23 + line for line in lines)
 
 
+HEAD = """\
+| program | turns | start | copies | kernels | whole | OpenMP: regions | whole | computing | ratio of wholes |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+"""
+
+
+def row(name: str, times: Mapping[str, list[Run]]) -> str:
+    """Return a program's row of the table: processor time of the median runs, in seconds, and two ratios."""
+    ours, openmp = _median(times["ours"]), _median(times["openmp"])
+    called, regions = sum(ours.parts.values()), sum(openmp.parts.values())
+    copies = _copies(ours)
+    numbers = (ours.start, copies, called - copies, ours.processor, regions, openmp.processor)
+    ratios = (called / regions, ours.processor / openmp.processor)
+    cells = (name, str(len(times["ours"])), *(f"{number:.2f}" for number in (*numbers, *ratios)))
+    return f"| {' | '.join(cells)} |\n"
+
+
 _COPIES = re.compile("cuMemcpy|cuMemset")
+
+
+def _median(runs: Sequence[Run]) -> Run:
+    return sorted(runs, key=lambda run: run.processor)[(len(runs) - 1) // 2]
+
+
+def _copies(run: Run) -> float:
+    return sum(seconds for call, seconds in run.parts.items() if _COPIES.match(call))
 
 
 def _split(name: str, runs: Sequence[Run]) -> str:
     """Return where the time of the median run goes."""
-    run = sorted(runs, key=lambda run: run.processor)[(len(runs) - 1) // 2]
+    run = _median(runs)
     called = sum(run.parts.values())
     text = f"{name:7} {run.wall:7.2f} s, {run.processor:.2f} s of processors: "
     if name == "openmp":
         return text + f"{called:.2f} s in parallel regions"
-    copies = sum(seconds for call, seconds in run.parts.items() if _COPIES.match(call))
+    copies = _copies(run)
     host = run.processor - run.start - called
     return text + (
         f"{run.start:.2f} s start, {copies:.2f} s copies, {called - copies:.2f} s kernels and other calls, "
@@ -752,20 +791,32 @@ def main() -> None:
     parser.add_argument("--only", default="", help="programs whose names contain this")
     parser.add_argument("--times", type=int, default=0, metavar="N", help="measure each N times")
     parser.add_argument(
+        "--seconds", type=float, default=float("inf"), metavar="S", help="begin no more turns of a program after S s"
+    )
+    parser.add_argument("--table", type=Path, metavar="FILE", help="add the rows of a table to a file")
+    parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="that kernels and OpenMP use"
     )
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
+    if arguments.table:
+        arguments.table = arguments.table.resolve()  # programs run in folders of their own
     os.environ.setdefault("CUDATOOL_DEVICE", "sim")
     wrong = 0
-    for name, program in PROGRAMS.items():
+    if arguments.table and not arguments.table.exists():
+        arguments.table.write_text(HEAD)
+    for name, program in sorted(PROGRAMS.items(), key=lambda item: _LONG.index(item[0]) if item[0] in _LONG else -1):
         if arguments.only not in name:
             continue
         work = Path(tempfile.mkdtemp())
         try:
             text = compare(program, folder, work)
             if arguments.times and text.startswith("right"):
-                text += "\n" + measure(program, folder, work, arguments.times, arguments.threads)
+                times = measure(program, folder, work, arguments.times, arguments.threads, arguments.seconds)
+                text += "\n" + describe(times)
+                if arguments.table and "openmp" in times:
+                    with arguments.table.open("a") as table:
+                        table.write(row(name, times))
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             text = f"WRONG: {error}"
         finally:

@@ -89,7 +89,9 @@ def test_a_program_that_does_nothing_has_no_time(
     monkeypatch.chdir(tmp_path)
     program = rodinia_suite.Program("sum", ("sum.cu",), "256", arguments)
     if calls:
-        assert " s start, " in rodinia_suite.measure(program, tmp_path, work, 1, 1)
+        times = rodinia_suite.measure(program, tmp_path, work, 3, 1, seconds=0)
+        assert " s start, " in rodinia_suite.describe(times)
+        assert [1] == [len(runs) for runs in times.values()]
         return
     with pytest.raises(RuntimeError, match="a measured program ended with 0"):
         rodinia_suite.measure(program, tmp_path, work, 1, 1)
@@ -104,3 +106,13 @@ def test_instances_of_kernels_are_read_from_the_symbols_of_an_object() -> None:
 """.strip()
     found = rodinia_suite.instances(symbols, ("transform", "plain", "copy"))
     assert ["dwt::transform<64, (Kind)2>", "copy<std::pair<int, float> >"] == found
+
+
+def test_row_is_of_the_median_runs() -> None:
+    def run(processor: float, **parts: float) -> rodinia_suite.Run:
+        return rodinia_suite.Run(9, processor, 0.5, parts, 0, "")
+
+    ours = [run(3, cuMemcpyHtoD_v2=0.25, cuLaunchKernel=1.25), run(9), run(1)]
+    found = rodinia_suite.row("sum", {"ours": ours, "openmp": [run(2, regions=0.5)]})
+    assert found == "| sum | 3 | 0.50 | 0.25 | 1.25 | 3.00 | 0.50 | 2.00 | 3.00 | 1.50 |\n"
+    assert {line.count("|") for line in (*rodinia_suite.HEAD.splitlines(), found)} == {11}
