@@ -232,8 +232,14 @@ def _wait(stream: int) -> None:
 def _register(storage: Any) -> None:
     address, size = storage.data_ptr(), storage.nbytes()
     known = _registered.get(address)
-    if not size or (known is not None and known[0] == size and not known[1].expired()):
+    if not size:
         return
+    if known is not None and known[0] == size:
+        if not known[1].expired():
+            return
+        if not hooks.active:  # a recording has it apart from the tensor whose memory this was
+            _registered[address] = size, _reference(storage)
+            return
     with operation():
         for start, (length, reference) in list(_registered.items()):
             if reference.expired() or (start < address + size and address < start + length):
@@ -243,7 +249,11 @@ def _register(storage: Any) -> None:
         if int(result[0]) == _ALREADY_REGISTERED:  # by the program
             return
         check(result)
-    _registered[address] = size, import_module("torch.multiprocessing.reductions").StorageWeakRef(storage)
+    _registered[address] = size, _reference(storage)
+
+
+def _reference(storage: Any) -> Any:
+    return import_module("torch.multiprocessing.reductions").StorageWeakRef(storage)
 
 
 def _register_what_is_asked_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 
 import cudatool as ct
 from cudatool.recording import record
+from cudatool.runtime import calls
 from cudatool.sanitize import check
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
@@ -257,6 +259,35 @@ def test_a_launch_on_tensors_of_the_host_is_done_when_it_returns(tmp_path, monke
     report = check(read(tmp_path / "run.ctrace"))
     assert ((), ()) == (report.findings, report.possible)
     assert 2 == report.edges["stream synchronize"]
+
+
+@pytest.mark.parametrize(("recorded", "times"), [(False, 1), (True, 3)])
+def test_memory_of_a_tensor_that_is_gone_is_registered_again_for_recordings_only(
+    tmp_path, monkeypatch, recorded, times
+):
+    from cudatool import triton_driver  # imports Triton
+
+    double[(1,)](ct.zeros(256, "f4"), ct.zeros(256, "f4"), 256, BLOCK=256)  # as above
+    turn, registered, register = 0, [], calls.driver.cuMemHostRegister
+
+    def reference(storage):  # to a storage that is gone when the next turn begins
+        made = turn
+        return SimpleNamespace(expired=lambda: made < turn)
+
+    def noted(address, *given):
+        registered.append(address)
+        return register(address, *given)
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=HostTensor))
+    monkeypatch.setitem(sys.modules, "torch.multiprocessing.reductions", SimpleNamespace(StorageWeakRef=reference))
+    monkeypatch.setattr(triton_driver, "_registered", {})
+    monkeypatch.setattr(calls.driver, "cuMemHostRegister", noted)
+    x, out = (HostTensor(np.full(900, value, np.float32)) for value in (1, 0))
+    with record(tmp_path / "run.ctrace") if recorded else nullcontext():
+        for turn in range(3):  # noqa: B007  # references look at it
+            double[(3,)](x, out, 700, BLOCK=256)
+    assert (2, 2) == (out.values[0], out.values[699])
+    assert sorted([x.data_ptr(), out.data_ptr()] * times) == sorted(registered)
 
 
 @pytest.mark.parametrize("checks", [["memcheck"], ["memcheck", "racecheck"]], ids=str)
