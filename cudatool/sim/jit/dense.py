@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from cudatool.ptx import Instruction
+from cudatool.sim.jit.context import array_offset
 from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.formats import widen_fp8
 from cudatool.sim.jit.fragments import ELEMENT_BITS, Fragment
@@ -135,26 +136,31 @@ def _rows(places: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(starts, stops, strict=True))
 
 
-def transfer(e: Emitter, element: str, dense: str, arrays: Sequence[str], which: Fragment, *, store: bool) -> None:
+def transfer(e: Emitter, element: str, dense: str, arrays: Sequence[int], which: Fragment, *, store: bool) -> None:
     """Fill a dense matrix from the registers of a warp, or with `store` the registers from the matrix.
 
     Parameters
     ----------
     arrays
-        Where each register lies; the second word of one that has two, after those.
+        The numbers of the extra arrays that registers lie in; the second word of one that has two, after those.
     """
     name = f"{'spread' if store else 'gather'}_{element}_{which.name}"
     body = e.nested()
+    words = [body.op(f"getelementptr i8, ptr %own, i64 %x{n}") for n in range(len(arrays))]
     for first, count, places in _groups(which):
         registers = range(first, first + count)
-        words = [f"%x{register}" for register in registers]
         if element == "f64":
-            words = [f"%x{n}" for register in registers for n in (register, register + which.registers)]
-        (_spread if store else _gather)(body, element, words, places)
-    parameters = ", ".join(f"ptr %x{n}" for n in range(len(arrays)))
+            some = [words[n] for register in registers for n in (register, register + which.registers)]
+        else:
+            some = [words[register] for register in registers]
+        (_spread if store else _gather)(body, element, some, places)
+    parameters = ", ".join(f"i64 %x{n}" for n in range(len(arrays)))
     lines = "\n".join(body.lines)
-    e.define(f"\ndefine internal void @{name}(ptr %dense, {parameters}) noinline {{\n{lines}\n  ret void\n}}")
-    e.emit(f"call void @{name}(ptr {dense}, {', '.join(f'ptr {array}' for array in arrays)})")
+    e.define(f"\ndefine internal void @{name}(ptr %dense, ptr %own, {parameters}) noinline {{\n{lines}\n  ret void\n}}")
+    own = e.op(f"getelementptr i8, ptr %slots, i64 {e.op('shl i64 %warp, 7')}")
+    # Numbers, not pointers: a kernel has thousands of these calls, which LLVM has to get through.
+    offsets = ", ".join(f"i64 {array_offset(f'x{n}')}" for n in arrays)
+    e.emit(f"call void @{name}(ptr {dense}, ptr {own}, {offsets})")
 
 
 def _gather(e: Emitter, element: str, words: Sequence[str], places: Sequence[int]) -> None:

@@ -84,10 +84,10 @@ def warp_arrays(e: Emitter, first: str) -> str:
     return e.op(f"getelementptr i8, ptr {pointer}, i64 {e.op('shl i64 %warp, 7')}")
 
 
-def _registers_at(e: Emitter, first: int, count: int, element: str) -> list[str]:
-    """Return where the words of `count` registers lie for this warp, in arrays that follow each other."""
+def _arrays(first: int, count: int, element: str) -> list[int]:
+    """Return the numbers of the arrays of `count` registers that follow each other, as `transfer` has them."""
     words = words_of(element)
-    return [warp_arrays(e, f"x{first + words * n + word}") for word in range(words) for n in range(count)]
+    return [first + words * n + word for word in range(words) for n in range(count)]
 
 
 def add_product(e: Emitter, i: Instruction, product: Product, a: str, b: str, c: str) -> None:
@@ -110,12 +110,12 @@ def _combine_product(e: Emitter, i: Instruction) -> None:
     for t, part, words in zip(product.types[:3], product.fragments[:3], product.words[:3], strict=True):
         size = part.rows * part.columns * part.blocks
         dense.append(e.op(f"alloca [{size} x {DENSE[t]}], align 64"))
-        transfer(e, t, dense[-1], _registers_at(e, first, part.registers, t), part, store=False)
+        transfer(e, t, dense[-1], _arrays(first, part.registers, t), part, store=False)
         first += words
     a, b, c = dense
     add_product(e, i, product, a, b, c)
     result, d = product.types[3], product.fragments[3]
-    transfer(e, result, c, _registers_at(e, 0, d.registers, result), d, store=True)
+    transfer(e, result, c, _arrays(0, d.registers, result), d, store=True)
 
 
 def _leave_registers(operands: list[tuple[Operand, str]]) -> list[tuple[str, Operand, str]]:

@@ -268,9 +268,7 @@ class _Matrices:
 
     def _move(self, matrix: _Dense, *, store: bool) -> None:
         places = [self._places[one] for one in matrix.registers]
-        arrays = [
-            warp_arrays(self._e, f"x{place + word}") for word in range(words_of(matrix.element)) for place in places
-        ]
+        arrays = [place + word for word in range(words_of(matrix.element)) for place in places]
         transfer(self._e, matrix.element, matrix.pointer, arrays, matrix.fragment, store=store)
 
 
