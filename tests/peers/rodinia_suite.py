@@ -297,11 +297,11 @@ PROGRAMS = {
         "cfd",
         ("euler3d.cu",),
         "domain_384.txt",
-        "domain_97152.txt",
+        "domain_9600.txt",
         _domain,
         flags=("-Dblock_length=192",),
         folders=("cuda/hybridsort",),
-        openmp=("cfd", ("euler3d_cpu.cpp",), "domain_97152.txt"),
+        openmp=("cfd", ("euler3d_cpu.cpp",), "domain_9600.txt"),
         openmp_flags=("-Dblock_length=8",),
     ),
     "dwt2d": Program(
@@ -460,8 +460,8 @@ PROGRAMS = {
         "streamcluster",
         ("streamcluster_cuda_cpu.cpp", "streamcluster_cuda.cu"),
         "5 10 32 1024 1024 100 none out 1",
-        "10 20 256 65536 65536 1000 none out 1",
-        openmp=("streamcluster", ("streamcluster_omp.cpp",), f"10 20 256 65536 65536 1000 none out {THREADS}"),
+        "10 20 256 16384 16384 1000 none out 1",
+        openmp=("streamcluster", ("streamcluster_omp.cpp",), f"10 20 256 16384 16384 1000 none out {THREADS}"),
     ),
 }
 
