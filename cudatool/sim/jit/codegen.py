@@ -12,6 +12,9 @@ top, region k goes on after suspension k. For each region there is
 
 ``block`` runs regions as long as all threads agree on the next one (:mod:`.scheduler` for when they do not), and
 ``grid`` takes blocks until there are none. A kernel without suspensions is one region.
+
+``block``, ``in_step``, ``side_by_side`` and ``warps_k`` are each called once at most, and marked ``alwaysinline``. LLVM
+would inline them anyway, but only after it had simplified each by itself with all that was inlined into it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ x:
   %x.done = icmp eq i32 %tx.next, {width}
   br i1 %x.done, label %block.end, label %x, !llvm.loop !{_LOOP}"""
     return f"""
-define internal void @side_by_side({ENVIRONMENT}, i32 %run) #0 {{
+define internal void @side_by_side({ENVIRONMENT}, i32 %run) alwaysinline #0 {{
 entry:
 {field("block_x", "nx")}
 {field("block_y", "ny")}
@@ -138,7 +138,7 @@ def block(kinds: dict[int, int], successors: Mapping[int, set[int]], *, diverges
     """
     if not kinds:
         return f"""
-define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
+define internal i1 @block({ENVIRONMENT}, i32 %begin) alwaysinline #0 {{
   %end = call i32 @all_0({VALUES}) #1
   ret i1 false
 }}
@@ -166,7 +166,7 @@ run{number}:{barrier}
         reset = _RESET_ARRIVED
         joins[0] = "[ %begin, %entered ]"
     return f"""
-define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
+define internal i1 @block({ENVIRONMENT}, i32 %begin) alwaysinline #0 {{
 entry:
 {reset}  br label %next
 next:
@@ -240,7 +240,7 @@ def in_step(order: Sequence[int]) -> str:
     Levels of a tree are short, and each waits for what the one before has just written; those of other blocks do not.
     Each block has shared memory and slots of its own.
     """
-    code = [f"define internal void @in_step({ENVIRONMENT}, i64 %i, i64 %run) #0 {{\nentry:\n{_PLACES}"]
+    code = [f"define internal void @in_step({ENVIRONMENT}, i64 %i, i64 %run) alwaysinline #0 {{\nentry:\n{_PLACES}"]
     for number, end in zip(order, [*(f"region{number}" for number in order[1:]), "end"], strict=True):
         values = VALUES
         for name in ("shared", "slots", "bx", "by", "bz"):

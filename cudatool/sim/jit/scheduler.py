@@ -635,14 +635,14 @@ def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool, count
     if apart:
         return _all_suspended(number)
     if kind == Kind.BARRIER:
-        return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) #0 {{\n  ret i1 true\n}}\n"
+        return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) alwaysinline #0 {{\n  ret i1 true\n}}\n"
     if kind == Kind.WAIT:
         return _all_passed(number)
     check = _CHECK_MASKS if check_masks else "\n  br label %combine"
     fill = _SUSPEND_ALL.format(number=number) if check_masks else ""
     body = _STORE_TOTAL if kind == Kind.BARRIER_REDUCE else ""
     return f"""
-define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+define internal i1 @warps_{number}({ENVIRONMENT}) alwaysinline #0 {{
 entry:
   %accumulator = alloca i32
   store i32 0, ptr %accumulator
@@ -676,7 +676,7 @@ def _counted(number: int, kind: int) -> str:
     whole = whole_block(number, kind, check_masks=False, apart=False, counted=False)
     return f"""{whole.replace(f"@warps_{number}(", f"@whole_{number}(")}
 {_all_suspended(number).replace(f"@warps_{number}(", f"@apart_{number}(")}
-define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+define internal i1 @warps_{number}({ENVIRONMENT}) alwaysinline #0 {{
   %one = call i1 @one_barrier(ptr %context, ptr %slots)
   br i1 %one, label %whole, label %apart
 whole:
@@ -692,7 +692,7 @@ apart:
 def _all_suspended(number: int) -> str:
     """Return the ``warps_<number>`` that marks every thread as waiting there."""
     return f"""
-define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+define internal i1 @warps_{number}({ENVIRONMENT}) alwaysinline #0 {{
 entry:
 {field("threads", "n")}
   br label %split
@@ -712,7 +712,7 @@ no:
 def _all_passed(number: int) -> str:
     """Return the ``warps_<number>`` of a wait: whether every thread may go on."""
     return f"""
-define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+define internal i1 @warps_{number}({ENVIRONMENT}) alwaysinline #0 {{
 entry:
 {field("threads", "n")}
   br label %look

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -76,6 +78,17 @@ def kernels(ptx_of):
 def test_kernels_with_trees_whose_barriers_are_in_no_loop_run_in_step(kernels):
     found = {name for name, kernel in kernels.items() if "call void @in_step(" in kernel.llvm_ir()}
     assert {"summed", "given", "kept", "narrow"} == found
+
+
+def test_what_is_called_once_is_inlined_before_it_is_simplified(kernels, ptx_kernel):
+    found = set()
+    for kernel in (*kernels.values(), ptx_kernel("", "ret;")):
+        text = kernel.llvm_ir()
+        for name, marked in re.findall(r"^define .*@(block|in_step|side_by_side|warps_\d+)\(.*\)(.*) #0", text, re.M):
+            assert " alwaysinline" == marked, name
+            assert len(re.findall(rf"call .*@{name}\(", text)) <= 1, name
+            found.add(name)
+    assert {"block", "in_step", "side_by_side", "warps_1"} <= found
 
 
 GRIDS = [1, IN_STEP - 1, IN_STEP, 100, (7, 5, 3), 1000]
