@@ -110,7 +110,7 @@ LOOP = """
     extern __shared__ int s[]; \\
     int own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + t, k = n; \\
     s[own] = y[own]; __syncthreads(); \\
-    for (int i = 0; i < 3; i++) { \\
+    for (int i = 0; i < 2; i++) { \\
         int a = 7; \\
         if (holds) a = s[own] + t; __syncthreads(); if (holds) s[own] = a + k % 100; __syncthreads(); \\
         y[own] += CHANGED; k = k / 2 + 1; \\
@@ -148,7 +148,7 @@ def test_threads_below_a_uniform_number_do_all_and_others_nothing(launch, loopin
         y = np.random.default_rng(2).integers(0, 1000, threads).astype(np.int32)
         holds = UNIFORM[name][1] if name in UNIFORM else UNIFORM["below"][1]
         s, k, expected = y.astype(np.int64), first, y.astype(np.int64)
-        for _ in range(3):
+        for _ in range(2):
             asked = holds(t, k)
             a = np.where(asked, s + t, 7)
             s = np.where(asked, a + int(np.fmod(k, 100)), s)
