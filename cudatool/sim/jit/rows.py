@@ -179,8 +179,8 @@ class ByRow(Together):
     def _keep(self, e: Emitter, live: list[str], before: Mapping[str, str]) -> None:
         pass  # each thread when it goes on
 
-    def _keep_one(self, e: Emitter, place: str, live: list[str], before: Mapping[str, str]) -> None:
-        wide = e.op(f"zext i32 {place} to i64")
+    def _keep_one(self, e: Emitter, place: str, t: str, live: list[str], before: Mapping[str, str]) -> None:
+        wide, slot = (e.op(f"zext i32 {number} to i64") for number in (place, t))
         for name in live:
             stored = self._stored(name)
             if name in before:
@@ -193,9 +193,7 @@ class ByRow(Together):
             else:
                 at = e.op(f"getelementptr {stored}, ptr {self._array(name)}, i64 {wide}")
                 value = e.op(f"load {stored}, ptr {at}")
-            e.emit(
-                f"store {stored} {value}, ptr {e.op(f'getelementptr {stored}, ptr {self._slots(e, name)}, i64 {wide}')}"
-            )
+            e.emit(f"store {stored} {value}, ptr {self._slots(e, name, slot)}")
 
     def _meet(self, e: Emitter, one: Instruction, conditions: list[str]) -> None:
         if one.opcode != "ld" or space_of(one) not in ("global", "generic"):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from cudatool.ptx import Instruction, opcode_of, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
-from cudatool.sim.jit.context import EXIT
+from cudatool.sim.jit.context import EXIT, MAX_THREADS
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, distance_in_line, whole_check
 from cudatool.sim.jit.scheduler import VALUES, Cell, parameters
@@ -274,11 +274,11 @@ class Together:
             found.append(e.op(f"icmp eq i{WIDTH} {bits}, -1"))
         return found
 
-    def _slots(self, e: Emitter, name: str) -> str:
-        """Return a pointer to what the threads have of a register in their slots."""
+    def _slots(self, e: Emitter, name: str, first: str = "%t.x") -> str:
+        """Return a pointer to what the threads from `first` on have of a register in their slots."""
         offset, _ = self.kernel.slot(name)
         row = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
-        return e.op(f"getelementptr {self._stored(name)}, ptr {row}, i64 %t.x")
+        return e.op(f"getelementptr {self._stored(name)}, ptr {row}, i64 {first}")
 
     def _all(self, e: Emitter, name: str, value: str) -> str:
         """Return a vector of what the threads have of a scalar register, of which the first has `value`."""
@@ -464,7 +464,10 @@ class Together:
         place, after = e.name(), e.name()
         e.emit(f"{place} = phi i32 [ {first}, %some{head} ], [ {after}, %one{head} ]")
         tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
-        self._keep_one(e, place, live, before)
+        # Rows of blocks beside each other may have more threads than there are slots. Such threads end before the next
+        # begins, so that any slot will do.
+        t = e.op(f"and i32 {t}, {MAX_THREADS - 1}")
+        self._keep_one(e, place, t, live, before)
         mine = f"i32 {tx}, i32 %ty, i32 %tz, i32 {t}, i32 {head + 1}{parameters(self.given.values())}"
         result = e.op(f"call i32 @from_{self.number}({VALUES}, {mine}) #2")
         self._note(e, t, result)
@@ -472,8 +475,8 @@ class Together:
         e.emit(f"br i1 {e.op(f'icmp eq i32 {after}, {count}')}, label %gone{head}, label %one{head}")
         e.label(f"gone{head}")
 
-    def _keep_one(self, e: Emitter, place: str, live: list[str], before: Mapping[str, str]) -> None:
-        """Emit what puts registers into the slots of one thread, if :meth:`_keep` has not done it for all."""
+    def _keep_one(self, e: Emitter, place: str, t: str, live: list[str], before: Mapping[str, str]) -> None:
+        """Emit what puts registers of one thread into slot `t`, if :meth:`_keep` has not done it for all."""
 
     def _keep(self, e: Emitter, live: list[str], before: Mapping[str, str]) -> None:
         """Emit what puts registers into the slots of all threads."""

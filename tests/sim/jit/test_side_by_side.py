@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from cudatool.sim import jit
+from cudatool.sim.jit import launch as jit_launch
+from cudatool.sim.jit.even import MOST
 from cudatool.sim.jit.far import is_far
 
 SOURCE = """
@@ -114,3 +116,24 @@ def test_each_thread_runs_once_in_short_rows(launch, ptx_of, grid, block):
     expected = np.zeros((width, height, depth), np.int32)
     expected[x, y, z] = 1000000 * z + 1000 * y + x
     np.testing.assert_array_equal(expected.ravel(), found)
+
+
+def test_threads_that_leave_a_long_row_keep_nothing_beyond_the_slots(launch, ptx_of, monkeypatch):
+    class Guarded(jit_launch._Memory):
+        def __init__(self):
+            super().__init__()
+            self.slots = jit_launch._Region(1 << 20)  # a fault where anything is written after them
+
+    monkeypatch.setattr(jit_launch, "_Memory", Guarded)
+    monkeypatch.setattr(jit_launch, "_workers", [])
+    monkeypatch.setattr(jit_launch, "_memories", [])
+    kernel = jit.load(
+        ptx_of("""extern "C" __global__ void k(const float *x, float *y, int n) {
+            for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] += x[i];
+        }""")
+    ).kernels["k"]
+    assert f"i32 {MOST}" in kernel.llvm_ir(), "rows are longer than there are slots"
+    x = np.arange(64 * 256 + 1, dtype=np.float32)
+    y = x.copy()
+    launch(kernel, 64, 256, x, y, np.int32(len(x)), optimized=True)
+    np.testing.assert_array_equal(2 * x, y)
