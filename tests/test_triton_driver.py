@@ -228,6 +228,16 @@ def test_programs_that_race_on_tensors_of_pytorch_are_found(tmp_path, programs, 
     assert float(out[1]) == 256 * programs or not atomic
 
 
+@pytest.fixture(autouse=True)
+def _tensors_of_this_test_alone():
+    """The memory of a test's tensors is another one's later: none stays registered."""
+    yield
+    driver = sys.modules.get("cudatool.triton_driver")
+    while driver is not None and driver._registered:
+        address, _ = driver._registered.popitem()
+        calls.driver.cuMemHostUnregister(address)
+
+
 class HostTensor:
     """What the launcher asks of one of PyTorch's tensors in the host's memory, and of its storage."""
 
@@ -265,8 +275,6 @@ def test_a_launch_on_tensors_of_the_host_is_done_when_it_returns(tmp_path, monke
 def test_memory_of_a_tensor_that_is_gone_is_registered_again_for_recordings_only(
     tmp_path, monkeypatch, recorded, times
 ):
-    from cudatool import triton_driver  # imports Triton
-
     double[(1,)](ct.zeros(256, "f4"), ct.zeros(256, "f4"), 256, BLOCK=256)  # as above
     turn, registered, register = 0, [], calls.driver.cuMemHostRegister
 
@@ -280,7 +288,6 @@ def test_memory_of_a_tensor_that_is_gone_is_registered_again_for_recordings_only
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=HostTensor))
     monkeypatch.setitem(sys.modules, "torch.multiprocessing.reductions", SimpleNamespace(StorageWeakRef=reference))
-    monkeypatch.setattr(triton_driver, "_registered", {})
     monkeypatch.setattr(calls.driver, "cuMemHostRegister", noted)
     x, out = (HostTensor(np.full(900, value, np.float32)) for value in (1, 0))
     with record(tmp_path / "run.ctrace") if recorded else nullcontext():
