@@ -6,7 +6,9 @@ Needs gcc; PoCL is left out where it or pyopencl is not installed (``apt-get ins
 pyopencl``). Each kernel of processor_kernels.py is compiled by each of the three and run, and the results are compared;
 then the three take turns. A figure is the least processor time of a turn, of all threads, in ms: what else runs on the
 machine changes it little. `first` is the software device's first launch, with compilation unless it is in the cache, as
-wall time. The ratio is that to the faster of the other two. With --samples it is the ten kernels of sample_kernels.py.
+wall time. Before the turns the software device's code runs for a second: it is optimized once it has run for about as
+long as that takes. The ratio is that to the faster of the other two. With --samples it is the ten kernels of
+sample_kernels.py.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import sample_kernels
 from processor_kernels import CUDA, OPENCL, OPENMP, Array, Case
 
 THREADS = os.cpu_count() or 1
+WARM_UP = 1.0  # seconds of processor time
 os.environ.setdefault("CUDATOOL_DEVICE", f"sim:threads={THREADS},memory=2GiB")
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting is no work
@@ -135,6 +138,9 @@ def measure(case: Case, library: ctypes.CDLL, queue: Any, rounds: int) -> dict[s
             found = peer[3](i)
             near = np.isclose(found, expected, rtol=case.tolerance, atol=case.tolerance)
             assert near.mean() > 0.999, f"{case.name}: wrong results by {name}"  # a pixel may round the other way
+    end = time.process_time() + WARM_UP
+    while time.process_time() < end:
+        turn(case, peers["ours"])
     for _ in range(rounds):
         for name, peer in peers.items():
             times[name] = min(times.get(name, math.inf), turn(case, peer))
