@@ -88,6 +88,35 @@ static pid_t owner;
 #include "_cupti_launches.h"
 #include "_cupti_activity.h"
 
+// ---- rows of this thread ----
+
+// A row of this thread with these words; NULL as new_row() has it. The lock is held.
+static Row* row_of_thread(uint16_t what, const uint64_t* words) {
+  Row* row = new_row();
+  if (row) {
+    row->time = now();
+    row->what = what;
+    row->thread = this_thread();
+    memcpy(row->words, words, sizeof row->words);
+  }
+  return row;
+}
+
+enum { HERE = -1 };  // for a stack: this thread's
+
+// A row of this thread; `stack` may be HERE.
+static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
+  if (!recording) return;
+  if (stack == (uint32_t)HERE) stack = this_stack(NULL);
+  pthread_mutex_lock(&lock);
+  Row* row = row_of_thread(what, words);
+  if (row) {
+    row->stack = stack;
+    row->device = device;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 // ---- callbacks ----
 
 static int is_first(uint64_t value) {
@@ -115,19 +144,8 @@ static void note_operation(const CallbackData* data) {
 // From the first call on that says that a kernel failed, nothing of its context runs any more, and all calls say so.
 static void note_failure(uint32_t number, int result, const CallbackData* data) {
   if (__atomic_exchange_n(&has_failed, 1, __ATOMIC_RELAXED)) return;
-  uint32_t device = device_of(data->context), stack = this_stack(NULL);
-  pthread_mutex_lock(&lock);
-  Row* row = new_row();
-  if (row) {
-    row->time = now();
-    row->what = FAILURE;
-    row->thread = this_thread();
-    row->stack = stack;
-    row->device = device;
-    row->words[0] = (uint64_t)result;
-    row->words[1] = number;
-  }
-  pthread_mutex_unlock(&lock);
+  uint64_t words[WORDS] = {(uint64_t)result, number};
+  note(FAILURE, device_of(data->context), (uint32_t)HERE, words);
 }
 
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
@@ -218,33 +236,6 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
 // The number of this thread's Python stack, 0 where there is none.
 static uint32_t stack_here(void) {
   return recording ? this_stack(NULL) : 0;
-}
-
-// A row of this thread with these words; NULL as new_row() has it. The lock is held.
-static Row* row_of_thread(uint16_t what, const uint64_t* words) {
-  Row* row = new_row();
-  if (row) {
-    row->time = now();
-    row->what = what;
-    row->thread = this_thread();
-    memcpy(row->words, words, sizeof row->words);
-  }
-  return row;
-}
-
-enum { HERE = -1 };  // for a stack: this thread's
-
-// A row of this thread; `stack` may be HERE.
-static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
-  if (!recording) return;
-  if (stack == (uint32_t)HERE) stack = this_stack(NULL);
-  pthread_mutex_lock(&lock);
-  Row* row = row_of_thread(what, words);
-  if (row) {
-    row->stack = stack;
-    row->device = device;
-  }
-  pthread_mutex_unlock(&lock);
 }
 
 // PyTorch's allocator has released a block. Mostly that is the end of the call that asked for it, whose row is the last

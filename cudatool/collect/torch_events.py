@@ -161,16 +161,15 @@ class TorchEvents:
         inside = self._open.pop(row.thread, None) or _Open()
         waiting = inside.waiting
         call, accesses = self._calls.get(number, (_NOTHING, b""))
-        waits = [index for index, other in enumerate(waiting) if _is_trace(other, TraceCall.EVENT_WAIT)]
-        before = 0
-        if call.is_between_devices and waits:  # the source's stream first waits for the destination's
-            before = waits[0] + 1
-        elif call.is_collective:
-            before = waits[-1] + 1 if waits else 0
-            call, accesses = _as_it_ran(call, accesses, waiting)
-        for other in waiting[:before]:
-            self._perform(other)
-        waiting = waiting[before:]
+        if call.is_between_devices or call.is_collective:
+            waits = [index for index, other in enumerate(waiting) if _is_trace(other, TraceCall.EVENT_WAIT)]
+            # Of a copy, the source's stream first waits for the destination's; a collective runs after all its waits.
+            before = waits[-1 if call.is_collective else 0] + 1 if waits else 0
+            if call.is_collective:
+                call, accesses = _as_it_ran(call, accesses, waiting)
+            for other in waiting[:before]:
+                self._perform(other)
+            waiting = waiting[before:]
         self._row = row
         self._launch(call, accesses, stack)
         for other in waiting:
