@@ -167,6 +167,8 @@ def ledger(
     for number, rest in enumerate((charged - known)[: at + 1].tolist()):
         is_from_before = number == 0 and ("window" in trace.header or trace.header.get("driver_ran_before", False))
         causes.note(rest, _BEFORE if is_from_before else int(rows["flags"][number]))
+    if at + 1 < len(rows):
+        causes.note_late(int(rows["flags"][at + 1]))
     index, used = int(readings[at]), int(rows["address"][at])
     lines = [*_by_name(trace, blocks, segments, index, device), *causes.lines()]
     lines.sort(key=lambda line: -line.size)
@@ -200,7 +202,7 @@ class Causes:
 
     def __init__(self) -> None:
         self._amounts: dict[int, int] = {}
-        self._rest = 0
+        self._rest = self._late = 0  # the latter: growth of the reading before that had no cause
 
     def note(self, rest: int, cause: int) -> None:
         """Take a reading.
@@ -214,8 +216,10 @@ class Causes:
         """
         amounts = self._amounts
         growth, self._rest = rest - self._rest, rest
+        self.note_late(cause)
         if growth > 0:
             amounts[cause] = amounts.pop(cause, 0) + growth
+            self._late = 0 if cause else growth
             return
         for one in (0, cause, *reversed(list(amounts))):  # released: first bytes without cause, then the latest growth
             back = min(amounts.get(one, 0), -growth)
@@ -224,6 +228,15 @@ class Causes:
                 amounts[one] -= back
         if growth:
             amounts[0] = amounts.get(0, 0) + growth
+
+    def note_late(self, cause: int) -> None:
+        """Take the cause of the next reading: what happens at a first use is known when it is done, and the reading
+        before may have its memory.
+        """
+        late, self._late = min(self._late, self._amounts.get(0, 0)), 0
+        if cause and late:
+            self._amounts[0] -= late
+            self._amounts[cause] = self._amounts.pop(cause, 0) + late
 
     def lines(self) -> Iterator[LedgerLine]:
         """Yield a line for each cause, in the order of the last growth; what has none is in no line."""

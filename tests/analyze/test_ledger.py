@@ -92,6 +92,22 @@ def test_growth_while_nothing_happened_is_unknown(ledger_of):
     assert found.named == pytest.approx(1 - 10 / 530)
 
 
+@pytest.mark.parametrize("grows_on", [0, 3])
+def test_memory_that_is_read_before_its_cause_is_known_has_that_cause(ledger_of, grows_on):
+    """A module is loaded at its first use, and a reading falls into that."""
+    found = ledger_of(segment(0, 20), use(520, UseFlag.CONTEXT), use(616), use(616 + grows_on, UseFlag.MODULE))
+    driver = {line.owner: line.size // MIB for line in found.lines if line.holder is Holder.DRIVER}
+    assert driver == {"context": 500, "modules": 96 + grows_on}
+    assert found.unknown == 0
+
+
+def test_growth_of_earlier_readings_does_not_get_a_later_cause(ledger_of):
+    found = ledger_of(segment(0, 20), use(520, UseFlag.CONTEXT), use(616), use(617), use(620, UseFlag.MODULE))
+    driver = {line.owner: line.size // MIB for line in found.lines if line.holder is Holder.DRIVER}
+    assert driver == {"context": 500, "modules": 4}
+    assert found.unknown == 96 * MIB
+
+
 def test_what_is_given_back_leaves_the_ledger(ledger_of):
     found = ledger_of(
         use(500, UseFlag.CONTEXT),
