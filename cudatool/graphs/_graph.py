@@ -47,7 +47,6 @@ _INSTANTIATE: Final = 1 | 8  # CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH, 
 _VERBOSE: Final = 1  # CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE
 
 _private_pools = itertools.count(1)
-_trace_ids = itertools.count(1)  # of graphs and of executable graphs
 
 
 class CUDAGraph(Owner):
@@ -193,7 +192,7 @@ class CUDAGraph(Owner):
         allocator(self._device).end_allocate_to_pool(capture.pool)
         if correlation:
             if not result[0]:
-                self._trace_id = next(_trace_ids)
+                self._trace_id = hooks.new_graph()
             stream = capture.stream.trace_id()
             hooks.emit(Kind.GRAPH_CAPTURE_END, device=self._device, stream=stream, aux0=self._trace_id)
         return result
@@ -236,7 +235,7 @@ class CUDAGraph(Owner):
         with on_device(self._device), _operation() as correlation:
             self._executable = int(check(calls.driver.cuGraphInstantiate(graph, _INSTANTIATE)))
         if correlation:
-            self._executable_trace_id = next(_trace_ids)
+            self._executable_trace_id = hooks.new_graph()
             hooks.emit(Kind.GRAPH_INSTANTIATE, aux0=self._executable_trace_id, aux1=self._trace_id)
         if not self._keep_graph:
             self._destroy_graph()

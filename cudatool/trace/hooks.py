@@ -67,6 +67,7 @@ __all__ = [
     "native_threads",
     "new_correlation",
     "new_correlations",
+    "new_graph",
     "reports_graphs",
     "reports_ranges",
     "reset",
@@ -113,6 +114,7 @@ mark: Callable[[int], object] | None = None
 _subscribers: tuple[Subscriber, ...] = ()
 _lock = threading.RLock()
 _correlations = itertools.count(1)
+_graphs = itertools.count(1)
 _log = logging.getLogger("cudatool.trace")
 
 _thread_counter = itertools.count(1)
@@ -256,6 +258,11 @@ def running_function() -> tuple[int, int]:
 def new_correlation() -> int:
     """Return a correlation id that was not used before (for sources below the runtime)."""
     return next(_correlations)
+
+
+def new_graph() -> int:
+    """Return a number for a graph or an executable graph that none had before."""
+    return next(_graphs)
 
 
 def new_correlations(count: int) -> list[int]:
