@@ -60,8 +60,8 @@ enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // not causes of use, but no
 typedef struct {
   // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out;
   // n: 8 bytes, of which each value is noted only once; s: a text, whose number among the names is noted;
-  // m: an image of code, noted in this word and the two that follow, so that it is the last one; d and D: a
-  // CUDA_ARRAY_DESCRIPTOR and a CUDA_ARRAY3D_DESCRIPTOR, whose bytes are noted
+  // m: an image of code, noted in this word and the two that follow, so that it is the last one; others: a structure
+  // whose bytes are noted (described())
   char arguments[WORDS + 1];
   uint8_t at_enter, wants_library, wants_stream_id;
   uint16_t use;      // the cause of use, one of the above
@@ -119,6 +119,12 @@ static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t*
 
 // ---- callbacks ----
 
+// The bytes of the structure that a letter stands for, 0 if it stands for none: CUDA_ARRAY_DESCRIPTOR,
+// CUDA_ARRAY3D_DESCRIPTOR, CUDA_MEMCPY2D, and CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER.
+static size_t described(char letter) {
+  return letter == 'd' ? 24 : letter == 'D' ? 40 : letter == 'c' ? 128 : letter == 'C' ? 200 : 0;
+}
+
 static int is_first(uint64_t value) {
   pthread_mutex_lock(&lock);
   uint32_t known = noted.count;
@@ -169,6 +175,9 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     if (succeeded && !is_reported_elsewhere()) note_launch(data);
     return;
   }
+  // Also before it is done: the memory may be read in between. A context has no device yet.
+  int takes = call->use && call->use < CAPTURE_BEGINS && call->use != USE_CONTEXT && !strchr(call->arguments, 'n');
+  if (takes && data->site == API_ENTER) took(device_of(data->context), call->use);
   if (!call->arguments[0] || (data->site == API_ENTER) != (call->at_enter != 0)) return;
   uint32_t stream = 0;
   uint64_t words[WORDS] = {0};
@@ -223,8 +232,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
       const char* given = (const char*)(uintptr_t)words[i];
       if (call->arguments[i] == 's') words[i] = given ? intern(&names, given, strlen(given)) : 0;
       if (call->arguments[i] == 'm' && given) note_image(given, &words[i]);
-      if (call->arguments[i] == 'd' && given) words[i] = put_blob(given, 24);
-      if (call->arguments[i] == 'D' && given) words[i] = put_blob(given, 40);
+      if (described(call->arguments[i]) && given) words[i] = put_blob(given, described(call->arguments[i]));
     }
     memcpy(row->words, words, sizeof words);
   }

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from cudatool.collect.copied_boxes import MEMCPY_2D, MEMCPY_3D
 from cudatool.trace.events import CopyFlag, Kind, UseFlag
 
 __all__ = [
     "CALLS",
     "CALLS_OF_CODE",
+    "DESCRIBED",
     "KERNEL_ERRORS",
     "PER_THREAD",
     "Call",
@@ -54,10 +56,14 @@ class Call(NamedTuple):
     @property
     def enqueues(self) -> bool:
         """Whether the device has something to do then."""
-        return self.launches or self.read in ("_copy", "_fill", "_graph_launch")
+        return self.launches or self.read in _WORK
 
 
+_WORK = ("_copy", "_copy_box", "_copy_peer", "_fill", "_fill_rows", "_graph_launch")
 _CAPTURE_BEGINS, _CAPTURE_ENDS = 256, 512
+DESCRIBED = {"d": 24, "D": 40, "c": MEMCPY_2D.size, "C": MEMCPY_3D.size}
+"""The bytes of the structures that are noted for these letters: ``CUDA_ARRAY_DESCRIPTOR``, ``CUDA_ARRAY3D_DESCRIPTOR``,
+``CUDA_MEMCPY2D`` and ``CUDA_MEMCPY3D``."""
 
 
 CALLS: dict[str, Call] = {
@@ -95,7 +101,7 @@ CALLS: dict[str, Call] = {
     "cuStreamWaitEvent": Call("qqi", Order(Kind.STREAM_WAIT_EVENT, stream=0, event=1, flags=2)),
     "cuStreamBeginCapture_v2": Call("qi", "_capture_begin", use=_CAPTURE_BEGINS),
     "cuStreamEndCapture": Call("qP", "_capture_end", use=_CAPTURE_ENDS),
-    "cuStreamBeginCaptureToGraph": Call(".", None, use=_CAPTURE_BEGINS),
+    "cuStreamBeginCaptureToGraph": Call("q", "_capture_to_graph", use=_CAPTURE_BEGINS),
     "cuEventCreate": Call("Pi", "_event_create"),
     "cuEventRecord": Call("qq", Order(Kind.EVENT_RECORD, stream=1, event=0)),
     "cuEventRecordWithFlags": Call("qqi", Order(Kind.EVENT_RECORD, stream=1, event=0, flags=2)),
@@ -118,6 +124,18 @@ CALLS: dict[str, Call] = {
     "cuMemsetD8Async": Call("qbqq", "_fill"),
     "cuMemsetD16Async": Call("qhqq", "_fill"),
     "cuMemsetD32Async": Call("qiqq", "_fill"),
+    **{name: Call("c", "_copy_box") for name in ("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2")},
+    "cuMemcpy2DAsync_v2": Call("cq", "_copy_box"),
+    **{name: Call("C", "_copy_box") for name in ("cuMemcpy3D_v2", "cuMemcpy3DPeer")},
+    **{name: Call("Cq", "_copy_box") for name in ("cuMemcpy3DAsync_v2", "cuMemcpy3DPeerAsync")},
+    "cuMemcpyPeer": Call("qqqqq", "_copy_peer"),
+    "cuMemcpyPeerAsync": Call("qqqqqq", "_copy_peer"),
+    "cuMemsetD2D8_v2": Call("qqbqq", "_fill_rows"),
+    "cuMemsetD2D16_v2": Call("qqhqq", "_fill_rows"),
+    "cuMemsetD2D32_v2": Call("qqiqq", "_fill_rows"),
+    "cuMemsetD2D8Async": Call("qqbqqq", "_fill_rows"),
+    "cuMemsetD2D16Async": Call("qqhqqq", "_fill_rows"),
+    "cuMemsetD2D32Async": Call("qqiqqq", "_fill_rows"),
     "cuGraphLaunch": Call("qq", "_graph_launch"),
     **{
         name: Call(".", None, launches=True)
@@ -146,6 +164,18 @@ CALLS: dict[str, Call] = {
         )
     },
 }
+_NODES = ("", "BatchMemOp", "ChildGraph", "Empty", "EventRecord", "EventWait", "ExternalSemaphoresSignal",
+          "ExternalSemaphoresWait", "Host", "Kernel", "MemAlloc", "MemFree", "Memcpy", "Memset")  # fmt: skip
+_EVENTS = ("EventRecordNodeSetEvent", "EventWaitNodeSetEvent")
+_CHANGES_OF_GRAPHS = {
+    **{f"cuGraph{change}Dependencies": Call("q", "_graph_changed") for change in ("Add", "Remove")},
+    **{f"cuGraphAdd{kind}Node": Call(".q", "_node_added") for kind in _NODES},
+    **{f"cuGraph{kind}NodeSetParams": Call(".", "_node_changed") for kind in _NODES},
+    **{f"cuGraph{change}": Call(".", "_node_changed") for change in ("DestroyNode", *_EVENTS)},
+    **{f"cuGraphExec{kind}NodeSetParams": Call("q", "_executable_changed") for kind in _NODES},
+    **{f"cuGraphExec{change}": Call("q", "_executable_changed") for change in _EVENTS},
+    "cuGraphNodeSetEnabled": Call("q", "_executable_changed"),
+}
 CALLS_OF_CODE: dict[str, Call] = {
     # How code is found that a launch runs; and what is not recorded as work with its accesses.
     **{name: Call("Ps", "_code_file", use=UseFlag.MODULE) for name in ("cuModuleLoad", "cuLibraryLoadFromFile")},
@@ -156,16 +186,25 @@ CALLS_OF_CODE: dict[str, Call] = {
     **{name: Call("Pqs", "_function") for name in ("cuModuleGetFunction", "cuLibraryGetKernel")},
     **{name: Call("Pn", "_same_code", use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
     **{name: Call("q", "_code_unloaded", at_enter=True) for name in ("cuModuleUnload", "cuLibraryUnload")},
+    # Which graph is launched, and whether all that is in it was captured.
+    **{
+        f"cuGraphInstantiate{ending}": Call("Pq", "_graph_instantiated", use=UseFlag.GRAPH)
+        for ending in ("_v2", "WithFlags", "WithParams")
+    },
+    **{
+        name: Call("qq", "_executable_updated", use=UseFlag.GRAPH)
+        for name in ("cuGraphExecUpdate", "cuGraphExecUpdate_v2")
+    },
+    "cuGraphCreate": Call("P", "_graph_created"),
+    "cuGraphClone": Call("Pq", "_graph_cloned"),
+    **{name + version: call for name, call in _CHANGES_OF_GRAPHS.items() for version in ("", "_v2")},
     **{
         name + version: Call(".", "_unseen")
         for name in (
-            *("cuMemcpy2D", "cuMemcpy2DUnaligned", "cuMemcpy2DAsync", "cuMemcpy3D", "cuMemcpy3DAsync"),
-            *("cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpy3DPeer", "cuMemcpy3DPeerAsync"),
             *("cuMemcpyBatchAsync", "cuMemcpy3DBatchAsync", "cuMemcpyWithAttributesAsync"),
             *("cuMemcpy3DWithAttributesAsync", "cuFabricCpyBatchAsync", "cuMemBatchDecompressAsync"),
             *("cuMemcpyDtoA", "cuMemcpyAtoD", "cuMemcpyHtoA", "cuMemcpyAtoH", "cuMemcpyAtoA"),
-            *("cuMemcpyHtoAAsync", "cuMemcpyAtoHAsync", "cuMemsetD2D8", "cuMemsetD2D16", "cuMemsetD2D32"),
-            *("cuMemsetD2D8Async", "cuMemsetD2D16Async", "cuMemsetD2D32Async"),
+            *("cuMemcpyHtoAAsync", "cuMemcpyAtoHAsync", "cuStreamUpdateCaptureDependencies"),
             *("cuMemPrefetchAsync", "cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync"),
             *("cuMemDiscardAndPrefetchBatchAsync", "cuMemMapArrayAsync", "cuStreamAttachMemAsync"),
             *("cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync", "cuLaunchCooperativeKernelMultiDevice"),
@@ -217,7 +256,7 @@ def sides(name: str) -> CopyFlag:
 
 def fill_item(name: str) -> int:
     """Return the bytes of the value that a fill repeats."""
-    return int(name.removeprefix("cuMemsetD").removesuffix("_v2").removesuffix("Async")) // 8
+    return int(name.removesuffix("_v2").removesuffix("Async").rpartition("D")[2]) // 8
 
 
 def layout(call: Call) -> tuple[str, bool, bool, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from time import monotonic_ns
 from typing import Any
@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti, _log_rows
+from cudatool.collect.copied_boxes import BoxSide, Rows, copied_box, rows_of_box
 from cudatool.collect.cupti_calls import (
+    DESCRIBED,
     KERNEL_ERRORS,
     PER_THREAD,
     Call,
@@ -22,6 +24,7 @@ from cudatool.collect.cupti_calls import (
     public_name,
     sides,
 )
+from cudatool.collect.cupti_graphs import GpuGraphs
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_rows import HOW, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
@@ -35,6 +38,7 @@ from cudatool.trace.events import (
     OF_BACKWARD,
     OF_MODULE,
     RECORD,
+    AccessFlag,
     Api,
     CopyFlag,
     Event,
@@ -43,6 +47,7 @@ from cudatool.trace.events import (
     StreamFlag,
     WarningCode,
     WarningFlag,
+    pack_pool,
 )
 from cudatool.trace.libraries import Library
 from cudatool.trace.physical import reset_text
@@ -116,8 +121,7 @@ class CallEvents:
         self._texts = {"": 0}
         self._module_texts = [0]  # of the tables' paths, those that were needed
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
-        self._capturing: set[tuple[int, int]] = set()
-        self._captured_events: set[int] = set()
+        self._graphs = GpuGraphs()
         self._names_of_calls: dict[int, str] = {}
         self._readers: dict[int, Callable[[Row, str], None]] = {}
         self._how = np.zeros(_MOST_NUMBERS, HOW)
@@ -153,6 +157,7 @@ class CallEvents:
         self._nothing_by_itself = np.zeros(1, HOW)
         self._is_work = (self._how["is_copy"] | self._how["item"] | self._how["is_graph"]) != 0
         self.asks = np.ascontiguousarray(self._how["asks"])
+        self.asks[[number for number, name in numbers.items() if plain_name(name) == "cuStreamEndCapture"]] = 1
         self.always_reported = np.zeros(_MOST_NUMBERS, np.uint8)
         self.always_reported[[What.RANGE, What.FAILURE]] = 1
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
@@ -172,7 +177,7 @@ class CallEvents:
         if order == "_fill" and is_async:
             flags = is_async | CopyFlag.DESTINATION_DEVICE
             return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, fill_item(plain), 0, flags, text
-        if order == "_graph_launch":
+        if order == "_graph_launch" and self.launches is None:
             return Kind.GRAPH_LAUNCH, 1, -1, -1, 0, per_thread, 0, 0, 1, 0, text
         return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0
 
@@ -194,7 +199,7 @@ class CallEvents:
                 if works and key is None:
                     continue
             else:
-                how = self._nothing_by_itself if self._capturing else self._how
+                how = self._nothing_by_itself if self._graphs.captures else self._how
                 first = at
                 # fmt: off
                 at, made, works = _log_rows.translate(
@@ -240,7 +245,7 @@ class CallEvents:
         Returns the first call that is another, the number of launches, and the key of that call if it is a launch
         whose records can be used again.
         """
-        if self.launches is None or self._capturing:
+        if self.launches is None or self._graphs.captures:
             return first, 0, None
         begins, pointed = self.pointed.part(int(calls["words"][first, 5]))
         kinds = self.launches.blocks, self.device_memory, self.host_memory
@@ -351,14 +356,15 @@ class CallEvents:
         order = self._calls_read[plain_name(name)].read
         assert isinstance(order, Order)
         handle = row.words[order.event] if order.event >= 0 else 0
-        if order.kind == Kind.STREAM_WAIT_EVENT and handle in self._captured_events:
-            self._capturing.add((row.device, row.words[order.stream]))
-        elif order.kind == Kind.EVENT_RECORD and (row.device, row.words[order.stream]) in self._capturing:
-            self._captured_events.add(handle)
+        stream = self._stream(row.words[order.stream], name) if order.stream >= 0 else 0
         is_external = order.flags >= 0 and row.words[order.flags] & 1
+        if order.kind == Kind.STREAM_WAIT_EVENT and not is_external:
+            self._graphs.event_waited(stream, handle)
+        elif order.kind == Kind.EVENT_RECORD and not is_external:
+            self._graphs.event_recorded(stream, handle)
         self._report(
             order.kind,
-            stream=self._stream(row.words[order.stream], name) if order.stream >= 0 else 0,
+            stream=stream,
             aux0=hooks.event_id(handle) if order.event >= 0 else 0,
             aux1=int(order.asks and row.result == 0),
             flags=EventFlag.EXTERNAL if is_external else EventFlag(0),
@@ -404,20 +410,6 @@ class CallEvents:
         if stream := hooks.close_stream(row.device, row.words[0]):
             self._report(Kind.STREAM_DESTROY, stream=stream)
 
-    def _capture_begin(self, row: Row, name: str) -> None:
-        self._capturing.add((row.device, row.words[0]))
-        self._report(Kind.GRAPH_CAPTURE_BEGIN, stream=self._stream(row.words[0], name))
-
-    def _capture_end(self, row: Row, name: str) -> None:
-        self._capturing.clear()
-        self._captured_events.clear()
-        self._report(Kind.GRAPH_CAPTURE_END, stream=self._stream(row.words[0], name), aux0=row.words[1])
-
-    def _reset(self, row: Row, name: str) -> None:
-        self._report(Kind.WARNING, name=reset_text(row.words[0]), aux0=WarningCode.DEVICE_RESET)
-
-    # ---- events ----
-
     def _event_create(self, row: Row, name: str) -> None:
         handle, flags, *_ = row.words
         timed, shared = not flags & 2, flags & 4
@@ -425,8 +417,62 @@ class CallEvents:
         self._report(Kind.EVENT_CREATE, aux0=hooks.event_id(handle), address=handle, flags=bits)
 
     def _event_destroy(self, row: Row, name: str) -> None:
+        self._graphs.event_destroyed(row.words[0])
         if event := hooks.close_event(row.words[0]):
             self._report(Kind.EVENT_DESTROY, aux0=event)
+
+    def _reset(self, row: Row, name: str) -> None:
+        self._report(Kind.WARNING, name=reset_text(row.words[0]), aux0=WarningCode.DEVICE_RESET)
+
+    # ---- graphs ----
+
+    def _capture_begin(self, row: Row, name: str) -> None:
+        self._capture_begun(row, name, adds=False)
+
+    def _capture_to_graph(self, row: Row, name: str) -> None:
+        self._capture_begun(row, name, adds=True)
+
+    def _capture_begun(self, row: Row, name: str, *, adds: bool) -> None:
+        stream = self._stream(row.words[0], name)
+        self._graphs.begin(stream, adds=adds)
+        self._report(Kind.GRAPH_CAPTURE_BEGIN, stream=stream)
+
+    def _capture_end(self, row: Row, name: str) -> None:
+        stream = self._stream(row.words[0], name)
+        graph = self._graphs.end(stream, 0 if row.result else row.words[1])
+        self._report(Kind.GRAPH_CAPTURE_END, stream=stream, aux0=graph)
+
+    def _graph_created(self, row: Row, name: str) -> None:
+        self._graphs.changed(row.words[0])
+
+    def _graph_cloned(self, row: Row, name: str) -> None:
+        self._graphs.cloned(*row.words[:2])
+
+    def _graph_changed(self, row: Row, name: str) -> None:
+        self._graphs.changed(row.words[0])
+
+    def _node_added(self, row: Row, name: str) -> None:
+        self._graphs.changed(row.words[1])
+
+    def _node_changed(self, row: Row, name: str) -> None:
+        self._graphs.changed(None)
+
+    def _graph_instantiated(self, row: Row, name: str) -> None:
+        executable, graph = self._graphs.instantiated(*row.words[:2])
+        self._report(Kind.GRAPH_INSTANTIATE, aux0=executable, aux1=graph)
+
+    def _executable_updated(self, row: Row, name: str) -> None:
+        executable, graph = self._graphs.updated(*row.words[:2])
+        self._report(Kind.GRAPH_UPDATE, aux0=executable, aux1=graph)
+
+    def _executable_changed(self, row: Row, name: str) -> None:
+        executable, graph = self._graphs.updated(row.words[0], None)
+        self._report(Kind.GRAPH_UPDATE, aux0=executable, aux1=graph)
+
+    def _graph_launch(self, row: Row, name: str) -> None:
+        if (work := self._work(row, row.words[1], name)) is not None:
+            executable = self._graphs.executable(row.words[0])
+            self._report(Kind.GRAPH_LAUNCH, stream=work[0], correlation=work[1], aux0=executable, name=plain_name(name))
 
     # ---- memory ----
 
@@ -436,7 +482,7 @@ class CallEvents:
         if action == Action.SNAPSHOT or not self._is_no_graphs(action, address, captured):
             return
         rounded = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
-        stream, of_pool = self._stream(handle), pool[0] & 0xFFFFFFFF | (pool[1] & 0xFFFFFFFF) << 32
+        stream, of_pool = self._stream(handle), pack_pool((pool[0], pool[1]))
         if action == Action.OOM:
             self._report(Kind.OOM, stream=stream, size=rounded, aux0=address, aux1=of_pool)
         elif action > Action.FREE_COMPLETED:
@@ -500,12 +546,13 @@ class CallEvents:
             self._report(Kind.MEM_FREE, address=address, size=size, name=plain_name(name))
 
     def _allocated(self, address: int, size: int, name: str, stream: int | None = None) -> None:
-        if stream is not None and (self._row.device, stream) in self._capturing:
-            return  # a node of a graph, which has no memory yet
+        id_ = 0 if stream is None else self._stream(stream, name)
+        if stream is not None and self._graphs.is_captured(id_):
+            self._say_unseen(f"{public_name(name)} in a graph")  # the memory is the launches'
+            return
         if self._is_pytorchs():
             return
         self.device_memory.add(address, size)
-        id_ = 0 if stream is None else self._stream(stream, name)
         self._report(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=plain_name(name))
 
     def _use(self, row: Row, name: str) -> None:
@@ -574,37 +621,84 @@ class CallEvents:
 
     def _copy(self, row: Row, name: str) -> None:
         target, source, size, stream, *_ = row.words
-        is_async = "Async" in name
-        if not is_async:
-            stream = 0
-        if (row.device, stream) in self._capturing:
-            return
-        plain = plain_name(name)
-        flags = sides(plain) | (CopyFlag.ASYNC if is_async else CopyFlag(0))
-        if "to" not in plain:
+        flags = sides(plain_name(name))
+        if "to" not in name:
             flags |= CopyFlag.SOURCE_DEVICE if self.device_memory.find(source) else CopyFlag(0)
             flags |= CopyFlag.DESTINATION_DEVICE if self.device_memory.find(target) else CopyFlag(0)
-        id_, correlation = self._work(row, stream, name)
-        what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain}
+        self._copied(row, name, target, source, size, stream, flags)
+
+    def _copy_peer(self, row: Row, name: str) -> None:
+        target, _, source, _, size, stream, *_ = row.words
+        self._copied(row, name, target, source, size, stream, sides("DtoD"))
+
+    def _copied(
+        self, row: Row, name: str, target: int, source: int, size: int, stream: int, flags: CopyFlag
+    ) -> tuple[int, int] | None:
+        """Report a copy. Returns the id of its stream, and its correlation; None if it is not reported."""
+        plain = plain_name(name)
+        is_async = "Async" in plain
+        work = self._work(row, stream if is_async else 0, name)
+        if work is None:
+            return None
+        flags |= CopyFlag.ASYNC if is_async else CopyFlag(0)
+        what: dict[str, Any] = {"stream": work[0], "correlation": work[1], "flags": flags, "name": plain}
         self._report(Kind.MEMCPY, address=target, size=size, aux0=source, **what)
+        return work
+
+    def _copy_box(self, row: Row, name: str) -> None:
+        """A copy of rows: what it touches is in records of its own."""
+        at, stream, *_ = row.words
+        letter = self._calls_read[plain_name(name)].arguments[0]
+        found = copied_box(self.pointed.find(at, DESCRIBED[letter]) or b"")
+        if found is None or not found[2]:
+            return
+        *sides_, size = found
+        (read, reads), (written, writes) = (self._touched(side) for side in sides_)
+        flags = CopyFlag.SOURCE_DEVICE if self._is_on_device(sides_[0]) else CopyFlag(0)
+        flags |= CopyFlag.DESTINATION_DEVICE if self._is_on_device(sides_[1]) else CopyFlag(0)
+        first_read, first_written = (rows[0].address if rows else 0 for rows in (read, written))
+        work = self._copied(row, name, first_written, first_read, size, stream, flags)
+        if work is not None:
+            self._report_rows(work, read, reads | AccessFlag.READ, "source")
+            self._report_rows(work, written, writes | AccessFlag.WRITE, "destination")
+
+    def _touched(self, side: BoxSide) -> tuple[tuple[Rows, ...], AccessFlag]:
+        """Return what a copy touches. Where in an array it is is not known; of one made before, nothing is."""
+        if not side.is_array:
+            return side.rows, AccessFlag(0)
+        found = self._arrays.get(side.place)
+        return (Rows(*found),) if found else (), AccessFlag.INEXACT
+
+    def _is_on_device(self, side: BoxSide) -> bool:
+        return not side.is_host and not (side.is_unified and not self.device_memory.find(side.place))
 
     def _fill(self, row: Row, name: str) -> None:
         target, value, count, stream, *_ = row.words
-        is_async = "Async" in name
-        if not is_async:
-            stream = 0
-        if (row.device, stream) in self._capturing:
-            return
-        item = fill_item(plain_name(name))
-        id_, correlation = self._work(row, stream, name)
-        flags = CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if is_async else CopyFlag(0))
-        what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain_name(name)}
-        self._report(Kind.MEMSET, address=target, size=count * item, aux0=value, aux1=item, **what)
+        self._filled(row, name, target, value, count * fill_item(plain_name(name)), stream)
 
-    def _graph_launch(self, row: Row, name: str) -> None:
-        graph, stream, *_ = row.words
-        id_, correlation = self._work(row, stream, name)
-        self._report(Kind.GRAPH_LAUNCH, stream=id_, correlation=correlation, aux0=graph, name=plain_name(name))
+    def _fill_rows(self, row: Row, name: str) -> None:
+        target, pitch, value, width, height, stream, *_ = row.words
+        rows = rows_of_box(target, (width * fill_item(plain_name(name)), height, 1), pitch, 0)
+        if rows and (work := self._filled(row, name, target, value, rows[0].size * max(rows[0].number, 1), stream)):
+            self._report_rows(work, rows, AccessFlag.WRITE, "destination")
+
+    def _filled(self, row: Row, name: str, target: int, value: int, size: int, stream: int) -> tuple[int, int] | None:
+        """Report a fill. Returns what :meth:`_copied` does."""
+        plain = plain_name(name)
+        is_async = "Async" in plain
+        work = self._work(row, stream if is_async else 0, name)
+        if work is not None:
+            flags = CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if is_async else CopyFlag(0))
+            what: dict[str, Any] = {"stream": work[0], "correlation": work[1], "flags": flags, "name": plain}
+            self._report(Kind.MEMSET, address=target, size=size, aux0=value, aux1=fill_item(plain), **what)
+        return work
+
+    def _report_rows(self, work: tuple[int, int], rows: Sequence[Rows], flags: AccessFlag, name: str) -> None:
+        if self.launches is None:
+            return
+        for address, size, stride, number in rows:
+            what: dict[str, Any] = {"stream": work[0], "correlation": work[1], "flags": flags, "name": name}
+            self._report(Kind.ACCESS, address=address, size=size, aux0=stride, aux1=number, **what)
 
     # ---- launches, and the code that they run ----
 
@@ -632,7 +726,9 @@ class CallEvents:
 
     def _unseen(self, row: Row, name: str) -> None:
         """A call that moves or orders data in ways that no event describes."""
-        call = public_name(name)
+        self._say_unseen(public_name(name))
+
+    def _say_unseen(self, call: str) -> None:
         if self.launches is not None and self.launches.is_first(call):
             text = f"{call} is not recorded on a GPU"
             self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
@@ -649,13 +745,14 @@ class CallEvents:
 
     def _launch(self, row: Row, name: str) -> None:
         _, stream, grid, block, shared, _, _, number = row.words
-        if (row.device, stream) in self._capturing:
-            return
-        if shared >> 32 & LaunchRowFlag.CAPTURED:
-            self._warn_of_accesses(self._tables.kernel(number), "it is part of a graph of PyTorch's")
+        per_thread = PER_THREAD[0] if shared >> 32 & LaunchRowFlag.PER_THREAD else ""
+        # Also in streams whose capture another source reports, PyTorch's.
+        is_captured = bool(shared >> 32 & LaunchRowFlag.CAPTURED)
+        work = self._work(row, stream, per_thread, is_captured=is_captured)
+        if work is None:
             return
         found = self._judged(row)
-        id_, correlation = self._work(row, stream, "_ptsz" if found.per_thread else "")
+        id_, correlation = work
         what: dict[str, Any] = {"aux0": grid, "aux1": block, "size": shared & 0xFFFFFFFF, "flags": found.flags}
         kernel = self._tables.kernel(number)
         self._report(Kind.KERNEL_LAUNCH, stream=id_, correlation=correlation, name=kernel, **what)
@@ -679,11 +776,19 @@ class CallEvents:
             function, self._tables.native_names[number], shared >> 32, self.pointed.find(offset, length), memory
         )
 
-    def _work(self, row: Row, stream: int, name: str) -> tuple[int, int]:
-        """Return the stream's id and a correlation for what the call enqueues."""
-        found = self._stream(stream, name), hooks.new_correlation()
-        self._enqueued.add(row.correlation, found[1], found[0])
-        return found
+    def _work(self, row: Row, stream: int, name: str, *, is_captured: bool = False) -> tuple[int, int] | None:
+        """Return the stream's id and a correlation for what the call enqueues.
+
+        What is captured becomes a node, and does not run: None where nothing is inferred of nodes.
+        """
+        id_ = self._stream(stream, name)
+        is_captured = is_captured or self._graphs.is_captured(id_)
+        if is_captured and self.launches is None:
+            return None
+        correlation = hooks.new_correlation()
+        if not is_captured:
+            self._enqueued.add(row.correlation, correlation, id_)
+        return id_, correlation
 
     def streams_of(self, rows: npt.NDArray[np.void]) -> list[int]:
         """Return the id of the stream of each row, which CUPTI gives a number of its own."""

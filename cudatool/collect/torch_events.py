@@ -28,7 +28,7 @@ from cudatool.collect.torch_calls import Access, Call, OnHost, make_call, merged
 from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors, stacks_of_calls
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import hooks
-from cudatool.trace.events import RECORD, RECORD_STRUCT, AccessFlag, Api, Kind, StreamFlag
+from cudatool.trace.events import RECORD, RECORD_STRUCT, AccessFlag, Api, GraphLaunchFlag, Kind, StreamFlag
 from cudatool.trace.recorder import cut_words
 
 __all__ = ["TorchEvents"]
@@ -344,7 +344,8 @@ class TorchEvents:
             self._captured_events = {e: graph for e, graph in self._captured_events.items() if graph != first}
             if first in self._graphs:
                 self._graphs[first].accesses = merged(self._graphs[first].accesses)
-            self._event(Kind.GRAPH_CAPTURE_END, device=third, stream=stream, aux0=first, stack=stack)
+            where: dict[str, Any] = {"device": third, "stream": stream, "stack": stack}
+            self._event(Kind.GRAPH_CAPTURE_END, **where, aux0=first, aux1=more[0])
         elif what == Note.GRAPH_LAUNCH:
             self._graph_launch(first, third, stream, stack)
         elif what == Note.LAUNCH:
@@ -358,7 +359,14 @@ class TorchEvents:
         for event in captured.waits:
             self._event(Kind.STREAM_WAIT_EVENT, device=device, stream=stream, aux0=self._event_id(event), stack=stack)
         where = {"device": device, "stream": stream, "correlation": correlation}
-        self._event(Kind.GRAPH_LAUNCH, **where, aux0=graph, name="CUDAGraph.replay", stack=stack)
+        self._event(
+            Kind.GRAPH_LAUNCH,
+            **where,
+            aux0=graph,
+            flags=GraphLaunchFlag.BESIDE_NODES,
+            name="CUDAGraph.replay",
+            stack=stack,
+        )
         for handle in [handle for handle, by in self._recorded_by.items() if by == graph]:
             event = hooks.event_id(_as_graphs_record_it(handle))
             self._event(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, stack=stack)
@@ -386,7 +394,9 @@ class TorchEvents:
             return
         self._perform(row)
 
-    def _memory(self, action: int, address: int, size: int, handle: int, device: int, call: int, stack: int) -> None:
+    def _memory(
+        self, action: int, address: int, size: int, handle: int, device: int, call: int, stack: int, pool: int
+    ) -> None:
         if action in (Action.SNAPSHOT, Action.OOM):
             return
         waiting = self._freeing.get(device)
@@ -394,7 +404,8 @@ class TorchEvents:
             self._complete(device, at_once=action == Action.FREE_COMPLETED and address == waiting[1][_ADDRESS])
         stream, stack = self._stream(device, handle), stack or self._stacks.get(call, 0)
         if action in _SEGMENTS:
-            self._event(_SEGMENTS[action], device=device, stream=stream, address=address, size=size, stack=stack)
+            where: dict[str, Any] = {"device": device, "stream": stream, "address": address, "size": size}
+            self._event(_SEGMENTS[action], **where, aux1=pool, stack=stack)
             return
         time, thread, block = self._row.time, self._row.thread, -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
         if action == Action.ALLOC:
@@ -404,9 +415,9 @@ class TorchEvents:
                 return
             self._of_graphs.discard(address)
             self._blocks[address] = block, stream
-            self._put(time, (Kind.BLOCK_ALLOC, device, 0, thread, 0, stream, 0, stack, 0, address, block, size, 0))
+            self._put(time, (Kind.BLOCK_ALLOC, device, 0, thread, 0, stream, 0, stack, 0, address, block, size, pool))
         elif address not in self._of_graphs:
-            asked = Kind.BLOCK_FREE_REQUESTED, device, 0, thread, 0, stream, 0, stack, 0, address, block, size, 0
+            asked = Kind.BLOCK_FREE_REQUESTED, device, 0, thread, 0, stream, 0, stack, 0, address, block, size, pool
             if action != Action.FREE_COMPLETED:
                 self._blocks.pop(address, None)
             if action == Action.FREE_REQUESTED:
@@ -414,7 +425,8 @@ class TorchEvents:
                 return
             if action == Action.FREED:
                 self._put(time, asked)
-            self._put(time, (Kind.BLOCK_FREE_COMPLETED, device, 0, thread, 0, stream, 0, 0, 0, address, block, size, 0))
+            done = Kind.BLOCK_FREE_COMPLETED, device, 0, thread, 0, stream, 0, 0, 0, address, block, size, pool
+            self._put(time, done)
 
     def _complete(self, device: int, *, at_once: bool) -> None:
         """Pass on a free. If it does not complete at once, the allocator waits for streams that used the block.

@@ -45,7 +45,7 @@ namespace {
 using Words = std::vector<uint64_t>;
 
 enum Row : uint64_t { BEGIN = 1, CALL, PAYLOAD, MEMORY, TRACE, NOTE, STREAM };
-enum : uint64_t { MEMORY_WORDS = 7, FREED = 16 };  // the latter is not one of the allocator's actions
+enum : uint64_t { MEMORY_WORDS = 8, FREED = 16 };  // the latter is not one of the allocator's actions
 enum Trace : uint64_t {
   EVENT_DELETION = 1, EVENT_RECORD, EVENT_WAIT, EVENT_SYNCHRONIZE, STREAM_SYNCHRONIZE, DEVICE_SYNCHRONIZE
 };
@@ -531,7 +531,8 @@ void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   auto stream = reinterpret_cast<uint64_t>(entry.stream_);
   see_stream(stream, entry.device_);
   append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,
-                  entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED ? self.free_stack : 0});
+                  entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED ? self.free_stack : 0,
+                  (entry.mempool_.first & 0xFFFFFFFF) | entry.mempool_.second << 32});  // pack_pool
 }
 #endif
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from time import monotonic_ns
 from types import ModuleType
@@ -34,7 +34,7 @@ from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Note
 from cudatool.loading.after_import import AfterImport
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, Event, Kind, WarningCode, WarningFlag
+from cudatool.trace.events import AccessFlag, Event, Kind, WarningCode, WarningFlag, pack_pool
 
 __all__ = ["TorchCollector", "flush", "is_passing_on", "is_watching", "start", "stop"]
 
@@ -230,10 +230,16 @@ class TorchCollector:
                     flags |= AccessFlag.INEXACT
                 note(Note.HOST_ACCESS, tensor.data_ptr(), _span(tensor), flags)
 
-        def graph_note(what: Note, graph: Any) -> None:
-            number = self._graphs.setdefault(graph, len(self._graphs) + 1)
+        def graph_ended(graph: Any, _: Any) -> None:
+            pool = 0
+            with suppress(RuntimeError):  # the capture has failed
+                pool = pack_pool(graph.pool())
+            graph_note(Note.GRAPH_END, graph, pool)
+
+        def graph_note(what: Note, graph: Any, *words: int) -> None:
+            number = self._graphs.get(graph) or self._graphs.setdefault(graph, hooks.new_graph())
             device = torch.cuda.current_device()
-            note(what, number, stream_of(device), device)
+            note(what, number, stream_of(device), device, *words)
 
         self._after(torch.cuda.Event, "query", event_query)
         self._after(torch.cuda.Event, "wait", event_wait)
@@ -246,7 +252,7 @@ class TorchCollector:
         if torch.version.cuda:
             graphs = torch.cuda.CUDAGraph
             self._after(graphs, "capture_begin", lambda graph, *_, **__: graph_note(Note.GRAPH_BEGIN, graph))
-            self._after(graphs, "capture_end", lambda graph, _: graph_note(Note.GRAPH_END, graph), always=True)
+            self._after(graphs, "capture_end", graph_ended, always=True)
             self._after(graphs, "replay", lambda graph, _: graph_note(Note.GRAPH_LAUNCH, graph))
         extension = self._extension
         self._replaced.around_backward(

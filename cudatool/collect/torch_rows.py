@@ -56,7 +56,7 @@ class Note(IntEnum):
     EVENT_QUERY = 1  # (event handle, done)
     STREAM_QUERY = 2  # (stream handle, done, device)
     GRAPH_BEGIN = 3  # (graph, stream handle, device)
-    GRAPH_END = 4  # (graph, stream handle, device, done)
+    GRAPH_END = 4  # (graph, stream handle, device, packed pool)
     GRAPH_LAUNCH = 5  # (graph, stream handle, device)
     HOST_ACCESS = 6  # (address, size, flags)
     EMPTY_WAIT = 7  # (stream handle, device): for an event that was never recorded

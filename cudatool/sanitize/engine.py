@@ -40,13 +40,14 @@ from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names, thread_names
 
 __all__ = ["Engine"]
 
 _BETWEEN_DEVICES = int(CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
+_CAPTURED = int(LaunchFlag.CAPTURED)
 _SERIALIZED = ("cuMemcpyPeer", "cuMemcpy3DPeer")  # "with respect to all pending and future asynchronous work"
 
 
@@ -323,6 +324,9 @@ class Engine:
         if stream_id in self.graphs.captures:  # captured work does not execute now (cuStreamBeginCapture)
             self._launches.capture(row, [access for access in accesses or known if not access.mode & ignored])
             return
+        if flags & _CAPTURED and kind == Kind.KERNEL_LAUNCH:  # by a capture that no record tells of
+            self.unchecked[int(self.records["name"][record])] += 1
+            return
         agent = stream = self.streams.get(stream_id)
         if stream is None or agent is None:
             self.unknown_streams += 1
@@ -392,7 +396,7 @@ class Engine:
                 self.report(FindingKind.USE_AFTER_FREE, side, side_of(touched), touched.start, size, baked)
                 return
             # A graph goes on using what was allocated for it in its private pool.
-            if buffer.freed >= 0 and (node is None or not buffer.of_graphs):
+            if buffer.freed >= 0 and not (buffer.of_graphs and (node is not None or self._is_kept_by_graphs(buffer))):
                 self.misuse(FindingKind.USE_AFTER_FREE, Side(buffer.release, "free"), touched)
                 return
             buffer.suspect = None
@@ -402,6 +406,10 @@ class Engine:
         if self.ordering.flags and touched.mode != READ and touched.exact and not (touched.stride or touched.mask):
             self.ordering.overwrite(start, touched.stop, operation)
         self.history.touch(touched, self._conflict)
+
+    def _is_kept_by_graphs(self, buffer: Buffer) -> bool:
+        record = self.records[buffer.record]
+        return record["kind"] == Kind.BLOCK_ALLOC and int(record["aux1"]) in self.graphs.pools
 
     # Synchronization --------------------------------------------------------------------------------------------
 

@@ -277,10 +277,14 @@ class Graphs:
     ----------
     captures
         By stream that takes part.
+    pools
+        The caching allocator's, that graphs were captured into: for blocks of these a free is a note to the allocator.
+        Who keeps the graphs goes on using them by address (PyTorch's ``cudagraph_trees``).
     """
 
     def __init__(self) -> None:
         self.captures: dict[int, Capture] = {}
+        self.pools: set[int] = set()
         self._events: dict[int, tuple[Capture, frozenset[int], int]] = {}  # what events stand for that were captured
         self._calls: dict[int, int] = {}  # correlation -> record of GRAPH_NODE_ADDED
         self._captured: dict[int, Capture] = {}  # graph -> its capture
@@ -298,6 +302,8 @@ class Graphs:
         self.captures = {stream: capture for stream, capture in self.captures.items() if capture is not ended}
         if ended is not None and row.aux0:
             self._captured[row.aux0] = ended
+        if row.aux1:
+            self.pools.add(row.aux1)
 
     def event_recorded(self, row: Row) -> bool:
         """Tell whether the record of an event was captured, and is therefore none."""
@@ -354,10 +360,15 @@ class Graphs:
         )
 
     def update(self, row: Row) -> None:
-        """An executable graph gets new parameters: its nodes follow."""
+        """An executable graph gets new parameters: its nodes follow, or it has those of a captured graph now."""
         executable = self._executables.get(row.aux0)
-        if executable is not None:
-            executable.clean.clear()
+        if executable is None:
+            return
+        executable.clean.clear()
+        if row.aux1:
+            capture = self._captured.get(row.aux1)
+            executable.nodes = capture.nodes if capture is not None else {}
+            executable.changed()
 
     def node(self, row: Row) -> None:
         """A node of an executable graph, new or with new parameters."""

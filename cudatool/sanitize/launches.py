@@ -11,7 +11,7 @@ from cudatool.sanitize.graphs import FREE, Executable, Node, Part, check_nodes
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
 from cudatool.sanitize.rows import LAUNCHES, Row
-from cudatool.trace.events import Kind
+from cudatool.trace.events import GraphLaunchFlag, Kind
 from cudatool.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ class Launches:
         if graph is not None and graph.last is not None:
             self._engine.ordering.learn(stream, graph.last)
             self._engine.ordering.edges["relaunch of a graph"] += 1
-        accesses = self._accesses_of_launch(row, graph)
-        if accesses is None:
-            self._engine.unchecked[int(self._engine.records["name"][row.record])] += 1
-        for place, (part, touched) in enumerate(self._parts(graph, accesses or ())):
+        accesses, unknown = self._accesses_of_launch(row, graph)
+        for record in unknown:
+            self._engine.unchecked[int(self._engine.records["name"][record])] += 1
+        for place, (part, touched) in enumerate(self._parts(graph, accesses)):
             for event in part.waits:
                 self._engine.ordering.join_event(stream, event)
             self._engine.ordering.enqueue(self._engine.hosts[row.thread], stream, row.record)
@@ -82,7 +82,7 @@ class Launches:
             if not place:
                 for address, size in self._faults.get(row.correlation, ()):
                     self._check_fault(nodes, operation, address, size)
-                if graph is not None and accesses is not None:
+                if graph is not None:
                     self._check_nodes(graph, accesses, operation)
             self._touch(graph, touched, operation)
             if part.record:
@@ -108,20 +108,21 @@ class Launches:
             touched.node = node_.record if node_ is not None else -1
             self._engine.access(operation, touched, node_)
 
-    def _accesses_of_launch(self, row: Row, graph: Executable | None) -> list[Access] | None:
-        """Return what the nodes touch, each access with its node's number; None if not everything is known."""
+    def _accesses_of_launch(self, row: Row, graph: Executable | None) -> tuple[list[Access], list[int]]:
+        """Return what the nodes touch, each access with its node's number, and the records of what is not known."""
         if graph is None or graph.known:
-            return row.accesses
-        if row.accesses is not None:
-            for touched in row.accesses:
-                touched.node = -1  # what the record says is of another time
-            return row.accesses
-        accesses: list[Access] = []
-        for number, node in graph.nodes.items():
-            if node.baked is None:
-                return None
-            accesses += [access.of(access.operation, number) for access in node.baked]
-        return accesses if graph.nodes else None
+            return row.accesses or [], [row.record] if row.accesses is None else []
+        for touched in row.accesses or ():
+            touched.node = -1  # what the record says is of another time
+        is_beside = row.flags & GraphLaunchFlag.BESIDE_NODES
+        if row.accesses is not None and not is_beside:
+            return row.accesses, []
+        nodes = graph.nodes.items()
+        accesses = [access.of(access.operation, number) for number, node in nodes for access in node.baked or ()]
+        unknown = [node.record for _, node in nodes if node.baked is None]
+        if row.accesses is None and (is_beside or not nodes):
+            unknown.append(row.record)
+        return accesses + (row.accesses or []), unknown
 
     def _check_nodes(self, graph: Executable, accesses: list[Access], operation: Operation) -> None:
         """Look for races between the nodes of one launch, and with work that the capture missed."""

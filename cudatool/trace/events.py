@@ -32,6 +32,7 @@ __all__ = [
     "FIELDS",
     "GeneratedFact",
     "GeneratedFlag",
+    "GraphLaunchFlag",
     "LaunchFlag",
     "LIVED",
     "OF_BACKWARD",
@@ -249,14 +250,16 @@ FIELDS: Final[dict[Kind, str]] = {
     "stack",
     Kind.HOST_FUNCTION: "stream, correlation, name, stack",
     Kind.GRAPH_CAPTURE_BEGIN: "stream, stack",
-    Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), stack",
-    Kind.GRAPH_LAUNCH: "stream, correlation (of the executions of all its nodes too), aux0=executable graph, name=API, "
-    "stack",
+    Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), aux1=pool of the caching allocator that has "
+    "the graph's memory (0 if it is not known), stack",
+    Kind.GRAPH_LAUNCH: "stream, correlation (of the executions of all its nodes too), aux0=executable graph, "
+    "flags=GraphLaunchFlag, name=API, stack",
     Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (of our runtime's call too, else of nothing), "
     "flags=CUgraphNodeType, stream=the one it was captured in (0 if added by hand), name=kernel or what it is, stack",
     Kind.GRAPH_INSTANTIATE: "aux0=executable graph, aux1=graph it is made of, stack; "
     "its GRAPH_NODE, GRAPH_EDGE and GRAPH_POINTER records follow",
-    Kind.GRAPH_UPDATE: "aux0=executable graph, stack; its GRAPH_NODE and GRAPH_POINTER records follow, the edges stay",
+    Kind.GRAPH_UPDATE: "aux0=executable graph, stack; its GRAPH_NODE and GRAPH_POINTER records follow, the edges stay, "
+    "or aux1=the graph whose nodes and edges it has now, if that is not 0",
     Kind.GRAPH_NODE: "aux0=executable graph, aux1=node (from 1 on, those of graphs inside too), flags=CUgraphNodeType, "
     "correlation=of GRAPH_NODE_ADDED (0 if not seen), address=event of an event node, name; "
     "a node that contains graphs stands for their end",
@@ -506,6 +509,16 @@ class LaunchFlag(IntFlag):
     SYSTEM_SCOPE = 8
     """The kernel has volatile accesses, or others of system scope, outside of shared memory: it and the host, or
     another such kernel, may order each other by flags in memory (PTX ISA, Memory Consistency Model, Scope)."""
+    CAPTURED = 16
+    """It became a node of a graph, though no record may say that its stream is captured."""
+
+
+class GraphLaunchFlag(IntFlag):
+    """Flags of ``GRAPH_LAUNCH``."""
+
+    BESIDE_NODES = 1
+    """What it touches is in ``ACCESS`` records, but for captured calls that have records of their own; if there are
+    none, it is not known."""
 
 
 @cache  # a sum of flags takes longer than the rest of an event

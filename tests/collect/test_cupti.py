@@ -10,7 +10,6 @@ import os
 import random
 import re
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +17,13 @@ import forked
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from cupti_logs import Log, judging_launches, put_code, put_launch
 
 from cudatool.collect import cupti, cupti_log
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, KERNEL_ERRORS, public_name
-from cudatool.collect.cupti_rows import HOW, ROW, What
-from cudatool.collect.gpu_launches import Launches, LaunchRowFlag
+from cudatool.collect.cupti_graphs import GpuGraphs
+from cudatool.collect.cupti_rows import HOW, What
 from cudatool.overview.ledger import owner_of
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Event, Kind, StreamFlag, UseFlag, WarningFlag
@@ -32,79 +32,6 @@ from cudatool.trace.model import Frame
 from cudatool.trace.validate import MAX_ADDRESS
 
 _HERE = threading.get_native_id()
-
-
-class Log:
-    """Stands in for the extension: rows that a test puts there are what the next reading gets."""
-
-    def __init__(self):
-        self.rows, self.names, self.frames, self.stacks, self.paths, self.lost = [], [], [], [], [], 0
-        self.numbers = {}
-        self.error = ""
-        self.blob, self.sent, self.watched = b"", 0, []
-
-    def open(self, path):
-        return 130001
-
-    def start(self, chosen, most_rows, kernel_errors):
-        self.numbers = {name: number for number, name in enumerate(chosen, start=1)}
-        return {number: name for name, number in self.numbers.items()}
-
-    def watch_activity(self, inside_graphs):
-        if self.error:
-            raise OSError(self.error)
-
-    def flush(self, forced):
-        pass
-
-    def sample_use(self):
-        pass
-
-    def mark(self, correlation):
-        pass
-
-    def is_waiting(self):
-        return bool(self.rows)
-
-    def stop(self):
-        pass
-
-    forget = stop
-
-    def drain(self):
-        if not self.rows and not self.lost:
-            return None
-        rows, self.rows = np.array(self.rows, ROW), []
-        tables = [self.names, self.frames, self.stacks, self.paths]
-        self.names, self.frames, self.stacks, self.paths = [], [], [], []
-        lost, self.lost = self.lost, 0
-        at, self.sent = self.sent, len(self.blob)
-        return (rows.tobytes(), *tables, lost, at, self.blob[at:])
-
-    def watch_launches(self, on):
-        self.watched.append(on)
-
-    def put(self, what, *words, time=0, result=0, correlation=0, stack=0, thread=_HERE, device=0):
-        number = self.numbers[what] if isinstance(what, str) else int(what)
-        padded = (*words, *[0] * (8 - len(words)))
-        self.rows.append((time, number, result, thread, correlation, stack, device, 1, padded))
-
-    def call(self, library, *frames, module=""):
-        """Add a stack: the library's file, pairs of file and line, innermost first, and the path of a module."""
-        keys = [(0).to_bytes(4, "little") + library.encode() + b"\0"]
-        keys += [line.to_bytes(4, "little") + file.encode() + b"\0function" for file, line in frames]
-        first = self.count + 1
-        self.frames += keys
-        if module:
-            self.paths.append(module.encode())
-            self.named += 1
-        numbers = [first, self.named if module else 0, *range(first + 1, first + len(keys))]
-        self.stacks.append(np.array(numbers, np.uint32).tobytes())
-        self.count += len(keys)
-        self.made += 1
-        return self.made
-
-    count = made = named = 0
 
 
 @pytest.fixture
@@ -490,6 +417,7 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
             "cuCtxSynchronize": (),
             "cuMemcpyHtoDAsync_v2": (0x5000, 0x10, draw.randrange(99), draw.choice(streams)),
             "cuMemcpyDtoDAsync_v2_ptsz": (0x5000, 0x6000, draw.randrange(99), draw.choice(streams)),
+            "cuGraphLaunch": (0x77, draw.choice(streams)),
             "cuMemcpyAsync": (0x5000, 0x6000, 8, draw.choice(streams)),
             "cuMemsetD16Async": (0x5000, 7, draw.randrange(99), draw.choice(streams)),
             "cuStreamDestroy_v2": (0xB08,),
@@ -513,8 +441,7 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
     rows = [(what, words, {**rest, "time": time}) for time, (what, words, rest) in enumerate(one() for _ in range(300))]
 
     def as_at_first():
-        collected.collector._calls._capturing.clear()
-        collected.collector._calls._captured_events.clear()
+        collected.collector._calls._graphs = GpuGraphs()
         collected.collector._calls._of_graphs.clear()
         for handle in (2748, *streams[3:]):
             hooks.close_stream(0, handle)
@@ -530,13 +457,16 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
     by_reader = told(collected, rows)
     assert len(by_c) > 100
 
+    def what(kind):
+        return "event" if "EVENT" in kind.name else "graph" if kind is Kind.GRAPH_CAPTURE_END else ""
+
     def plain(told):  # ids are new each time
         ids = {}
         return [
             event._replace(
                 stream=ids.setdefault(("s", event.stream), len(ids)),
                 correlation=ids.setdefault(("c", event.correlation), len(ids)),
-                aux0=ids.setdefault(("e", event.aux0), len(ids)) if "EVENT" in event.kind.name else event.aux0,
+                aux0=ids.setdefault((numbered, event.aux0), len(ids)) if (numbered := what(event.kind)) else event.aux0,
             )
             for event in told
             if event.kind is not Kind.STREAM_CREATE
@@ -700,60 +630,10 @@ def test_a_graph_ran_as_a_whole(collected):
     assert (ran.name, ran.flags) == ("graph", 0)
 
 
-PTX = b"""
-.version 8.0
-.target sm_90
-.address_size 64
-.visible .entry fill(.param .u64 to)
-{
-    .reg .b64 %rd<3>;
-    ld.param.u64 %rd1, [to];
-    cvta.to.global.u64 %rd2, %rd1;
-    st.global.u32 [%rd2], 7;
-    ret;
-}
-"""
-
-
-@contextmanager
-def judging_launches(monkeypatch):
-    """A collector that judges launches, over a log."""
-    log, events = Log(), []
-    monkeypatch.setattr(cupti, "_cupti", log)
-    monkeypatch.setattr(cupti, "_PERIOD", 3600)
-    monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
-    pytorch = SimpleNamespace(is_watched=False, passes_on=False)
-    collector = CuptiCollector(
-        lambda: pytorch.is_watched,
-        cupti.Level.MEMORY,
-        launches=Launches({}.get),
-        pytorch_passes_on=lambda: pytorch.passes_on,
-    )
-    hooks.subscribe(events.append)
-    yield SimpleNamespace(log=log, events=events, collector=collector, pytorch=pytorch)
-    hooks.unsubscribe(events.append)
-    collector.stop()
-
-
 @pytest.fixture
 def launching(monkeypatch):
     with judging_launches(monkeypatch) as found:
         yield found
-
-
-def put_code(log):
-    """A program loads the PTX, and finds its function."""
-    log.names.append(b"fill")
-    log.put("cuModuleLoadData", 0x10, 1 | len(PTX) << 8, 0, 0, time=6)
-    log.blob += PTX
-    log.put("cuModuleGetFunction", 0x20, 0x10, 1, time=7)
-
-
-def put_launch(log, *, function=0x20, stream=0, flags=0, pointer=0x7F0000000000, time=20):
-    values = pointer.to_bytes(8, "little")
-    grid = 4 | 1 << 32 | 1 << 48
-    log.put(What.LAUNCH, function, stream, grid, grid, 64 | flags << 32, len(log.blob), 8, 1, time=time)
-    log.blob += values
 
 
 def test_a_launch_has_its_stream_its_name_and_what_it_may_touch(launching):
@@ -773,10 +653,10 @@ def test_a_launch_has_its_stream_its_name_and_what_it_may_touch(launching):
 
 def test_a_call_whose_bytes_no_event_describes_is_said_once(launching):
     for _ in range(3):
-        launching.log.put("cuMemcpy2D_v2")
+        launching.log.put("cuMemPrefetchAsync_v2")
     launching.collector.flush()
     (warning,) = [event for event in launching.events if event.kind == Kind.WARNING]
-    assert warning.name == "cuMemcpy2D is not recorded on a GPU" and warning.flags == WarningFlag.UNSEEN
+    assert warning.name == "cuMemPrefetchAsync is not recorded on a GPU" and warning.flags == WarningFlag.UNSEEN
 
 
 @pytest.mark.parametrize("runtime_works", [False, True])
@@ -943,15 +823,6 @@ def test_launches_are_left_to_our_runtimes_own_source_once_it_works(launching):
     assert not launching.collector.watches_launches
     assert ["ours"] == [event.name for event in launching.events if event.kind in (Kind.KERNEL_LAUNCH, Kind.MEM_ALLOC)]
     assert launching.log.watched == [1, 0]
-
-
-def test_a_launch_that_became_a_node_of_a_graph_is_a_gap_and_no_launch(launching):
-    launching.log.names.append(b"fill")
-    put_launch(launching.log, flags=LaunchRowFlag.CAPTURED)
-    put_launch(launching.log, flags=LaunchRowFlag.CAPTURED)
-    launching.collector.flush()
-    (warning,) = [event for event in launching.events if event.kind in (Kind.WARNING, Kind.KERNEL_LAUNCH)]
-    assert warning.name.startswith("fill may access more") and warning.flags == WarningFlag.UNSEEN
 
 
 def test_at_the_level_of_launches_a_kernel_has_the_stack_of_its_call_and_the_times_of_its_run(monkeypatch):

@@ -69,8 +69,8 @@ def begin(number, *, thread=1):
     return row(RowKind.BEGIN, number, thread=thread)
 
 
-def memory(action, address, *, size=1024, stream=0, device=0, number=0, stack=0, thread=1):
-    return row(RowKind.MEMORY, action, address, size, stream, device, number, stack, thread=thread)
+def memory(action, address, *, size=1024, stream=0, device=0, number=0, stack=0, pool=0, thread=1):
+    return row(RowKind.MEMORY, action, address, size, stream, device, number, stack, pool, thread=thread)
 
 
 def trace(what, first=0, second=0, *, device=0, stack=0):
@@ -81,6 +81,7 @@ def note(what, *words):
     return row(RowKind.NOTE, 0, what, *words)
 
 
+POOL = 7 << 32  # of graphs
 ALLOC, REQUESTED, COMPLETED = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
 
 
@@ -420,7 +421,7 @@ def graph_rows():
         payload(2, "aten::fill_.Scalar", tensor(A + 4096, stream=0x600)),  # on a stream that joined the capture
         call(2, 2),
         trace(TraceCall.EVENT_DELETION, 0xE),
-        note(Note.GRAPH_END, 1, SIDE, 0),
+        note(Note.GRAPH_END, 1, SIDE, 0, POOL),
     ]
 
 
@@ -452,6 +453,25 @@ def test_input_of_a_graph_that_another_stream_writes_is_found(tmp_path):
     assert [finding.kind for finding in report.findings] == ["race-raw"]
 
 
+@pytest.mark.parametrize(("pool", "expected"), [(POOL, []), (POOL + 1, ["use-after-free"] * 2)])
+def test_memory_of_a_pool_that_a_graph_was_captured_into_is_used_on_by_who_keeps_the_graph(tmp_path, pool, expected):
+    """PyTorch's cudagraph_trees copies inputs by address into tensors that it has let go of."""
+    rows = [
+        row(RowKind.STREAM, SIDE, 0, 1),
+        memory(ALLOC, A, stream=SIDE, pool=pool),
+        note(Note.GRAPH_BEGIN, 1, SIDE, 0),
+        payload(1, "aten::relu", tensor(A, stream=SIDE), tensor(B, result=True, stream=SIDE)),
+        call(1, 1),
+        note(Note.GRAPH_END, 1, SIDE, 0, POOL),
+        memory(REQUESTED, A, stream=SIDE, pool=pool),
+        memory(COMPLETED, A, stream=SIDE, pool=pool),
+        payload(2, "aten::fill_.Scalar", tensor(A, stream=SIDE)),
+        call(2, 2),
+        note(Note.GRAPH_LAUNCH, 1, SIDE, 0),
+    ]
+    assert expected == [finding.kind for finding in check_rows(tmp_path, *rows).findings]
+
+
 @pytest.mark.parametrize("waits", ["", "before the launch", "after the launch"])
 def test_external_event_that_a_graph_records_stands_for_its_launch(tmp_path, waits):
     event, reader = 0xF, 0x700
@@ -463,7 +483,7 @@ def test_external_event_that_a_graph_records_stands_for_its_launch(tmp_path, wai
         payload(1, "aten::fill_.Scalar", tensor(A, stream=SIDE)),
         call(1, 1),
         trace(TraceCall.EVENT_RECORD, event, SIDE),
-        note(Note.GRAPH_END, 1, SIDE, 0),
+        note(Note.GRAPH_END, 1, SIDE, 0, POOL),
         *([wait] if waits == "before the launch" else []),
         note(Note.GRAPH_LAUNCH, 1, SIDE, 0),
         *([wait] if waits == "after the launch" else []),
@@ -485,7 +505,7 @@ def test_external_event_that_a_graph_waits_for_orders_its_launch(tmp_path, recor
         trace(TraceCall.EVENT_WAIT, event, SIDE),
         payload(1, "aten::relu", tensor(A, stream=SIDE), tensor(B, result=True, stream=SIDE)),
         call(1, 1),
-        note(Note.GRAPH_END, 1, SIDE, 0),
+        note(Note.GRAPH_END, 1, SIDE, 0, POOL),
         payload(2, "aten::fill_.Scalar", tensor(A, stream=writer)),
         call(2, 2),
         *([trace(TraceCall.EVENT_RECORD, event, writer)] if recorded else []),
@@ -502,7 +522,7 @@ def test_event_recorded_anew_after_a_capture_stands_for_that_record(tmp_path):
         row(RowKind.STREAM, writer, 0, 1),
         note(Note.GRAPH_BEGIN, 1, SIDE, 0),
         trace(TraceCall.EVENT_RECORD, event, SIDE),
-        note(Note.GRAPH_END, 1, SIDE, 0),
+        note(Note.GRAPH_END, 1, SIDE, 0, POOL),
         payload(1, "aten::fill_.Scalar", tensor(A, stream=writer)),
         call(1, 1),
         trace(TraceCall.EVENT_RECORD, event, writer),
@@ -519,7 +539,7 @@ def test_graph_with_something_unknown_is_not_checked(tmp_path):
         note(Note.GRAPH_BEGIN, 1, SIDE, 0),
         payload(1, "c10d::allreduce_", tensor(A, stream=SIDE)),
         call(1, 1),
-        note(Note.GRAPH_END, 1, SIDE, 0),
+        note(Note.GRAPH_END, 1, SIDE, 0, POOL),
         note(Note.GRAPH_LAUNCH, 1, 0, 0),
     ]
     assert check_rows(tmp_path, *rows).unchecked_launches == 1

@@ -47,7 +47,7 @@ def read_rows(log: bytes) -> Iterator[Row]:
     """Read the log of this PyTorch, which has no caching allocator, with the row that one would have written."""
     for row in original(log):
         if allocated and row.kind == RowKind.CALL:
-            yield Row(RowKind.MEMORY, row.thread, row.time, (Action.ALLOC, allocated.pop(), 512, 0, 0, 0, 0))
+            yield Row(RowKind.MEMORY, row.thread, row.time, (Action.ALLOC, allocated.pop(), 512, 0, 0, 0, 0, 0))
         yield row
 
 
