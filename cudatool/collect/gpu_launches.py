@@ -49,14 +49,13 @@ class Judged:
     flags: LaunchFlag
     accesses: Sequence[tuple[int, int, AccessFlag]] = ()
     doubts: str = ""
-    per_thread: bool = False
 
     @classmethod
     def of(cls, row_flags: int, orders: tuple[bool, bool, bool] = (False, False, False)) -> Judged:
         """Return what the log's flags of a launch say, and :attr:`KernelCode.orders`."""
         flags = launch_flags(bool(row_flags & LaunchRowFlag.PROGRAMMATIC), *orders)
         flags |= LaunchFlag.CAPTURED if row_flags & LaunchRowFlag.CAPTURED else LaunchFlag(0)
-        return cls(flags, per_thread=bool(row_flags & LaunchRowFlag.PER_THREAD))
+        return cls(flags)
 
 
 class Launches:
