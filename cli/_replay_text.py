@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cudatool.analyze import Advice, Check, Outcome
+    from cudatool.analyze import Advice, Check, WhatIfOutcome
 
 __all__ = ["print_advice", "print_check", "print_outcomes"]
 
@@ -153,7 +153,7 @@ def _in_all(confs: list[str]) -> list[str]:
     return sorted(limits - {""}) if len(limits) == 1 and len(confs) > 1 else []
 
 
-def _cells(outcome: Outcome) -> list[_Cell]:
+def _cells(outcome: WhatIfOutcome) -> list[_Cell]:
     oom, about = outcome.oom, "~" if outcome.caveats else ""
     runs_out: _Cell = ("no",) if oom is None else (f"request {oom.request:,}:", format_bytes(oom.size))
     if oom is None and outcome.survived_ooms:

@@ -21,7 +21,7 @@ from cudatool.config import QUIET
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.sanitize import joined_processes, parse_checks, render_json
 from cudatool.sanitize.coverage import ended
-from cudatool.sanitize.explore import Run, SeededSchedule, device_for, joined, report_from_json, schedules
+from cudatool.sanitize.explore import ScheduleOutcome, SeededSchedule, device_for, joined, report_from_json, schedules
 from cudatool.sanitize.findings import Gap, GapKind, Report
 from cudatool.trace import reader
 from cudatool.trace.model import Ending
@@ -68,7 +68,7 @@ def explored(
 
 def _explored(device: str | None, number: int, job: _Job) -> Report:
     devices = {schedule: device_for(device, schedule) for schedule in schedules(number)}
-    runs: dict[SeededSchedule, Run] = {}
+    runs: dict[SeededSchedule, ScheduleOutcome] = {}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         waiting = {pool.submit(_run, schedule, chosen, job): schedule for schedule, chosen in devices.items()}
         for done in as_completed(waiting):
@@ -84,7 +84,7 @@ def _explored(device: str | None, number: int, job: _Job) -> Report:
     return joined(ordered, again)
 
 
-def _run(schedule: SeededSchedule, device: str, job: _Job) -> Run:
+def _run(schedule: SeededSchedule, device: str, job: _Job) -> ScheduleOutcome:
     done = subprocess.run(  # -P: modules that lie in this directory are not ours
         [sys.executable, "-P", "-c", _PROGRAM, device, json.dumps(asdict(job))],
         env=os.environ | {QUIET: "1"},
@@ -98,14 +98,14 @@ def _run(schedule: SeededSchedule, device: str, job: _Job) -> Run:
     output = tuple(done.stderr.splitlines())
     if done.returncode < 0:
         lost = Gap(GapKind.RECORDING, 1, ("it was killed",), codes=(Ending.KILLED,))
-        return Run(name, Report((), gaps=(lost,)), done.returncode, output)
+        return ScheduleOutcome(name, Report((), gaps=(lost,)), done.returncode, output)
     try:
         answered = json.loads(done.stdout)
         if "refused" in answered:
             raise UsageError(answered["refused"])
         if "failed" in answered:
             raise CudatoolError(f"schedule {name}: {answered['failed']}")
-        return Run(name, report_from_json(answered["report"]), int(answered["status"]), output)
+        return ScheduleOutcome(name, report_from_json(answered["report"]), int(answered["status"]), output)
     except (ValueError, KeyError, TypeError) as error:
         raise CudatoolError(f"schedule {name}: no report, exit status {done.returncode}") from error
 

@@ -262,10 +262,10 @@ def _snapshot() -> _Schema:
 
 def _replay() -> _Schema:
     tried = _with(
-        _of(analyze.Outcome),
+        _of(analyze.WhatIfOutcome),
         device=_INTEGER,
         recorded=_nullable(_of(analyze.Record)),
-        replay_of_recorded=_nullable(_of(analyze.Outcome)),
+        replay_of_recorded=_nullable(_of(analyze.WhatIfOutcome)),
     )
     own = _of_fields(analyze.Advice)["properties"]
     advised = {

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
         LibraryBlocks,
         LintFinding,
         MemoryPlan,
+        MemoryReport,
         Modules,
         PinnedHolders,
         Remedy,
-        Report,
         Summary,
         Usage,
     )
@@ -50,7 +50,7 @@ _MOST = 8  # rows of each table
 _MOST_HOLES = 3
 
 
-def print_report(console: Console, report: Report, gpus: Sequence[NvmlDevice] = ()) -> None:
+def print_report(console: Console, report: MemoryReport, gpus: Sequence[NvmlDevice] = ()) -> None:
     """Print a report at the console's width."""
     summary = report.summary
     took = f", {format_time(summary.duration)}" if summary.duration else ""
@@ -337,7 +337,7 @@ def _print_work(console: Console, summary: Summary) -> None:
         print_table(console, "Copies", table)
 
 
-def _print_gpu(console: Console, gpu: NvmlDevice, report: Report, *, is_only: bool) -> None:
+def _print_gpu(console: Console, gpu: NvmlDevice, report: MemoryReport, *, is_only: bool) -> None:
     """Print which processes use a device of this machine now; with details for the trace's program if it still runs.
 
     And if `is_only` this device has that program: CUDA numbers devices in another order than NVML, so that only one

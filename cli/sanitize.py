@@ -22,7 +22,7 @@ from cudatool.cli._schedules import explored
 from cudatool.cli._supervised import leave
 from cudatool.cli._text import path_from, say
 from cudatool.errors import UsageError
-from cudatool.sanitize import Outcome, Outputs, Run, joined_processes, of_process, parse_checks, render_text
+from cudatool.sanitize import Outcome, Outputs, ReportContext, joined_processes, of_process, parse_checks, render_text
 from cudatool.sanitize.coverage import ended
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.places import project_root, recorded_at
@@ -179,7 +179,7 @@ def sanitize(
         report = report.of_failed(how)
     complete = not how and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
     report = acceptance.applied(report, wanted, complete=complete, files=files)
-    run = Run(root, wanted, status, math.inf if trace is None else recorded_at(trace))
+    run = ReportContext(root, wanted, status, math.inf if trace is None else recorded_at(trace))
     written: list[str] = []
     try:
         written += outputs.write(report, run, _echo, partial(render_text, color=_in_colour(), width=_width()))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cudatool.analyze import Report
+    from cudatool.analyze import MemoryReport
     from cudatool.collect.nvml import NvmlDevice
 
 __all__ = ["snapshot"]
@@ -150,7 +150,7 @@ def _page_path(source: Path, html: str | None) -> Path | None:
     return source.with_name(f"{name}.html")
 
 
-def _gpus(report: Report) -> Sequence[NvmlDevice]:
+def _gpus(report: MemoryReport) -> Sequence[NvmlDevice]:
     """Return which processes use this machine's GPUs now, unless the trace is not from a GPU."""
     if report.trace.header.get("device_kind") == "sim":
         return ()
@@ -158,7 +158,7 @@ def _gpus(report: Report) -> Sequence[NvmlDevice]:
     return nvml.devices()
 
 
-def _print_reports(reports: Sequence[Report], gpus: Sequence[NvmlDevice]) -> None:
+def _print_reports(reports: Sequence[MemoryReport], gpus: Sequence[NvmlDevice]) -> None:
     """Print the program's report, and those of its children below their names."""
     console = results()
     for number, report in enumerate(reports):
@@ -169,7 +169,7 @@ def _print_reports(reports: Sequence[Report], gpus: Sequence[NvmlDevice]) -> Non
         print_report(console, report, () if number else gpus)
 
 
-def _print_next_steps(said: Console, source: Path, report: Report) -> None:
+def _print_next_steps(said: Console, source: Path, report: MemoryReport) -> None:
     name = shlex.quote(str(source))
     tried = [diagnosis.settings for diagnosis in report.diagnoses if diagnosis.settings is not None]
     if tried:

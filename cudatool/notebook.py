@@ -62,7 +62,7 @@ class Recording:
         self._folder: Any = None  # goes with this object, if the cell named no file
 
     @cached_property
-    def report(self) -> analyze.Report:
+    def report(self) -> analyze.MemoryReport:
         """The analysis that is shown."""
         return analyze.report(self.trace)
 
@@ -84,7 +84,7 @@ class Recording:
 
     def _print(self, console: Console) -> None:
         if self.findings is not None:
-            run = sanitize.Run(os.getcwd(), self._checks)
+            run = sanitize.ReportContext(os.getcwd(), self._checks)
             for line in render_text(self.findings, run, width=_WIDTH).splitlines():
                 console.print(line, markup=False, soft_wrap=True)
         elif self._how == "run":

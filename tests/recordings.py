@@ -43,10 +43,10 @@ def read(path: Path) -> torch_snapshot.MemorySnapshot:
 
 
 @lru_cache(maxsize=16)
-def report_of(path: Path) -> analyze.Report:
+def report_of(path: Path) -> analyze.MemoryReport:
     """Return the report of a recording, once for all tests and workers: of the largest one, it takes seconds."""
 
-    def made() -> analyze.Report:
+    def made() -> analyze.MemoryReport:
         return replace(analyze.report(read(path)), trace=Trace(np.zeros(0, RECORD)))  # the recording is not copied
 
     return replace(left_to_workers.found_or_made(f"report-{path.name}", made), trace=read(path))

@@ -18,7 +18,7 @@ from cudatool.files import (
     replacing,
     write_whole,
 )
-from cudatool.sanitize import Outputs, Report, Run
+from cudatool.sanitize import Outputs, Report, ReportContext
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_one_file_that_fails_does_not_keep_the_others_from_being_written(good, t
     (tmp_path / "folder").rmdir()  # the workload did it
     printed: list[str] = []
     with pytest.raises(OutputError, match="folder"):
-        outputs.write(Report(()), Run(str(tmp_path)), printed.append)
+        outputs.write(Report(()), ReportContext(str(tmp_path)), printed.append)
     assert good.read_text().startswith("{")
     assert printed[0].endswith("no findings")
 

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from cudatool import analyze, sanitize
-from cudatool.analyze import Report
+from cudatool.analyze import MemoryReport
 from cudatool.errors import CudatoolError
 from cudatool.files import write_whole
 from cudatool.text import printable
@@ -46,7 +46,7 @@ SCRIPTS = (
 )
 
 
-def page(report: Report, found: sanitize.Report | None = None) -> str:
+def page(report: MemoryReport, found: sanitize.Report | None = None) -> str:
     """Return the page for an analyzed trace, with what the sanitizer found in it.
 
     Everything from the trace, except its name in the title, is compressed and in base64, which cannot contain markup;
@@ -75,7 +75,7 @@ def assembled(body: str, scripts: Iterable[str], *, title: str, payload: str, pl
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("shell.html"))
 
 
-def write_report(report: Report, path: str | Path, found: sanitize.Report | None = None) -> None:
+def write_report(report: MemoryReport, path: str | Path, found: sanitize.Report | None = None) -> None:
     """Write the page for an analyzed trace, with what the sanitizer found in it, whole or not at all.
 
     Raises

@@ -27,9 +27,9 @@ from cudatool.analyze import (
     Doubt,
     Ledger,
     Lifetimes,
+    MemoryReport,
     Operations,
     PinnedHolders,
-    Report,
     Timeline,
     Usage,
     before_recording,
@@ -112,7 +112,7 @@ def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], byt
     return how, stored.tobytes()
 
 
-def _devices(report: Report, start: int, columns: Columns) -> Iterator[dict[str, Any]]:
+def _devices(report: MemoryReport, start: int, columns: Columns) -> Iterator[dict[str, Any]]:
     """Yield what the page has of each device; `start` is the time of the first event."""
     of_devices = zip(report.summary.devices, report.timelines, report.diagnoses, report.ledgers, strict=True)
     for device, curve, diagnosis, ledger in of_devices:
@@ -138,7 +138,7 @@ def _devices(report: Report, start: int, columns: Columns) -> Iterator[dict[str,
         }
 
 
-def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
+def payload(report: MemoryReport, found: sanitize.Report | None = None) -> bytes:
     """Return the page's payload, with what the sanitizer found. Times are ns since the first event, sizes bytes."""
     summary, columns = report.summary, Columns()
     # If the device was not timed, operations are drawn at the time of their calls.
@@ -209,7 +209,7 @@ class _Rows:
         return result
 
 
-def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns) -> dict[str, Any]:
+def _memory(report: MemoryReport, diagnosis: Diagnosis, rows: _Rows, columns: Columns) -> dict[str, Any]:
     """Return one device's blocks and segments, and the tables that they point into."""
     device, trace = diagnosis.device, report.trace
     blocks, segments = report.blocks.of_device(device), report.segments.of_device(device)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from cudatool.analyze.calls import Call, Change, Verb
+from cudatool.analyze.calls import AllocatorCall, Change, Verb
 from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
 from cudatool.analyze.diagnosis import Diagnosis, Remedy, Topic, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
@@ -28,14 +28,14 @@ from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings, torch_settings
 from cudatool.analyze.replay import Check, check
 from cudatool.analyze.replay_pass import Divergence
-from cudatool.analyze.report import Report, report
+from cudatool.analyze.report import MemoryReport, report
 from cudatool.analyze.requests import Requests, requests
 from cudatool.analyze.settings_advice import Advice, LeftOut, NoAdvice, Record
 from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.analyze.usage import Usage, is_private_pool, pool_label, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import advise, recorded_limit, what_if
-from cudatool.analyze.whatif_model import Caveat, Outcome, OutOfMemory
+from cudatool.analyze.whatif_model import Caveat, OutOfMemory, WhatIfOutcome
 from cudatool.overview.compiled import (
     Compiled,
     GeneratedShare,
@@ -89,7 +89,7 @@ __all__ = [
     "ModuleMemory",
     "Advice",
     "Block",
-    "Call",
+    "AllocatorCall",
     "CallSite",
     "DeviceUse",
     "Caveat",
@@ -136,7 +136,7 @@ __all__ = [
     "NoAdvice",
     "Operations",
     "OutOfMemory",
-    "Outcome",
+    "WhatIfOutcome",
     "Outside",
     "Pin",
     "LibraryBlocks",
@@ -148,7 +148,7 @@ __all__ = [
     "PlannedBuffer",
     "Ranges",
     "Remedy",
-    "Report",
+    "MemoryReport",
     "Requests",
     "Rule",
     "Segment",

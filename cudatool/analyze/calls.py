@@ -18,8 +18,8 @@ from cudatool.trace.events import Kind
 
 __all__ = [
     "RELEASES",
-    "Call",
-    "Calls",
+    "AllocatorCall",
+    "AllocatorCalls",
     "Change",
     "Column",
     "Did",
@@ -62,7 +62,7 @@ class Change(NamedTuple):
     stack: int
 
 
-class Call(NamedTuple):
+class AllocatorCall(NamedTuple):
     """One call to the allocator.
 
     Attributes
@@ -108,24 +108,24 @@ _AT_ONCE = 1 << 14  # calls that are Python objects at a time
 _NOTHING: Did = (), ()
 
 
-def call_time(call: Call) -> int:
+def call_time(call: AllocatorCall) -> int:
     """Return a number that grows from call to call. One that emptied the cache has the event of the call after it."""
     return 2 * call.event + (call.verb is not Verb.EMPTY_CACHE)
 
 
-def change_time(change: Change, call: Call) -> int:
+def change_time(change: Change, call: AllocatorCall) -> int:
     """Return the time of a change: releases before an allocation have happened by the time of the allocation."""
     return 2 * call.event if change.kind in RELEASES else call_time(call)
 
 
-class Calls(Sequence[Call]):
+class AllocatorCalls(Sequence[AllocatorCall]):
     """Calls in order. They are kept as columns, which take a quarter of the memory of as many tuples.
 
     Nearly all calls are mallocs and frees in the default pool that are served from the cache: nothing else happens in
     them. The other calls are :meth:`special`.
     """
 
-    def __init__(self, calls: Iterable[Call] = ()) -> None:
+    def __init__(self, calls: Iterable[AllocatorCall] = ()) -> None:
         columns = [array(code) for code in _TYPES]
         self._did: dict[int, Did] = {}
         for number, (*row, done, changes, event) in enumerate(calls):
@@ -138,7 +138,7 @@ class Calls(Sequence[Call]):
         ]
 
     @classmethod
-    def of_columns(cls, columns: Sequence[Column], did: dict[int, Did]) -> Calls:
+    def of_columns(cls, columns: Sequence[Column], did: dict[int, Did]) -> AllocatorCalls:
         """Return calls from the columns of their attributes, from verb to event, and from what happened in them
         (`did`).
 
@@ -155,31 +155,31 @@ class Calls(Sequence[Call]):
     def __len__(self) -> int:
         return len(self._columns[_VERB])
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[AllocatorCall]:
         return chain.from_iterable(self[first : first + _AT_ONCE] for first in range(0, len(self), _AT_ONCE))
 
     @overload
-    def __getitem__(self, index: int) -> Call: ...
+    def __getitem__(self, index: int) -> AllocatorCall: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Call]: ...
+    def __getitem__(self, index: slice) -> list[AllocatorCall]: ...
 
-    def __getitem__(self, index: int | slice) -> Call | list[Call]:
+    def __getitem__(self, index: int | slice) -> AllocatorCall | list[AllocatorCall]:
         if not isinstance(index, slice):
             at = range(len(self))[index]
             verb, block, size, stream, pool, address, event = [column.item(at) for column in self._columns]
-            return Call(_VERBS[verb], block, size, stream, pool, address, *self._did.get(at, _NOTHING), event)
+            return AllocatorCall(_VERBS[verb], block, size, stream, pool, address, *self._did.get(at, _NOTHING), event)
         verbs, *lists, events = [column[index].tolist() for column in self._columns]
         did = [self._did.get(at, _NOTHING) for at in range(len(self))[index]]
         rows = zip(map(_VERBS.__getitem__, verbs), *lists, *zip(*did, strict=True), events, strict=True)
-        # What Call._make ends in, without a frame of Python for each call.
-        return list(map(tuple.__new__, repeat(Call), rows)) if did else []
+        # What AllocatorCall._make ends in, without a frame of Python for each call.
+        return list(map(tuple.__new__, repeat(AllocatorCall), rows)) if did else []
 
     def changes(self) -> Iterator[Change]:
         """Return what the allocator did in all calls, in order."""
         return chain.from_iterable(changes for _, changes in self._did.values())
 
-    def with_changes(self) -> Iterator[tuple[int, Call]]:
+    def with_changes(self) -> Iterator[tuple[int, AllocatorCall]]:
         """Return the calls in which the allocator did something, each with its index, in order."""
         return ((index, self[index]) for index, (_, changes) in self._did.items() if changes)
 
@@ -242,7 +242,7 @@ class Calls(Sequence[Call]):
         self,
         special: Iterable[int],
         many: Callable[[Part, int, int], int],
-        one: Callable[[int, Call], bool],
+        one: Callable[[int, AllocatorCall], bool],
         what: str,
     ) -> bool:
         """Process all calls in order, and return whether none of them stopped the run.
@@ -277,12 +277,12 @@ class Calls(Sequence[Call]):
                 progress.update(part.first + end)
         return True
 
-    def with_sizes(self, index: npt.NDArray[np.int64], sizes: Sequence[int]) -> Calls:
+    def with_sizes(self, index: npt.NDArray[np.int64], sizes: Sequence[int]) -> AllocatorCalls:
         """Return the same calls, some of them with other sizes."""
         columns = list(self._columns)
         columns[_SIZE] = columns[_SIZE].copy()
         columns[_SIZE][index] = sizes
-        return Calls.of_columns(columns, self._did)
+        return AllocatorCalls.of_columns(columns, self._did)
 
     def mallocs_on(self, stream: int) -> tuple[list[int], list[int], list[int]]:
         """Return events, addresses and pools of the allocations on a stream."""
@@ -290,7 +290,7 @@ class Calls(Sequence[Call]):
         own = np.flatnonzero((verb == Verb.MALLOC) & (streams == stream))
         return event[own].tolist(), address[own].tolist(), pool[own].tolist()
 
-    def with_pool(self, pool: int, place: range, first: int, last: int) -> Calls:
+    def with_pool(self, pool: int, place: range, first: int, last: int) -> AllocatorCalls:
         """Return the same calls, with another pool for those that allocate, or change segments, at a place.
 
         Parameters
@@ -316,9 +316,9 @@ class Calls(Sequence[Call]):
                     for change in changes
                 )
                 did[index] = done, moved
-        return Calls.of_columns(columns, did)
+        return AllocatorCalls.of_columns(columns, did)
 
-    def with_emptied(self, emptied: Mapping[int, int]) -> Calls:
+    def with_emptied(self, emptied: Mapping[int, int]) -> AllocatorCalls:
         """Return the same calls, with the program's releases at the beginning of some turned into separate calls."""
         before = sorted(emptied)
         did: dict[int, Did] = {}
@@ -331,7 +331,7 @@ class Calls(Sequence[Call]):
             if done or changes:
                 did[shifted] = done, changes
         columns = columns_with_emptied(self._columns, before, self._columns[_EVENT][before])
-        return Calls.of_columns(columns, did)
+        return AllocatorCalls.of_columns(columns, did)
 
 
 def columns_with_emptied(columns: list[Column], places: list[int], events: Any) -> list[Column]:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import replace
 from functools import cache
 
-from cudatool.analyze.calls import Calls, Verb
+from cudatool.analyze.calls import AllocatorCalls, Verb
 from cudatool.analyze.requests import Requests
 from cudatool.memory.blocks import round_size
 from cudatool.memory.settings import Settings
@@ -30,7 +30,7 @@ def with_smallest_sizes(asked: Requests, recorded: Settings) -> Requests | None:
     return replace(asked, calls=asked.calls.with_sizes(failed, smallest))
 
 
-def likely_frees(calls: Calls, recorded: Settings) -> dict[int, int]:
+def likely_frees(calls: AllocatorCalls, recorded: Settings) -> dict[int, int]:
     """Return when the program would have freed the blocks of its failed requests, by the event of the request.
 
     A block is assumed to live for as many events as the nearest block of the same size, or to the end if that one did.

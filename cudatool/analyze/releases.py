@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cudatool.analyze.calls import RELEASES, Call, Change
+from cudatool.analyze.calls import RELEASES, AllocatorCall, Change
 from cudatool.memory.blocks import BlockPool
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
@@ -46,7 +46,7 @@ class Share:
     doubtful: bool = False
 
 
-def leading_releases(call: Call) -> tuple[Change, ...]:
+def leading_releases(call: AllocatorCall) -> tuple[Change, ...]:
     """Return the releases that a call begins with."""
     changes = call.changes
     count = next((i for i, change in enumerate(changes) if change.kind not in RELEASES), len(changes))
@@ -54,7 +54,7 @@ def leading_releases(call: Call) -> tuple[Change, ...]:
 
 
 def share_of_program(
-    call: Call,
+    call: AllocatorCall,
     size: int,
     policy: Policy,
     pool: BlockPool,

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cudatool.analyze.calls import RELEASES, Call, Part, Verb
+from cudatool.analyze.calls import RELEASES, AllocatorCall, Part, Verb
 from cudatool.analyze.releases import leading_releases, share_of_program
 from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.replay_script import Script
@@ -142,7 +142,7 @@ class ReplayPass:
         self.cost += stop - start
         return stop
 
-    def _one(self, number: int, call: Call) -> bool:
+    def _one(self, number: int, call: AllocatorCall) -> bool:
         """Replay a call; return whether to go on."""
         if self.cost >= self._most:
             return False
@@ -185,7 +185,7 @@ class ReplayPass:
             otherwise=self.separated(otherwise=True) if self._doubtful and not otherwise else None,
         )
 
-    def _separate(self, number: int, call: Call) -> Call:
+    def _separate(self, number: int, call: AllocatorCall) -> AllocatorCall:
         """Do what the program did before this call; return the remainder of the call."""
         fitted = self._fits(call)
         self._begin(call._replace(changes=()))  # blocks that other streams had finished with by then are free
@@ -246,14 +246,14 @@ class ReplayPass:
 
     # One call.
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: AllocatorCall) -> None:
         self.script.expected = deque(call.changes)
         self.script.passed = {own_stream(block) for block in call.done}
         self.script.fails = call.verb is Verb.FAILED_MALLOC
         if call.done:
             self.policy.free_passed_blocks()
 
-    def _free(self, call: Call) -> None:
+    def _free(self, call: AllocatorCall) -> None:
         address = self._address.pop(call.block, None)
         if address is None:
             return  # its block could not be placed anywhere
@@ -264,7 +264,7 @@ class ReplayPass:
         except UsageError:  # the same: another block is where it was
             self._diverge(call, f"{address:#x} freed", "not in use", _CONTRADICTION)
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: AllocatorCall) -> None:
         pools = self.unnamed_pools
         if self.first is None and pools is not None and any(pools.explain(a, call) for a in self.script.early):
             self.guessed, self._stops = True, not self._goes_on
@@ -283,7 +283,7 @@ class ReplayPass:
             self._enforce()
         self.script.exact, self.script.wrong, self.script.early, self.script.fails = 0, [], [], False
 
-    def _malloc(self, call: Call) -> None:
+    def _malloc(self, call: AllocatorCall) -> None:
         self.allocs += 1
         size, pool = self._size_and_pool(call)
         fitting = pool.fit(size, call.stream)
@@ -305,7 +305,7 @@ class ReplayPass:
             return
         self._malloc_elsewhere(call, actual)
 
-    def _malloc_elsewhere(self, call: Call, actual: int, fitting: Block | None = None) -> None:
+    def _malloc_elsewhere(self, call: AllocatorCall, actual: int, fitting: Block | None = None) -> None:
         """Note that a request got another address, or would get that of a `fitting` free block; put it where it was."""
         if self.first is None and self._can_guess(call, actual, fitting):
             self.guessed, self._stops = True, not self._goes_on
@@ -320,12 +320,12 @@ class ReplayPass:
             self._give_back(actual)
         self._put_where_it_was(call)
 
-    def _put_where_it_was(self, call: Call) -> None:
+    def _put_where_it_was(self, call: AllocatorCall) -> None:
         self._enforce()
         if self.policy.allocate_at(call.address, round_size(call.size, self.settings), call.size):
             self._address[call.block] = call.address
 
-    def _allocate(self, call: Call) -> int:
+    def _allocate(self, call: AllocatorCall) -> int:
         id = self._pool(call.pool) if call.pool else DEFAULT_POOL
         if id == DEFAULT_POOL:
             return self.policy.malloc(call.size, call.stream)
@@ -336,7 +336,7 @@ class ReplayPass:
             self.policy.end_allocate_to_pool(id)
             self.policy.release_pool(id)
 
-    def _failed_malloc(self, call: Call) -> None:
+    def _failed_malloc(self, call: AllocatorCall) -> None:
         try:
             address = self._allocate(call)
         except OutOfMemoryError:
@@ -349,7 +349,7 @@ class ReplayPass:
         self._diverge(call, "out of memory", f"{address:#x}", _ENOUGH_HERE)
         self._give_back(address)
 
-    def _empty_cache(self, call: Call) -> None:
+    def _empty_cache(self, call: AllocatorCall) -> None:
         if not call.changes:
             return  # blocks became free, as they do whenever the allocator checks its events
         pools = list(dict.fromkeys(self.pool_id(change.pool) for change in call.changes))
@@ -363,7 +363,7 @@ class ReplayPass:
         for id in pools:  # a pool that goes away empties its own cache; torch.cuda.empty_cache() the default one too
             self.policy.release_cached(id)
 
-    def _size_and_pool(self, call: Call) -> tuple[int, BlockPool]:
+    def _size_and_pool(self, call: AllocatorCall) -> tuple[int, BlockPool]:
         """Return the size of the block for a request, and the pool that it comes from."""
         id = DEFAULT_POOL
         if call.pool:
@@ -373,7 +373,7 @@ class ReplayPass:
         size = round_size(call.size, self.settings)
         return size, self.policy.pool_for(id, is_small=size <= SMALL_LIMIT)
 
-    def _fits(self, call: Call) -> bool:
+    def _fits(self, call: AllocatorCall) -> bool:
         size, pool = self._size_and_pool(call)
         return pool.fit(size, call.stream) is not None
 
@@ -383,14 +383,14 @@ class ReplayPass:
 
     # Differences.
 
-    def _diverge(self, call: Call, expected: str, actual: str, reason: str) -> None:
+    def _diverge(self, call: AllocatorCall, expected: str, actual: str, reason: str) -> None:
         pools = self.unnamed_pools
         if not self._goes_on and ((pools is not None and len(pools)) or call.event < self._not_before):
             self._stops = True
         if self.first is None:
             self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual, reason)
 
-    def _can_guess(self, call: Call, actual: int, fitting: Block | None) -> bool:
+    def _can_guess(self, call: AllocatorCall, actual: int, fitting: Block | None) -> bool:
         """Explain an allocation after a prior block by a remainder in this block, or others by a private pool."""
         prior = self._prior_at.get(actual)
         if prior is None or prior not in self._address or prior in self.tails:

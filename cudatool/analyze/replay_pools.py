@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cudatool.analyze.calls import Call, Change, call_time, change_time
+from cudatool.analyze.calls import AllocatorCall, Change, call_time, change_time
 from cudatool.analyze.requests import Requests
 from cudatool.trace.events import Kind, pack_pool
 
@@ -49,7 +49,7 @@ class UnnamedPools:
         """Return how many segments are assumed to be in private pools."""
         return len(self._private)
 
-    def explain(self, address: int, call: Call) -> bool:
+    def explain(self, address: int, call: AllocatorCall) -> bool:
         """Assume that the segment with `address` is in a private pool at a call; return whether that is new."""
         for segment in self._unknown:
             if _holds(segment, address, call_time(call)):

@@ -18,11 +18,11 @@ from cudatool.progress import Step, advance, step
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
 
-__all__ = ["Report", "report"]
+__all__ = ["MemoryReport", "report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class MemoryReport:
     """Everything that the page draws: the summary and the columns that it was made from.
 
     `timelines`, `diagnoses` and `ledgers` have an entry for each of the summary's devices. `findings` are faults of the
@@ -49,7 +49,7 @@ class Report:
         return result
 
 
-def report(trace: Trace, *, total: Mapping[int, int | None] | None = None, moment: int | None = None) -> Report:
+def report(trace: Trace, *, total: Mapping[int, int | None] | None = None, moment: int | None = None) -> MemoryReport:
     """Analyze a trace.
 
     Parameters
@@ -67,7 +67,7 @@ _PARTS: Final = 2 + PARTS_OF_DIAGNOSIS + PARTS_OF_LINT
 """How often :func:`cudatool.progress.advance` is called for a device, after parts of about the same length."""
 
 
-def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, shown: Step) -> Report:
+def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, shown: Step) -> MemoryReport:
     settings = _settings(trace)
     columns = columns_of(trace)
     blocks, segments, curves = columns.blocks, columns.segments, columns.timelines
@@ -81,7 +81,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], moment: int | None, s
         diagnoses.append(diagnose(trace, own, reserved, curve, device, settings=settings, total=total.get(device)))
     totals = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
     state = getattr(trace, "segments", ())  # a snapshot's, the only kind of trace that states one
-    return Report(
+    return MemoryReport(
         trace=trace,
         summary=summarize(trace, columns, moment=moment),
         blocks=blocks,

@@ -23,7 +23,17 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze.calls import RELEASES, Call, Calls, Change, Column, Did, Verb, columns_with_emptied, stored_once
+from cudatool.analyze.calls import (
+    RELEASES,
+    AllocatorCall,
+    AllocatorCalls,
+    Change,
+    Column,
+    Did,
+    Verb,
+    columns_with_emptied,
+    stored_once,
+)
 from cudatool.errors import ConfigError, FileFormatError, UsageError
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import _sweep
@@ -83,9 +93,9 @@ class Requests:
     """
 
     device: int
-    calls: Calls = field(default_factory=Calls)
+    calls: AllocatorCalls = field(default_factory=AllocatorCalls)
     prior_memory: list[Change] = field(default_factory=list)
-    prior_blocks: list[Call] = field(default_factory=list)
+    prior_blocks: list[AllocatorCall] = field(default_factory=list)
     prior_sizes: list[int] = field(default_factory=list)
     tails: dict[int, int] = field(default_factory=dict)
     prior_pending: list[int] = field(default_factory=list)
@@ -248,7 +258,7 @@ class _Apart:
         releases = bool(did[1]) and all(change.kind in RELEASES for change in did[1])
         self._did.append((call, kind == _FREE_REQUESTED or (kind == _ALLOC and releases), did))
 
-    def merged(self, called: npt.NDArray[np.int64], columns: list[Column]) -> Calls:
+    def merged(self, called: npt.NDArray[np.int64], columns: list[Column]) -> AllocatorCalls:
         """Return all calls, given those that the program made, and their columns."""
         before = np.searchsorted(called, [call for call, _, _ in self._did]).tolist()
         did: dict[int, Did] = {}
@@ -261,7 +271,7 @@ class _Apart:
                 events.append(int(self._index[min(call, len(self._index) - 1)]))
         if places:
             columns = columns_with_emptied(columns, places, events)
-        return Calls.of_columns([stored_once(column) for column in columns], did)
+        return AllocatorCalls.of_columns([stored_once(column) for column in columns], did)
 
 
 def _take_prior(
@@ -276,7 +286,7 @@ def _take_prior(
     rows = zip(_changes(trace, index), numbers.tolist(), asked_of, index.tolist(), strict=True)
     for change, block, asked, event in rows:
         if change.kind is Kind.BLOCK_ALLOC:
-            call = Call(Verb.MALLOC, block, asked, change.stream, change.pool, change.address, (), (), event)
+            call = AllocatorCall(Verb.MALLOC, block, asked, change.stream, change.pool, change.address, (), (), event)
             found.prior_blocks.append(call)
             found.prior_sizes.append(change.size)
         elif change.kind is not Kind.BLOCK_FREE_REQUESTED:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from cudatool.analyze.whatif_model import Outcome
+from cudatool.analyze.whatif_model import WhatIfOutcome
 from cudatool.memory.settings import PYTORCHS_VARIABLE
 from cudatool.units import counted, format_bytes
 
@@ -107,10 +107,10 @@ class Advice:
     """
 
     record: Record | None
-    recorded: Outcome | None
-    best: Outcome | None
+    recorded: WhatIfOutcome | None
+    best: WhatIfOutcome | None
     gain_bytes: int
-    tried: tuple[Outcome, ...]
+    tried: tuple[WhatIfOutcome, ...]
     withheld: NoAdvice | None = None
     left_out: tuple[LeftOut, ...] = ()
     untried: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.requests import Requests
 from cudatool.analyze.settings_advice import Advice, LeftOut, NoAdvice, Record
 from cudatool.analyze.whatif_experiment import WORTH_NAMING, Experiment
-from cudatool.analyze.whatif_model import Outcome
+from cudatool.analyze.whatif_model import WhatIfOutcome
 from cudatool.memory.settings import Settings
 from cudatool.trace.model import Trace
 
@@ -46,7 +46,7 @@ def what_if(
     recorded_memory: int | None = None,
     memory: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> list[Outcome]:
+) -> list[WhatIfOutcome]:
     """Return what the requests on one device cost under each of some settings.
 
     Parameters
@@ -135,7 +135,7 @@ class _Search:
     The peak of reserved bytes only grows during a replay, and is never below the need of the blocks in use.
     """
 
-    def __init__(self, model: Experiment, used: Outcome, *, can_leave_out: bool) -> None:
+    def __init__(self, model: Experiment, used: WhatIfOutcome, *, can_leave_out: bool) -> None:
         self.left_out: list[LeftOut] = []
         self._model, self._used = model, used
         self._in_use: InUse | None = None
@@ -143,7 +143,7 @@ class _Search:
             self._in_use = InUse(model.asked)
         self._sure = 0  # the gain of one of the tried settings, in bytes
 
-    def outcome(self, conf: str) -> Outcome | None:
+    def outcome(self, conf: str) -> WhatIfOutcome | None:
         """Return the cost of some settings; None if they are skipped."""
         if any(conf == left_out.conf for left_out in self.left_out):
             return None
@@ -162,14 +162,14 @@ class _Search:
         return found
 
 
-def _best(model: Experiment, used: Outcome, tried: Sequence[Outcome]) -> tuple[Outcome | None, int]:
+def _best(model: Experiment, used: WhatIfOutcome, tried: Sequence[WhatIfOutcome]) -> tuple[WhatIfOutcome | None, int]:
     """Return the outcome to recommend, if any, and its gain.
 
     Of those with the fewest failed requests, this is the one with the largest gain, or a simpler one with about the
     same.
     """
     before = model.reserved_before(used)
-    good: list[tuple[Outcome, int, int]] = []  # with the gain, and bytes to compare it by
+    good: list[tuple[WhatIfOutcome, int, int]] = []  # with the gain, and bytes to compare it by
     enough = 0  # gains within this many bytes of the best are equal
     for found in sorted(tried, key=_badness):
         if found.oom is not None or found.failures > (good[0][0].failures if good else used.failures):
@@ -185,7 +185,7 @@ def _best(model: Experiment, used: Outcome, tried: Sequence[Outcome]) -> tuple[O
     return min(about_as_good, key=lambda choice: choice[0].conf.count(":"), default=(None, 0))
 
 
-def _withheld(record: Record, check: Outcome) -> NoAdvice | None:
+def _withheld(record: Record, check: WhatIfOutcome) -> NoAdvice | None:
     """Return why a replay of the recorded settings is too far from what was recorded, if it is."""
     if record.failures != check.failures:
         return NoAdvice.FAILURES_DIFFER
@@ -205,7 +205,7 @@ def recorded_limit(
     return requests_with_pools(trace, device, recorded or Settings(), recorded_memory).ceiling
 
 
-def _badness(outcome: Outcome) -> tuple[int, int, int]:
+def _badness(outcome: WhatIfOutcome) -> tuple[int, int, int]:
     if outcome.oom is not None:
         return 1, -outcome.oom.request, 0
     return 0, outcome.failures, outcome.reserved_peak_bytes

@@ -12,7 +12,7 @@ from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.replay_start import with_start_in
 from cudatool.analyze.requests import Requests
 from cudatool.analyze.settings_advice import NoAdvice, Record
-from cudatool.analyze.whatif_model import Caveat, Course, Outcome, check_model, run_model
+from cudatool.analyze.whatif_model import Caveat, Course, WhatIfOutcome, check_model, run_model
 from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size, segment_size
 from cudatool.memory.settings import UNLIMITED, Settings
@@ -64,9 +64,9 @@ class Experiment:
         # Whether the one request that failed is the end of the recording: no course of the program follows it.
         self._ends_with_failure = last == len(self.asked.calls) - 1 and self.record.failures == 1
         self._ends_with_failure &= last >= 0 and self.asked.calls[last].verb is Verb.FAILED_MALLOC
-        self.done: dict[str, Outcome] = {}  # by settings string
+        self.done: dict[str, WhatIfOutcome] = {}  # by settings string
         self._bare: Requests | None = None  # as `asked`, with nothing cached at the beginning
-        self._runs: dict[tuple[str, _Scenario], Outcome] = {}
+        self._runs: dict[tuple[str, _Scenario], WhatIfOutcome] = {}
         self._total_is_known = recorded_memory is not None
         self._total, self._limit, self._limit_is_clear = _limits(self.asked, recorded, recorded_memory)
         self.impossible: NoAdvice | None = None
@@ -84,7 +84,7 @@ class Experiment:
             self._smaller = with_smallest_sizes(self.asked, recorded)
             self._frees = likely_frees(self.asked.calls, recorded)
 
-    def outcome(self, conf: str) -> Outcome:
+    def outcome(self, conf: str) -> WhatIfOutcome:
         """Return the cost of the requests under some settings."""
         if conf not in self.done:
             settings = Settings.parse(conf)
@@ -115,7 +115,7 @@ class Experiment:
         is_other = conf != self._recorded.text
         return replace(plain, course=Course(empties=self._quiet)) if is_other and self._quiet else plain
 
-    def _with_caveats(self, settings: Settings, conf: str) -> Outcome:
+    def _with_caveats(self, settings: Settings, conf: str) -> WhatIfOutcome:
         plain = self._plain()
         if (first := self._first_scenario(conf)) != plain:
             emptied = self._run(settings, conf, first)
@@ -145,7 +145,7 @@ class Experiment:
         return replace(found, reserved_least_bytes=least, reserved_most_bytes=most, caveats=tuple(caveats))
 
     def _range(
-        self, conf: str, settings: Settings, runs: list[Outcome], caveats: list[Caveat]
+        self, conf: str, settings: Settings, runs: list[WhatIfOutcome], caveats: list[Caveat]
     ) -> tuple[int, int | None]:
         """Return the bounds of the peak over all that the recording leaves open; see ``docs/what-if.md``.
 
@@ -204,12 +204,12 @@ class Experiment:
         limit = plain.limit if shows and (self._limit_is_clear or self._total_is_known) else None
         return _lowest_limit(settings, plain.total if self._total_is_known or limit is not None else None, limit)
 
-    def reserved_before(self, used: Outcome) -> int:
+    def reserved_before(self, used: WhatIfOutcome) -> int:
         """Return the bytes that a gain is counted from: the recorded ones, or on another device those of a replay."""
         replayed = used.reserved_peak_bytes
         return min(replayed, self.record.reserved_peak_bytes) if self._memory is None else replayed
 
-    def least_gain(self, found: Outcome, used: Outcome) -> int | None:
+    def least_gain(self, found: WhatIfOutcome, used: WhatIfOutcome) -> int | None:
         """Return the least reduction of reserved bytes against the settings that were `used`, over every scenario.
 
         It is 0 if requests failed and none fails in any scenario, and None if a scenario is worse or the gain too
@@ -244,7 +244,7 @@ class Experiment:
             return least if least > before * WORTH_NAMING else None
         return least if least > before * (_WORTH_IF_UNSURE if unsure else WORTH_NAMING) else None
 
-    def _start_is_open(self, found: Outcome, settings: Settings) -> bool:
+    def _start_is_open(self, found: WhatIfOutcome, settings: Settings) -> bool:
         """Return whether any amount may have been cached when the recording began, had these settings been in force.
 
         Besides what the range says of it, what was cached is neither more nor less than it would have been if the
@@ -281,7 +281,7 @@ class Experiment:
             yield replace(plain, asked=self._bare), replace(plain, asked=self._bare)
             yield replace(plain, asked=with_start_in(self.asked, settings)), plain
 
-    def _alternatives(self, found: Outcome, settings: Settings) -> Iterator[tuple[Caveat, _Scenario]]:
+    def _alternatives(self, found: WhatIfOutcome, settings: Settings) -> Iterator[tuple[Caveat, _Scenario]]:
         """Yield the other possible cases that may change an outcome."""
         plain = self._plain()
         total, limit = plain.total, plain.limit
@@ -329,7 +329,7 @@ class Experiment:
             caveats.append(Caveat.FAILURES_DIFFER)
         return caveats
 
-    def _run(self, settings: Settings, conf: str, scenario: _Scenario) -> Outcome:
+    def _run(self, settings: Settings, conf: str, scenario: _Scenario) -> WhatIfOutcome:
         """Return what is reserved under some settings in one scenario."""
         if (conf, scenario) not in self._runs:
             self._runs[conf, scenario], _ = self._replay(settings, conf, scenario)
@@ -337,7 +337,7 @@ class Experiment:
 
     def _replay(
         self, settings: Settings, conf: str, scenario: _Scenario, most: int | None = None
-    ) -> tuple[Outcome, bool]:
+    ) -> tuple[WhatIfOutcome, bool]:
         asked, total, limit, course = scenario.asked, scenario.total, scenario.limit, scenario.course
         return run_model(
             self._trace, asked, settings, conf, total=total, limit=limit, course=course, frees=self._frees, most=most

@@ -10,7 +10,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import chain
 
-from cudatool.analyze.calls import RELEASES, Call, Part, Verb
+from cudatool.analyze.calls import RELEASES, AllocatorCall, Part, Verb
 from cudatool.analyze.modeled_device import ModeledDevice
 from cudatool.analyze.replay_pass import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
@@ -25,7 +25,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
 
-__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model"]
+__all__ = ["Caveat", "Course", "OutOfMemory", "WhatIfOutcome", "check_model", "run_model"]
 
 _UNKNOWN_MEMORY = 1 << 44  # more memory than any device has
 
@@ -83,7 +83,7 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WhatIfOutcome:
     """What requests cost under some settings.
 
     Attributes
@@ -177,7 +177,7 @@ def run_model(
     course: Course | None = None,
     frees: Mapping[int, int] | None = None,
     most: int | None = None,
-) -> tuple[Outcome, bool]:
+) -> tuple[WhatIfOutcome, bool]:
     """Return the cost of requests under `settings`, whose spelling is `conf`, and whether all of them ran.
 
     Parameters
@@ -203,7 +203,7 @@ def run_model(
 @refuses_contradictions
 def check_model(
     trace: Trace, asked: Requests, settings: Settings, *, total: int | None, limit: int | None
-) -> tuple[Outcome, frozenset[int]]:
+) -> tuple[WhatIfOutcome, frozenset[int]]:
     """Return the cost of requests under the recorded settings, and the calls before which nothing is cached.
 
     Before these calls (indices), a program may have emptied the cache without leaving an event. The parameters are
@@ -264,14 +264,14 @@ class _Model:
         """Whether more is, or was, reserved than allowed."""
         return self.most is not None and self._reserved.peak > self.most
 
-    def run(self, conf: str) -> Outcome:
+    def run(self, conf: str) -> WhatIfOutcome:
         out_of_memory = self._out_of_memory(f"trying {conf}" if conf else "trying the defaults")
         if out_of_memory is not None and Caveat.RUNS_OUT not in self._caveats:
             self._caveats.append(Caveat.RUNS_OUT)
         statistics = self.policy.statistics
         reserved, active = self._fullest
         peak = statistics.all.reserved_bytes.peak
-        return Outcome(
+        return WhatIfOutcome(
             conf=conf,
             reserved_peak_bytes=peak,
             reserved_least_bytes=peak,
@@ -312,7 +312,7 @@ class _Model:
             self._note_level(most)
         return stop
 
-    def _one(self, index: int, call: Call) -> bool:
+    def _one(self, index: int, call: AllocatorCall) -> bool:
         """Run a call; return whether to continue."""
         verb, block, addresses = call.verb, call.block, self._address
         self._before(index, call)
@@ -335,7 +335,7 @@ class _Model:
             self._free_later(block)
         return not self.is_beyond
 
-    def _before(self, index: int, call: Call) -> None:
+    def _before(self, index: int, call: AllocatorCall) -> None:
         """Do what comes before a call: streams that have passed, and frees that left no event of their own."""
         if index == self._begin:
             self._begin_to_count()
@@ -350,7 +350,7 @@ class _Model:
         if index in self._course.empties:
             self._empty_unseen()
 
-    def _does_without(self, index: int, call: Call) -> bool:
+    def _does_without(self, index: int, call: AllocatorCall) -> bool:
         """Return whether the program goes on though a request failed; else that is how the run ends."""
         self._searched += len(self._address)
         if self._searched <= FAILURE_STEPS and self._can_do_without(index):
@@ -360,7 +360,7 @@ class _Model:
         self._ended = self._failure(call, len(self.asked.prior_blocks) + earlier)
         return False
 
-    def _serve_what_failed(self, call: Call) -> None:
+    def _serve_what_failed(self, call: AllocatorCall) -> None:
         """Decide what becomes of a block that the program did not get in the recording, where it went on without."""
         if Caveat.OTHER_COURSE not in self._caveats:
             self._caveats.append(Caveat.OTHER_COURSE)
@@ -429,7 +429,7 @@ class _Model:
             self._caveats.append(Caveat.RUNS_OUT)  # any other program with these calls would have ended
         return True
 
-    def _malloc(self, call: Call) -> bool:
+    def _malloc(self, call: AllocatorCall) -> bool:
         if call.changes:
             self.device.recorded_segments = {c.size: c.address for c in call.changes if c.kind is Kind.SEGMENT_ALLOC}
         before, served = self._reserved.current, True
@@ -448,7 +448,7 @@ class _Model:
             self._note_level()
         return served
 
-    def _malloc_in_pool(self, call: Call) -> int:
+    def _malloc_in_pool(self, call: AllocatorCall) -> int:
         """Allocate a block that may be from a private pool; note the pool's number if it is the default one."""
         policy, id = self.policy, self._pool(call.pool)
         if id == DEFAULT_POOL:
@@ -492,7 +492,7 @@ class _Model:
         if reserved.current != before and Caveat.CALLS_UNSEEN not in self._caveats:
             self._caveats.append(Caveat.CALLS_UNSEEN)
 
-    def _empty_cache(self, call: Call) -> None:
+    def _empty_cache(self, call: AllocatorCall) -> None:
         if not call.changes:
             return  # nothing was released, or these blocks became free at another time
         pools = {self._pool_id(change.pool) for change in call.changes if change.kind in RELEASES}
@@ -502,7 +502,7 @@ class _Model:
         only_private = bool(pools) and DEFAULT_POOL not in pools and len(pools) == 1
         self.policy.release_cached(next(iter(pools)) if only_private else DEFAULT_POOL)
 
-    def _failure(self, call: Call, request: int) -> OutOfMemory:
+    def _failure(self, call: AllocatorCall, request: int) -> OutOfMemory:
         level = self.policy.statistics.all
         stack = self.trace.stack(int(self.trace.records["stack"][call.event]))
         return OutOfMemory(

@@ -15,10 +15,10 @@ from cudatool.trace.events import Kind, WarningCode, WarningFlag
 if TYPE_CHECKING:
     from cudatool.sim import Machine
 
-__all__ = ["Call", "Calls", "Report", "context_number", "not_recorded", "pointed"]
+__all__ = ["DriverCall", "CallsInProgress", "EmitCall", "context_number", "not_recorded", "pointed"]
 
 
-class Call:
+class DriverCall:
     """The driver call in progress on a thread."""
 
     __slots__ = (
@@ -54,10 +54,10 @@ class Call:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.call = Call()
+        self.call = DriverCall()
 
 
-class Calls:
+class CallsInProgress:
     """The calls in progress, one on each thread.
 
     Attributes
@@ -104,7 +104,7 @@ class Calls:
         return correlation, operation.stream.context.device.ordinal, stream
 
 
-Report = Callable[[Calls, dict[str, Any], str], None]
+EmitCall = Callable[[CallsInProgress, dict[str, Any], str], None]
 """Emits the event that a call stands for; it gets the call's arguments by their names, and the call's own name."""
 
 
@@ -114,7 +114,7 @@ def context_number(context: Any) -> int:
     return 0 if context is context.device.primary else int(context.serial)
 
 
-def not_recorded(calls: Calls, values: dict[str, Any], name: str) -> None:
+def not_recorded(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     """Report that the call enqueued accesses that no event describes."""
     text = f"{name}: what it enqueues is not recorded"
     hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)

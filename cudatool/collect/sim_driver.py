@@ -16,7 +16,7 @@ from cudatool.collect import sim_graph_calls, sim_memory, sim_streams, sim_work
 from cudatool.collect.byte_sets import compress
 from cudatool.collect.callers import calling_api
 from cudatool.collect.sim_blocks import BlockWatcher
-from cudatool.collect.sim_calls import Calls, Report, context_number, not_recorded
+from cudatool.collect.sim_calls import CallsInProgress, EmitCall, context_number, not_recorded
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag, WarningCode, WarningFlag
@@ -60,7 +60,7 @@ class SimDriverCollector:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
-        self._calls = Calls(machine)
+        self._calls = CallsInProgress(machine)
         self._thread = self._calls.thread
         self._stream_ids = hooks.stream_ids()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
@@ -277,12 +277,12 @@ _REPORT_ALIKE: Final = sim_work.REPORTS_ALIKE | sim_graph_calls.REPORTS_ALIKE
 
 
 @cache
-def _report_of(name: str) -> Report:
+def _report_of(name: str) -> EmitCall:
     alike = (report for begin, report in _REPORT_ALIKE.items() if name.startswith(begin))
     return _REPORT.get(name) or next(alike, _other)
 
 
-def _other(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _other(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     """Say of a call that no event describes that it enqueued accesses, if it did."""
     operation = calls.thread.call.operation
     if operation is not None and operation.kind in _TOUCHES_MEMORY:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from cudatool.collect.sim_calls import Calls, Report, pointed
+from cudatool.collect.sim_calls import CallsInProgress, EmitCall, pointed
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 __all__ = ["REPORTS", "REPORTS_ALIKE", "capture_end"]
 
 
-def _capture_begin(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _capture_begin(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     device, stream = calls.stream(values["hStream"])
     hooks.emit(Kind.GRAPH_CAPTURE_BEGIN, device=device, stream=stream)
 
 
-def capture_end(calls: Calls, arguments: tuple[Any, ...]) -> None:
+def capture_end(calls: CallsInProgress, arguments: tuple[Any, ...]) -> None:
     device, stream = calls.stream(arguments[0])
     graph = calls.machine.objects.get(pointed(arguments[1]))
     hooks.emit(Kind.GRAPH_CAPTURE_END, device=device, stream=stream, aux0=graph.id if graph is not None else 0)
 
 
-def _graph_instantiate(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _graph_instantiate(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     calls.graphs.instantiated(pointed(values["phGraphExec"]))
 
 
-def _graph_added(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _graph_added(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     if "phGraphNode" in values:  # unlike cuGraphAddDependencies
         calls.graphs.added(pointed(values["phGraphNode"]))
 
 
-def _graph_update(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _graph_update(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     calls.graphs.updated(values["hGraphExec"])
 
 
-def _graph_launch(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _graph_launch(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     correlation, device, stream = calls.owner()
     if not correlation:
         return  # captured
@@ -59,7 +59,7 @@ def _graph_memory(operation: Operation, device: int, stream: int, name: str) -> 
         hooks.emit(kind, device=device, stream=stream, address=address, size=size, name=name)
 
 
-REPORTS: Final[dict[str, Report]] = {
+REPORTS: Final[dict[str, EmitCall]] = {
     "cuStreamBeginCapture": _capture_begin,
     "cuStreamBeginCaptureToGraph": _capture_begin,
     "cuGraphInstantiateWithFlags": _graph_instantiate,
@@ -76,4 +76,4 @@ REPORTS: Final[dict[str, Report]] = {
     "cuGraphExecEventWaitNodeSetEvent": _graph_update,
     "cuGraphLaunch": _graph_launch,
 }
-REPORTS_ALIKE: Final[dict[str, Report]] = {"cuGraphAdd": _graph_added}  # all other calls whose names begin so
+REPORTS_ALIKE: Final[dict[str, EmitCall]] = {"cuGraphAdd": _graph_added}  # all other calls whose names begin so

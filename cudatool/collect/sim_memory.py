@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from cudatool.collect.sim_calls import Calls, Report, pointed
+from cudatool.collect.sim_calls import CallsInProgress, EmitCall, pointed
 from cudatool.memory import observers
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, WarningCode, WarningFlag
@@ -22,7 +22,7 @@ ALLOCATE = frozenset(
 )
 
 
-def _mem_alloc(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _mem_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     address = pointed(values["dptr"])
     found = calls.machine.allocations.at(address)
     if found is None:
@@ -34,7 +34,7 @@ def _mem_alloc(calls: Calls, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=found.size, name=name)
 
 
-def _mem_free(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _mem_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     if values["dptr"] and (calls.thread.call.operation is not None or name == "cuMemFree"):
         _, device, stream = calls.owner()
         size = calls.thread.call.size
@@ -44,7 +44,7 @@ def _mem_free(calls: Calls, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
 
 
-def out_of_memory(calls: Calls, values: dict[str, Any]) -> None:
+def out_of_memory(calls: CallsInProgress, values: dict[str, Any]) -> None:
     """Report that the program asked the driver for memory and did not get it."""
     pool = calls.machine.objects.get(values.get("pool", 0))
     if pool is not None and pool.device < 0:
@@ -58,20 +58,20 @@ def out_of_memory(calls: Calls, values: dict[str, Any]) -> None:
     observers.notify(device, size, limit, free)
 
 
-def _physical_alloc(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _physical_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     physical = calls.machine.objects[pointed(values["handle"])]
     device = physical.device.ordinal
     hooks.emit(Kind.PHYSICAL_ALLOC, device=device, aux0=physical.handle, size=physical.size, name=name)
 
 
-def _physical_free(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _physical_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     """Report memory whose last handle or mapping the call dropped."""
     for physical in calls.machine.virtual.dropped:
         device = physical.device.ordinal
         hooks.emit(Kind.PHYSICAL_FREE, device=device, aux0=physical.handle, size=physical.size, name=name)
 
 
-def _mem_map(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _mem_map(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     mapping = calls.machine.virtual.mapping_at(values["ptr"])
     assert mapping is not None  # the call has just made it
     other = calls.machine.virtual.mapped_elsewhere(mapping)
@@ -80,35 +80,35 @@ def _mem_map(calls: Calls, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.MEM_MAP, device=device, address=values["ptr"], size=values["size"], aux0=elsewhere, name=name)
 
 
-def _mem_unmap(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _mem_unmap(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.MEM_UNMAP, device=calls.device, address=values["ptr"], size=values["size"], name=name)
     _physical_free(calls, values, name)
 
 
-def _array_create(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _array_create(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     array = calls.machine.objects[pointed(values["pHandle"])]
     found = array.allocation
     hooks.emit(Kind.MEM_ALLOC, device=found.device, address=found.address, size=found.size, name=name)
 
 
-def _array_destroy(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _array_destroy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     found = calls.thread.call.memory_of_array
     hooks.emit(Kind.MEM_FREE, device=found.device, address=found.address, size=found.size, name=name)
 
 
-def _host_alloc(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _host_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.HOST_ALLOC, address=pointed(values["pp"]), size=values["bytesize"], name=name)
 
 
-def _host_register(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _host_register(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.HOST_ALLOC, address=values["p"], size=values["bytesize"], name=name)
 
 
-def _host_free(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _host_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.HOST_FREE, address=values["p"], size=calls.thread.call.size, name=name)
 
 
-def _share(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _share(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     opened = values.get("pdptr") or values.get("ptr_out")
     address = pointed(opened) if opened else values["dptr" if "dptr" in values else "ptr"]
     found = calls.machine.allocations.at(address)
@@ -116,17 +116,17 @@ def _share(calls: Calls, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.WARNING, name=name, device=calls.device, address=address, size=size, flags=WarningFlag.SHARED)
 
 
-def _share_physical(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _share_physical(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     handle = pointed(values["handle"]) if "osHandle" in values else values["handle"]
     size = calls.machine.objects[handle].size
     hooks.emit(Kind.WARNING, name=name, device=calls.device, size=size, flags=WarningFlag.SHARED)
 
 
-def _reset(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _reset(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.WARNING, name=reset_text(values["dev"]), aux0=WarningCode.DEVICE_RESET)
 
 
-REPORTS: Final[dict[str, Report]] = {
+REPORTS: Final[dict[str, EmitCall]] = {
     "cuDevicePrimaryCtxReset": _reset,
     "cuIpcGetMemHandle": _share,
     "cuIpcOpenMemHandle": _share,

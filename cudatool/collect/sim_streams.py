@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cudatool.collect.callers import calling_api
-from cudatool.collect.sim_calls import Calls, Report, context_number, pointed
+from cudatool.collect.sim_calls import CallsInProgress, EmitCall, context_number, pointed
 from cudatool.trace import hooks
 from cudatool.trace.events import EventFlag, Kind, StreamFlag
 
@@ -14,7 +14,7 @@ __all__ = ["REPORTS", "stream_synchronize"]
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 
-def _stream_create(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _stream_create(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     handle = pointed(values["phStream"])
     flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
     context = calls.machine.objects[handle].context
@@ -22,24 +22,24 @@ def _stream_create(calls: Calls, values: dict[str, Any], name: str) -> None:
     hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0), context=number, api=calling_api)
 
 
-def _stream_destroy(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _stream_destroy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     device = calls.thread.call.device
     stream = hooks.close_stream(device, values["hStream"])
     if stream:
         hooks.emit(Kind.STREAM_DESTROY, device=device, stream=stream)
 
 
-def stream_synchronize(calls: Calls, handle: int) -> None:
+def stream_synchronize(calls: CallsInProgress, handle: int) -> None:
     device, stream = calls.stream(handle)
     hooks.emit(Kind.STREAM_SYNCHRONIZE, device=device, stream=stream)
 
 
-def _stream_query(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _stream_query(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     device, stream = calls.stream(values["hStream"])
     hooks.emit(Kind.STREAM_QUERY, device=device, stream=stream, aux1=int(calls.thread.call.is_ready))
 
 
-def _stream_wait_event(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _stream_wait_event(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     device, stream = calls.stream(values["hStream"])
     event = hooks.event_id(values["hEvent"])
     hooks.emit(
@@ -52,7 +52,7 @@ def _stream_wait_event(calls: Calls, values: dict[str, Any], name: str) -> None:
     )
 
 
-def _values(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _values(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     device, stream = calls.stream(values["hStream"])
     for operation in calls.thread.call.values:
         address, size, value, flags = operation.value
@@ -68,7 +68,7 @@ def _values(calls: Calls, values: dict[str, Any], name: str) -> None:
         )
 
 
-def _device_synchronize(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _device_synchronize(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     given = calls.machine.objects.get(values.get("ctx", 0))
     if given is None:
         hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=calls.device, aux0=calls.context)
@@ -76,25 +76,25 @@ def _device_synchronize(calls: Calls, values: dict[str, Any], name: str) -> None
         hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=given.primary.device.ordinal, aux0=context_number(given))
 
 
-def _event_create(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _event_create(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     handle = pointed(values["phEvent"])
     timed, shared = not values["Flags"] & 2, values["Flags"] & 4
     flags = int(timed) | (2 if shared else 0)
     hooks.emit(Kind.EVENT_CREATE, device=calls.device, aux0=hooks.event_id(handle), address=handle, flags=flags)
 
 
-def _event_open(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _event_open(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     handle = pointed(values["phEvent"])
     hooks.emit(Kind.EVENT_CREATE, device=calls.device, aux0=hooks.event_id(handle), address=handle, flags=2)
 
 
-def _event_destroy(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _event_destroy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     event = hooks.close_event(values["hEvent"])
     if event:
         hooks.emit(Kind.EVENT_DESTROY, device=calls.device, aux0=event)
 
 
-def _event_record(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _event_record(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     device, stream = calls.stream(values["hStream"])
     correlation = calls.owner()[0]
     event = hooks.event_id(values["hEvent"])
@@ -102,7 +102,7 @@ def _event_record(calls: Calls, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, flags=flags, correlation=correlation)
 
 
-def _context_record_event(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _context_record_event(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     """Report an event that stands for all streams of a context as one of a stream that waits for all of them."""
     context = calls.machine.objects[values["hCtx"]]
     device, number = context.device.ordinal, context_number(context)
@@ -114,7 +114,7 @@ def _context_record_event(calls: Calls, values: dict[str, Any], name: str) -> No
     hooks.emit(Kind.EVENT_RECORD, device=device, stream=own, aux0=hooks.event_id(values["hEvent"]))
 
 
-def _context_wait_event(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _context_wait_event(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     context = calls.machine.objects[values["hCtx"]]
     device, event = context.device.ordinal, hooks.event_id(values["hEvent"])
     for stream in calls.machine.streams_of(context):
@@ -122,22 +122,22 @@ def _context_wait_event(calls: Calls, values: dict[str, Any], name: str) -> None
         hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=waiting, aux0=event)
 
 
-def _event_synchronize(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _event_synchronize(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.EVENT_SYNCHRONIZE, device=calls.device, aux0=hooks.event_id(values["hEvent"]))
 
 
-def _event_elapsed_time(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _event_elapsed_time(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     """Report that two events have completed: only completed events have an elapsed time."""
     for event in (values["hStart"], values["hEnd"]):
         hooks.emit(Kind.EVENT_QUERY, device=calls.device, aux0=hooks.event_id(event), aux1=1)
 
 
-def _event_query(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _event_query(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     event, is_ready = hooks.event_id(values["hEvent"]), calls.thread.call.is_ready
     hooks.emit(Kind.EVENT_QUERY, device=calls.device, aux0=event, aux1=int(is_ready))
 
 
-REPORTS: Final[dict[str, Report]] = {
+REPORTS: Final[dict[str, EmitCall]] = {
     "cuStreamCreateWithPriority": _stream_create,
     "cuStreamCreate": _stream_create,
     "cuGreenCtxStreamCreate": _stream_create,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Final
 
-from cudatool.collect.sim_calls import Calls, Report, not_recorded, pointed
+from cudatool.collect.sim_calls import CallsInProgress, EmitCall, not_recorded, pointed
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, launch_flags, pack_dims
@@ -24,7 +24,7 @@ def _packed(grid: tuple[int, int, int], block: tuple[int, int, int]) -> tuple[in
     return pack_dims(*grid), pack_dims(*block)
 
 
-def launch(calls: Calls, *_: int) -> None:
+def launch(calls: CallsInProgress, *_: int) -> None:
     call = calls.thread.call
     operation = call.operation
     if operation is None:
@@ -45,13 +45,13 @@ def launch(calls: Calls, *_: int) -> None:
     )
 
 
-def _host_function(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _host_function(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     correlation, device, stream = calls.owner()
     if correlation:  # else captured
         hooks.emit(Kind.HOST_FUNCTION, device=device, stream=stream, correlation=correlation, name=name)
 
 
-def _copy(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _copy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     if name.startswith(_OF_BOXES):
         _boxes(calls, Kind.MEMCPY, values, name)
         return
@@ -88,7 +88,7 @@ def _copy(calls: Calls, values: dict[str, Any], name: str) -> None:
     _access(correlation, device, to, size, AccessFlag.WRITE, "destination")
 
 
-def _boxes(calls: Calls, kind: Kind, values: dict[str, Any], name: str) -> None:
+def _boxes(calls: CallsInProgress, kind: Kind, values: dict[str, Any], name: str) -> None:
     """Report copies or fills of several rows, or of several ranges. What each touches is reported when it runs."""
     for operation in calls.thread.call.copies:
         correlation, stream = calls.thread.call.owners[operation.sequence]
@@ -120,7 +120,7 @@ def _boxes(calls: Calls, kind: Kind, values: dict[str, Any], name: str) -> None:
         )
 
 
-def _memset(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _memset(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     if name.startswith(_OF_BOXES):
         _boxes(calls, Kind.MEMSET, values, name)
         return
@@ -159,12 +159,12 @@ def _access(correlation: int, device: int, address: int, size: int, flags: Acces
     )
 
 
-def _is_on_device(calls: Calls, address: int) -> bool:
+def _is_on_device(calls: CallsInProgress, address: int) -> bool:
     found = calls.machine.allocations.holding(address)
     return found is None or found.device >= 0
 
 
-def _module_load(calls: Calls, values: dict[str, Any], name: str) -> None:
+def _module_load(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     handle = pointed(values.get("library") or values["module"])
     library = calls.machine.objects[handle]
     hooks.emit(
@@ -175,14 +175,14 @@ def _module_load(calls: Calls, values: dict[str, Any], name: str) -> None:
     )
 
 
-REPORTS: Final[dict[str, Report]] = {
+REPORTS: Final[dict[str, EmitCall]] = {
     "cuLaunchHostFunc": _host_function,
     "cuStreamAddCallback": _host_function,
     "cuLibraryLoadData": _module_load,
     "cuModuleLoadData": _module_load,
     "cuModuleLoadDataEx": _module_load,
 }
-REPORTS_ALIKE: Final[dict[str, Report]] = {
+REPORTS_ALIKE: Final[dict[str, EmitCall]] = {
     # All other calls whose names begin so.
     "cuMemcpy": _copy,
     "cuMemset": _memset,

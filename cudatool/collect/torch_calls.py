@@ -9,19 +9,19 @@ from itertools import groupby
 from cudatool.collect.torch_accesses import ByteSet, Plan, TensorView, byte_sets
 from cudatool.trace.events import AccessFlag, CopyFlag
 
-__all__ = ["Access", "Call", "OnHost", "make_call", "merged"]
+__all__ = ["TensorAccess", "OperatorCall", "OnHost", "make_call", "merged"]
 
 _BETWEEN_DEVICES = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
 _COPIES = ("aten::copy_", "aten::_to_copy")
 
-Access = tuple[int, int, int, int, int, str]
+TensorAccess = tuple[int, int, int, int, int, str]
 """Address, size, flags, distance between rows, number of rows, argument: what an ACCESS record holds."""
 
 OnHost = tuple[ByteSet, AccessFlag]
 
 
 @dataclass(slots=True)
-class Call:
+class OperatorCall:
     """What a call of an operator does.
 
     Attributes
@@ -55,7 +55,7 @@ class Call:
     stream: int = 0
     runs: bool = False
     is_known: bool = True
-    accesses: list[Access] = field(default_factory=list)
+    accesses: list[TensorAccess] = field(default_factory=list)
     on_host: list[OnHost] = field(default_factory=list)
     made: list[tuple[int, int]] = field(default_factory=list)
     copy: tuple[CopyFlag, int, int, int] | None = None
@@ -69,12 +69,12 @@ class Call:
         return self.copy is not None and self.copy[0] & _BETWEEN_DEVICES == _BETWEEN_DEVICES
 
 
-def make_call(operator: str, node: str, plan: Plan, tensors: Sequence[TensorView], extra: int) -> Call:
+def make_call(operator: str, node: str, plan: Plan, tensors: Sequence[TensorView], extra: int) -> OperatorCall:
     """Return what a call of `operator` does to `tensors`, its arguments and then its results.
 
     `node` is the node of the backward graph that it is part of, if any; `extra` record_stream's stream.
     """
-    call = Call(f"{operator} ({node.rpartition('::')[2]})" if node else operator, is_known=plan.is_known)
+    call = OperatorCall(f"{operator} ({node.rpartition('::')[2]})" if node else operator, is_known=plan.is_known)
     on_device = [tensor for tensor in tensors if tensor.on_device]
     given = {(tensor.storage, tensor.address) for tensor in tensors if not tensor.is_result}
     for tensor in tensors:
@@ -111,7 +111,7 @@ def make_call(operator: str, node: str, plan: Plan, tensors: Sequence[TensorView
     return call
 
 
-def merged(accesses: Iterable[Access]) -> list[Access]:
+def merged(accesses: Iterable[TensorAccess]) -> list[TensorAccess]:
     """Return the same bytes and flags in fewer accesses: adjacent runs are joined, and duplicates are dropped."""
     runs, strided = set(), set()
     for address, size, flags, stride, rows, _ in accesses:
@@ -132,7 +132,7 @@ def merged(accesses: Iterable[Access]) -> list[Access]:
     return result
 
 
-def _access(found: ByteSet, flags: AccessFlag, argument: str) -> Access:
+def _access(found: ByteSet, flags: AccessFlag, argument: str) -> TensorAccess:
     return found.address, found.size, int(flags), found.stride, found.rows if found.stride else 0, argument
 
 
@@ -145,7 +145,7 @@ def _flags(plan: Plan, tensor: TensorView, given: set[tuple[int, int]]) -> Acces
     return plan.results[min(tensor.position, len(plan.results) - 1)]
 
 
-def _make_copy(call: Call, tensors: Sequence[TensorView]) -> None:
+def _make_copy(call: OperatorCall, tensors: Sequence[TensorView]) -> None:
     """Describe the two memories of a copy. A copy within one device is an ordinary kernel."""
     given = [tensor for tensor in tensors if not tensor.is_result]
     # aten::copy_(self, src), aten::_to_copy(self) -> result

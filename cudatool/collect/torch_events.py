@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect.torch_accesses import ByteSet, Plan
-from cudatool.collect.torch_calls import Access, Call, OnHost, make_call, merged
+from cudatool.collect.torch_calls import OnHost, OperatorCall, TensorAccess, make_call, merged
 from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors, stacks_of_calls
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import hooks
@@ -34,7 +34,7 @@ from cudatool.trace.recorder import cut_words
 __all__ = ["TorchEvents"]
 
 _MOST_ROWS = 64  # of memory that the host touches
-_NOTHING = Call("")
+_NOTHING = OperatorCall("")
 
 _SEGMENTS: dict[int, Kind] = {
     Action.SEGMENT_ALLOC: Kind.SEGMENT_ALLOC,
@@ -69,7 +69,7 @@ class _Captured:
     can be waited for across a graph's border.
     """
 
-    accesses: list[Access] = field(default_factory=list)
+    accesses: list[TensorAccess] = field(default_factory=list)
     is_known: bool = True
     waits: list[int] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class TorchEvents:
         self._plan_of = plan_of
         self._names = names
         self._known_names: Sequence[str] = ()
-        self._calls: dict[int, tuple[Call, bytes]] = {}  # by payload, with records of their accesses
+        self._calls: dict[int, tuple[OperatorCall, bytes]] = {}  # by payload, with records of their accesses
         self._streams: dict[tuple[int, int], int] = {}  # device and handle -> id
         self._created: dict[int, tuple[int, StreamFlag]] = {}  # stream handle -> device, and how it was created
         self._open: dict[int, _Open] = {}  # by thread
@@ -192,7 +192,7 @@ class TorchEvents:
 
     # Operators --------------------------------------------------------------------------------------------------
 
-    def _make_call(self, words: tuple[int, ...]) -> Call:
+    def _make_call(self, words: tuple[int, ...]) -> OperatorCall:
         _, operator, node, extra, count = words[:5]
         name = self._name(operator)
         tensors = list(read_tensors(words[5:], count))
@@ -203,7 +203,7 @@ class TorchEvents:
             self._known_names = self._names()
         return self._known_names[index]
 
-    def _launch(self, call: Call, accesses: bytes, stack: int) -> None:
+    def _launch(self, call: OperatorCall, accesses: bytes, stack: int) -> None:
         if call.used_on is not None:
             address, handle = call.used_on
             size, _ = self._blocks.get(address, (0, 0))
@@ -224,7 +224,7 @@ class TorchEvents:
         if call.runs:
             self._start(call, accesses, stack)
 
-    def _start(self, call: Call, accesses: bytes, stack: int) -> None:
+    def _start(self, call: OperatorCall, accesses: bytes, stack: int) -> None:
         """Record an operation of the device, or of the graph that is being captured."""
         stream = self._stream(call.device, call.stream)
         graph = self._capturing.get(stream)
@@ -244,7 +244,7 @@ class TorchEvents:
         # fmt: on
         self._records += accesses
 
-    def _packed(self, accesses: Iterable[Access]) -> bytes:
+    def _packed(self, accesses: Iterable[TensorAccess]) -> bytes:
         """Return records of accesses, without what they have in common with the operation that is to precede them."""
         packed = [
             _pack(0, Kind.ACCESS, 0, flags, 0, 0, 0, 0, 0, self._text(name), address, size, stride, rows)
@@ -350,8 +350,10 @@ class TorchEvents:
             self._graph_launch(first, third, stream, stack)
         elif what == Note.LAUNCH:
             ranges = zip(more[::3], more[1::3], more[2::3], strict=True)
-            accesses: list[Access] = [(address, size, flags, 0, 0, "") for address, size, flags in ranges]
-            self._start(Call(self._name(first), third, second, accesses=accesses), self._packed(accesses), stack)
+            accesses: list[TensorAccess] = [(address, size, flags, 0, 0, "") for address, size, flags in ranges]
+            self._start(
+                OperatorCall(self._name(first), third, second, accesses=accesses), self._packed(accesses), stack
+            )
 
     def _graph_launch(self, graph: int, device: int, stream: int, stack: int) -> None:
         captured = self._graphs.get(graph, _Captured(is_known=False))
@@ -493,7 +495,7 @@ def _is_trace(row: Row, *what: TraceCall) -> bool:
     return row.kind == RowKind.TRACE and row.words[0] in what
 
 
-def _as_it_ran(call: Call, accesses: bytes, inside: Sequence[Row]) -> tuple[Call, bytes]:
+def _as_it_ran(call: OperatorCall, accesses: bytes, inside: Sequence[Row]) -> tuple[OperatorCall, bytes]:
     """Return a collective on the stream that it ran on: that of the last event that it waited for or recorded, the one
     of its end. Without any, nothing is known of it: no accesses.
     """

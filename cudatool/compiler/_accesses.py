@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool.ops._pointwise import Call, Pointwise, Types
+from cudatool.ops._pointwise import Pointwise, PointwiseLaunch, Types
 from cudatool.ops._rows import RowCall, RowKernels
 from cudatool.runtime.annotate import annotating
 from cudatool.runtime.array import DeviceArray
@@ -133,7 +133,7 @@ class Work:
     stack: int = 0
 
 
-def described(call: Call, places: Places) -> PointwiseCall:
+def described(call: PointwiseLaunch, places: Places) -> PointwiseCall:
     """Return what a launch does, in terms of allocations rather than addresses, and of dimensions in their order."""
     shape, order = call.outs[0].shape, dimension_order(call)
 
@@ -152,7 +152,7 @@ def described(call: Call, places: Places) -> PointwiseCall:
     )
 
 
-def dimension_order(call: Call) -> list[int]:
+def dimension_order(call: PointwiseLaunch) -> list[int]:
     """Return the dimensions of a launch in the order of its result's memory: in it, transposed arrays are as others."""
     out, axes = call.outs[0], list(range(call.outs[0].ndim))
     if call.pointwise.asks_for_index:  # in the order that the program sees

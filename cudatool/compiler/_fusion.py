@@ -41,7 +41,7 @@ from cudatool.compiler._recompute import recomputed
 from cudatool.compiler._trace import ORDERS, Graph, Node, Trace
 from cudatool.errors import GraphBreakError
 from cudatool.ops._fused import Fused, Head, Load, Number, Operand, Part, Value
-from cudatool.ops._pointwise import Call
+from cudatool.ops._pointwise import PointwiseLaunch
 from cudatool.ops._rows import RowCall
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.kernel import Kernel, watched
@@ -471,10 +471,10 @@ class Player:
                 else:
                     roles = self._roles.setdefault(launches[id(expected.work[member].call)], [])
                     roles.append((group, number))
-        self._seen: dict[int, list[Call | RowCall]] = {}  # by the last member of a group
+        self._seen: dict[int, list[PointwiseLaunch | RowCall]] = {}  # by the last member of a group
         self._next = self._next_rows = 0
 
-    def take(self, call: Call) -> Any:
+    def take(self, call: PointwiseLaunch) -> Any:
         """Do a launch, if it is not done together with a later one."""
         number, self._next = self._next, self._next + 1
         if number >= len(self._expected) or described(call, _nowhere) != self._here(self._expected[number]):
@@ -513,16 +513,16 @@ class Player:
         )
         self._seen.setdefault(role[0].members[-1], []).append(call._replace(arguments=arguments, out=arguments[0]))
 
-    def _launch(self, group: Group, seen: Sequence[Call | RowCall], stream: Stream) -> None:
+    def _launch(self, group: Group, seen: Sequence[PointwiseLaunch | RowCall], stream: Stream) -> None:
         fused, stores, loads, scalars = group.fused, [], [], []
         for part in fused.stores:
-            if isinstance(each := seen[part], Call):
+            if isinstance(each := seen[part], PointwiseLaunch):
                 stores.append(each.outs[0])
         for part, operand in group.loads:
-            if isinstance(each := seen[part], Call):
+            if isinstance(each := seen[part], PointwiseLaunch):
                 loads.append(each.operands[operand])
         for each in seen:
-            if isinstance(each, Call):
+            if isinstance(each, PointwiseLaunch):
                 scalars += each.pointwise.scalars(each)
         if fused.head is None:
             fused.launch(stores, loads, scalars, stream)

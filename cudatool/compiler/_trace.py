@@ -20,7 +20,7 @@ from cudatool.compiler._accesses import BEFORE, PointwiseCall, RowsCall, Span, W
 from cudatool.compiler._plan import Arena, Buffer, rounded
 from cudatool.errors import CudaError, GraphBreakError, OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
-from cudatool.ops._pointwise import Call
+from cudatool.ops._pointwise import PointwiseLaunch
 from cudatool.ops._rows import RowCall
 from cudatool.runtime.annotate import annotating
 from cudatool.runtime.array import DeviceArray
@@ -181,7 +181,7 @@ class Trace:
         if node >= 0 and (found := memory_of_launch(kernel, arguments)) is not None:
             self.work[node].spans = [self._span(area.address, area.size, area.mode) for area in found]
 
-    def take(self, call: Call) -> Any:
+    def take(self, call: PointwiseLaunch) -> Any:
         """Do the launch of an elementwise function, and note what it is."""
         found, before = described(call, self.place), len(self.work)
         with watched(_ignore):  # its accesses are known

@@ -37,7 +37,7 @@ from cudatool.progress import step
 from cudatool.text import printable
 from cudatool.trace.model import Trace
 
-__all__ = ["PART", "Input", "Outcome", "convert", "named_rank", "parts_of"]
+__all__ = ["PART", "Input", "Conversion", "convert", "named_rank", "parts_of"]
 
 PART: Final = "part.json"
 """The small summary in each part."""
@@ -57,7 +57,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Conversion:
     """What became of one input: its part, and why there is none."""
 
     path: Path
@@ -91,7 +91,7 @@ def parts_of(dataset: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
 
 def convert(
     inputs: Iterable[Input], dataset: Path, read: _Reader, *, jobs: int, run: str | None = None, again: bool = False
-) -> Iterator[Outcome]:
+) -> Iterator[Conversion]:
     """Write a part for each input that has none; yield what became of each that was not skipped.
 
     Parameters
@@ -137,7 +137,7 @@ class _Task:
     run: str | None
 
 
-def _results(tasks: list[_Task], read: _Reader, jobs: int) -> Iterator[Outcome]:
+def _results(tasks: list[_Task], read: _Reader, jobs: int) -> Iterator[Conversion]:
     if jobs == 1 or len(tasks) < 2:
         yield from (_converted(task, read) for task in tasks)
         return
@@ -148,12 +148,14 @@ def _results(tasks: list[_Task], read: _Reader, jobs: int) -> Iterator[Outcome]:
         for task in suspects:
             _, killed = yield from _in_pool([task], read, 1)
             if killed:
-                yield Outcome(task.path, None, error="the process that converted it was killed")
+                yield Conversion(task.path, None, error="the process that converted it was killed")
 
 
-def _in_pool(tasks: list[_Task], read: _Reader, jobs: int) -> Generator[Outcome, None, tuple[list[_Task], list[_Task]]]:
+def _in_pool(
+    tasks: list[_Task], read: _Reader, jobs: int
+) -> Generator[Conversion, None, tuple[list[_Task], list[_Task]]]:
     """Yield the outcomes of tasks; return those that were not begun, and those under way when a process was killed."""
-    running: dict[Future[Outcome], _Task] = {}
+    running: dict[Future[Conversion], _Task] = {}
     left = list(reversed(tasks))
     # Spawned: a fork of a process that has threads, as DuckDB's, may wait forever for a lock.
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
@@ -174,18 +176,18 @@ def _in_pool(tasks: list[_Task], read: _Reader, jobs: int) -> Generator[Outcome,
     return [], []
 
 
-def _converted(task: _Task, read: _Reader) -> Outcome:
+def _converted(task: _Task, read: _Reader) -> Conversion:
     try:
         return _convert(task, read)
     except (CudatoolError, OSError) as error:
-        return Outcome(task.path, None, error=printable(str(error)))
+        return Conversion(task.path, None, error=printable(str(error)))
     except MemoryError:
-        return Outcome(task.path, None, error="out of memory")
+        return Conversion(task.path, None, error="out of memory")
     except Exception as error:  # our own bug, or DuckDB's, costs this input only
-        return Outcome(task.path, None, error=printable(f"internal error: {type(error).__name__}: {error}"))
+        return Conversion(task.path, None, error=printable(f"internal error: {type(error).__name__}: {error}"))
 
 
-def _convert(task: _Task, read: _Reader) -> Outcome:
+def _convert(task: _Task, read: _Reader) -> Conversion:
     before = _state(task.path)
     trace = read(task.path)
     rank = _rank(trace, task.path)
@@ -216,7 +218,7 @@ def _convert(task: _Task, read: _Reader) -> Outcome:
         os.rename(hidden, part)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
-    return Outcome(task.path, part, len(trace.records))
+    return Conversion(task.path, part, len(trace.records))
 
 
 def _write(trace: Trace, folder: Path) -> dict[str, int]:

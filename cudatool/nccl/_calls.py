@@ -15,7 +15,7 @@ from cudatool.runtime.extents import Extent, extents
 from cudatool.runtime.stream import Stream
 from cudatool.trace.events import AccessFlag
 
-__all__ = ["AVG", "DTYPES", "MAX", "MIN", "PAIRED", "PROD", "SUM", "Call", "Name", "wire"]
+__all__ = ["AVG", "DTYPES", "MAX", "MIN", "PAIRED", "PROD", "SUM", "RankPart", "Name", "wire"]
 
 SUM, PROD, MAX, MIN, AVG = range(5)
 """ncclRedOp_t"""
@@ -56,7 +56,7 @@ _REDUCING: Final = (Name.ALL_REDUCE, Name.REDUCE, Name.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class RankPart:
     """The part of one rank in an operation.
 
     Attributes

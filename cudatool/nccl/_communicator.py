@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, Self
 
 from cudatool import _driver
 from cudatool.errors import CudaError, UsageError
-from cudatool.nccl._calls import SUM, Call, Name, wire
+from cudatool.nccl._calls import SUM, Name, RankPart, wire
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import DeviceLike, current_device, device_count, device_index
 from cudatool.runtime.extents import emit_extents
@@ -40,7 +40,7 @@ class Library(Protocol):
     def init_all(self, devices: Sequence[int]) -> list[Any]:
         """Return the handles of a communicator whose ranks are devices of this process."""
 
-    def enqueue(self, calls: Sequence[tuple[Any, Call]]) -> list[int]:
+    def enqueue(self, calls: Sequence[tuple[Any, RankPart]]) -> list[int]:
         """Enqueue a group of calls, each with its communicator's handle; return their correlation ids."""
 
     def destroy(self, handle: Any) -> None:
@@ -260,9 +260,9 @@ class Communicator:
         received = sent if target is source else None if target is None else wire(target.layout, name)
         stack = stacks.capture() if hooks.active else 0
         with group():
-            _groups.calls.append((self, Call(name, sent, received, self.rank, peer, op, stream), stack))
+            _groups.calls.append((self, RankPart(name, sent, received, self.rank, peer, op, stream), stack))
 
-    def _emit(self, call: Call, correlation: int, stack: int, *, grouped: bool) -> None:
+    def _emit(self, call: RankPart, correlation: int, stack: int, *, grouped: bool) -> None:
         device = call.stream.device_index
         hooks.emit(
             Kind.COLLECTIVE,
@@ -288,7 +288,7 @@ class _Groups(threading.local):
     depth = 0
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Communicator, Call, int]] = []  # the last is the Python stack of the call
+        self.calls: list[tuple[Communicator, RankPart, int]] = []  # the last is the Python stack of the call
 
 
 _groups = _Groups()

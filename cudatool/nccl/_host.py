@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from cudatool.errors import CudaError, CudatoolError, UsageError
-from cudatool.nccl._calls import PAIRED, Call, Name
+from cudatool.nccl._calls import PAIRED, Name, RankPart
 from cudatool.nccl._numerics import check, perform
 from cudatool.nccl._peers import Message, Peers
 from cudatool.runtime import host_function
@@ -37,7 +37,7 @@ _VERSION: Final = (2, 28, 0)  # of the interface
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    call: Call
+    call: RankPart
     correlation: int | None = None  # when it is enqueued
 
 
@@ -59,7 +59,7 @@ class _Clique:
         self._news = threading.Condition()
         self._failed = ""
 
-    def enqueue(self, calls: Sequence[Call]) -> list[int]:
+    def enqueue(self, calls: Sequence[RankPart]) -> list[int]:
         """Enqueue what is complete with these calls; return when they all are."""
         own = [_Waiting(call) for call in calls]
         with self._news:
@@ -113,7 +113,7 @@ class _Meeting:
     Each rank gets its result when its own stream comes: a stream that waited for another rank's does not see it.
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[RankPart]) -> None:
         first = calls[0]
         if first.name in PAIRED:
             sender, receiver = calls
@@ -173,11 +173,11 @@ class _Process:
         self._last: Event | None = None  # after the latest operation: they take place in the order of their calls
         self._error: CudatoolError | None = None
 
-    def enqueue(self, calls: Sequence[Call]) -> list[int]:
+    def enqueue(self, calls: Sequence[RankPart]) -> list[int]:
         """Enqueue calls: what is sent first, so that ranks which send to each other do not wait for each other."""
         if self._error is not None:
             raise CudaError(f"an operation of this communicator failed: {self._error}")
-        found: dict[Call, int] = {}
+        found: dict[RankPart, int] = {}
         for call in sorted(calls, key=lambda call: call.name != Name.SEND):
             stream = call.stream
             part = functools.partial(self._take_part, call, _bare(call.sent), _bare(call.received))
@@ -194,14 +194,14 @@ class _Process:
             self._last.synchronize()
         self._peers.close()
 
-    def _take_part(self, call: Call, sent: Layout | None, received: Layout | None) -> None:
+    def _take_part(self, call: RankPart, sent: Layout | None, received: Layout | None) -> None:
         try:
             self._exchange(call, sent, received)
         except CudatoolError as error:
             self._error = error
             raise
 
-    def _exchange(self, call: Call, sent: Layout | None, received: Layout | None) -> None:
+    def _exchange(self, call: RankPart, sent: Layout | None, received: Layout | None) -> None:
         """Send what others need, and wait for what this rank needs."""
         everyone = list(range(self._size))
         if call.name in PAIRED:
@@ -222,7 +222,7 @@ class _Process:
         check(call.name, values, into)
         perform(call.name, call.op, values, into)
 
-    def _taken(self, call: Call, rank: int) -> Layout:
+    def _taken(self, call: RankPart, rank: int) -> Layout:
         paired = call.name in PAIRED
         message = self._peers.take(rank, paired=paired)
         if not paired and (message.name, message.op) != (call.name, call.op):
@@ -264,12 +264,12 @@ class _Host:
         """Return the handles of all ranks, which are the same."""
         return [_Clique(len(devices), one_caller=True)] * len(devices)
 
-    def enqueue(self, calls: Sequence[tuple[_Clique | _Process, Call]]) -> list[int]:
+    def enqueue(self, calls: Sequence[tuple[_Clique | _Process, RankPart]]) -> list[int]:
         """Enqueue a group of calls."""
-        by_handle: dict[_Clique | _Process, list[Call]] = {}
+        by_handle: dict[_Clique | _Process, list[RankPart]] = {}
         for handle, call in calls:
             by_handle.setdefault(handle, []).append(call)
-        found: dict[Call, int] = {}
+        found: dict[RankPart, int] = {}
         for handle, own in by_handle.items():
             found.update(zip(own, handle.enqueue(own), strict=True))
         return [found[call] for _, call in calls]

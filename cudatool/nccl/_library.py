@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from cudatool.errors import CudaError, DeviceUnavailableError
-from cudatool.nccl._calls import DTYPES, Call, Name
+from cudatool.nccl._calls import DTYPES, Name, RankPart
 from cudatool.runtime.calls import operation
 from cudatool.runtime.device import device as on_device
 
@@ -69,7 +69,7 @@ class _Nccl:
             found = nccl.comm_init_all(len(devices), list(devices))
         return list(zip(found, devices, strict=True))
 
-    def enqueue(self, calls: Sequence[tuple[_Handle, Call]]) -> list[int]:
+    def enqueue(self, calls: Sequence[tuple[_Handle, RankPart]]) -> list[int]:
         """Enqueue a group of calls."""
         correlations = []
         with _translated() as nccl:
@@ -94,7 +94,7 @@ class _Nccl:
 library: Final = _Nccl()
 
 
-def _arguments(call: Call) -> tuple[int, ...]:
+def _arguments(call: RankPart) -> tuple[int, ...]:
     """Return what NCCL's function of this name takes, up to communicator and stream."""
     result, sent = call.result, call.result if call.sent is None else call.sent
     dtype = DTYPES[result.dtype]

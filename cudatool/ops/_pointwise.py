@@ -40,7 +40,7 @@ from cudatool.runtime.stream import Stream, current_stream, stream_on
 from cudatool.trace import hooks
 
 __all__ = [
-    "Call",
+    "PointwiseLaunch",
     "Pointwise",
     "Result",
     "Types",
@@ -78,7 +78,7 @@ class Types(NamedTuple):
     result: np.dtype[Any]
 
 
-class Call(NamedTuple):
+class PointwiseLaunch(NamedTuple):
     """A launch that is about to be done: operands have dtypes and shapes that fit, and do not overlap `outs` partly."""
 
     pointwise: Pointwise
@@ -94,14 +94,14 @@ class Call(NamedTuple):
 
 
 class _TakenOver(threading.local):
-    by: Callable[[Call], tuple[Kernel, Walk] | None] | None = None
+    by: Callable[[PointwiseLaunch], tuple[Kernel, Walk] | None] | None = None
 
 
 _taken_over = _TakenOver()
 
 
 @contextmanager
-def taken_over(by: Callable[[Call], tuple[Kernel, Walk] | None]) -> Iterator[None]:
+def taken_over(by: Callable[[PointwiseLaunch], tuple[Kernel, Walk] | None]) -> Iterator[None]:
     """Let `by` do the launches of the calling thread inside, in the place of each one's ``run()``.
 
     It applies while there is a subscriber of events, so that it costs nothing where there is none.
@@ -409,12 +409,12 @@ class Pointwise:
         out = outs[0]
         if not out.size:
             return None
-        call = Call(self, outs, operands, numbers, types, stream or current_stream(out.device))
+        call = PointwiseLaunch(self, outs, operands, numbers, types, stream or current_stream(out.device))
         if hooks.active and _taken_over.by is not None:
             return _taken_over.by(call)
         return self.enqueue(call)
 
-    def enqueue(self, call: Call) -> tuple[Kernel, Walk]:
+    def enqueue(self, call: PointwiseLaunch) -> tuple[Kernel, Walk]:
         """Launch the kernel of a call."""
         outs, types, out = call.outs, call.types, call.outs[0]
         compute = compute_dtype(types.common)
@@ -440,7 +440,7 @@ class Pointwise:
         """Whether the result depends on where the element is."""
         return "index" in self.expression
 
-    def scalars(self, call: Call) -> list[Any]:
+    def scalars(self, call: PointwiseLaunch) -> list[Any]:
         """Return the arguments of a call's kernel that are no arrays: operands first, then the numbers by keyword."""
         compute = compute_dtype(call.types.common)
         found = [

@@ -24,7 +24,7 @@ from cudatool.sanitize.report.outputs import Outputs
 from cudatool.sanitize.report.suppress import Rule, parse_rules
 from cudatool.sanitize.report.text import render_json, render_text
 from cudatool.sanitize.report.triage import accepted, known
-from cudatool.sanitize.report.views import Run
+from cudatool.sanitize.report.views import ReportContext
 from cudatool.sanitize.witness import with_witnesses
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "Outputs",
     "Report",
     "Rule",
-    "Run",
+    "ReportContext",
     "accepted",
     "check",
     "joined_processes",

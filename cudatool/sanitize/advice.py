@@ -7,11 +7,11 @@ from typing import Final
 
 from cudatool.trace.events import Api
 
-__all__ = ["CALLS", "Calls"]
+__all__ = ["CALLS", "OrderingCalls"]
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class OrderingCalls:
     """Code that a program can copy.
 
     Attributes
@@ -42,18 +42,20 @@ class Calls:
         return f"`{self.wait}`, or {event}" if self.wait else event
 
 
-_OF_STREAMS: Final = Calls("stream.synchronize()", "consumer.wait_stream(producer)", "consumer.wait_event(event)", "")
+_OF_STREAMS: Final = OrderingCalls(
+    "stream.synchronize()", "consumer.wait_stream(producer)", "consumer.wait_event(event)", ""
+)
 
-CALLS: Final[dict[int, Calls]] = {
+CALLS: Final[dict[int, OrderingCalls]] = {
     Api.UNKNOWN: _OF_STREAMS,
     Api.CUDATOOL: _OF_STREAMS,
     Api.TORCH: _OF_STREAMS,
-    Api.CUDA_CORE: Calls(
+    Api.CUDA_CORE: OrderingCalls(
         "stream.sync()", "consumer.wait(producer)", "consumer.wait(event)", "event = producer.record()"
     ),
-    Api.CUDA_BINDINGS: Calls(
+    Api.CUDA_BINDINGS: OrderingCalls(
         "cuStreamSynchronize(stream)", "", "cuStreamWaitEvent(consumer, event, 0)", "cuEventRecord(event, producer)"
     ),
-    Api.NUMBA: Calls("stream.synchronize()", "", "event.wait(consumer)", "event.record(producer)"),
+    Api.NUMBA: OrderingCalls("stream.synchronize()", "", "event.wait(consumer)", "event.record(producer)"),
 }
 """By the library through which the stream was made that must wait, or that the host must wait for."""

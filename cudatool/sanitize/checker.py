@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from cudatool.limits import REPORT_FRAMES
-from cudatool.sanitize.advice import CALLS, Calls
+from cudatool.sanitize.advice import CALLS, OrderingCalls
 from cudatool.sanitize.callers import Callers
 from cudatool.sanitize.coverage import LeftOpen, find_gaps, operations_in
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
@@ -365,7 +365,7 @@ class _Words:
         made = self._trace.of_kind(Kind.STREAM_CREATE)
         return dict(zip(made["stream"].tolist(), made["aux1"].tolist(), strict=True))
 
-    def _calls(self, stream: int) -> Calls:
+    def _calls(self, stream: int) -> OrderingCalls:
         return CALLS.get(self._apis.get(stream, Api.UNKNOWN), CALLS[Api.UNKNOWN])  # a newer trace may name others
 
     def _is_graph(self, record: int) -> bool:

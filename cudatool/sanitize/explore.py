@@ -20,13 +20,21 @@ from cudatool.errors import UsageError
 from cudatool.sanitize.coverage import merged_gaps
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
 
-__all__ = ["Run", "SeededSchedule", "device_for", "joined", "report_from_json", "schedule_lines", "schedules"]
+__all__ = [
+    "ScheduleOutcome",
+    "SeededSchedule",
+    "device_for",
+    "joined",
+    "report_from_json",
+    "schedule_lines",
+    "schedules",
+]
 
 _Some = typing.TypeVar("_Some", Finding, DeviceFinding)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScheduleOutcome:
     """What a schedule gave: a report, the program's exit status (negative: the signal that ended it), its output."""
 
     schedule: str
@@ -74,7 +82,7 @@ def device_for(device: str | None, schedule: SeededSchedule) -> str:
 # ---- one report of several ----
 
 
-def joined(runs: Sequence[Run], again: Run) -> Report:
+def joined(runs: Sequence[ScheduleOutcome], again: ScheduleOutcome) -> Report:
     """Return the report of the first run with what the others found added, and who saw what.
 
     `again` is another run under the first one's schedule: what it prints differently says nothing.
@@ -106,7 +114,7 @@ def _union(found: Iterable[tuple[str, Sequence[_Some]]]) -> tuple[_Some, ...]:
     return tuple(replace(finding, seen_in=tuple(seen[name])) for name, finding in kept.items())
 
 
-def _unlike(first: Run, again: Run, run: Run) -> str:
+def _unlike(first: ScheduleOutcome, again: ScheduleOutcome, run: ScheduleOutcome) -> str:
     """Say in which line the output of `run` begins to differ from that of `first`; nothing if it does not."""
     if len(first.output) != len(again.output):
         return "" if run.output == first.output else "the program prints other lines each time: not compared"

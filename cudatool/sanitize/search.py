@@ -37,7 +37,7 @@ from cudatool.sanitize.legal import Order, Steps
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Frame, Trace
 
-__all__ = ["NotReplayableError", "Outcome", "Replayer", "Search", "Tape"]
+__all__ = ["NotReplayableError", "ReplayOutcome", "Replayer", "Search", "Tape"]
 
 _SHOWN_BYTES = 16
 _SHOWN_STEPS = 8
@@ -47,8 +47,8 @@ _TRIES = 50  # by chance, for one pair
 _SEEN_BYTES = 1 << 28  # of memory that is compared at the end of each replay
 
 
-class Outcome(Protocol):
-    """What can be seen of a replay: see :class:`cudatool.sim.observe.replay.Outcome`."""
+class ReplayOutcome(Protocol):
+    """What can be seen of a replay: see :class:`cudatool.sim.observe.replay.ReplayOutcome`."""
 
     copied: dict[tuple[int, int], bytes]
     read: dict[Hashable, bytes]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cudatool.sim.jit import Footprint, Shadow
     from cudatool.sim.jit.code import NativeCache
     from cudatool.sim.observe.checkers import Checkers
-    from cudatool.sim.observe.host_watch import HostWatch, Report
+    from cudatool.sim.observe.host_watch import HostWatch, ReportHostAccess
     from cudatool.sim.observe.tape import Tape
 
 __all__ = [
@@ -297,7 +297,7 @@ class Machine:
         if self.checkers is not None:
             self.checkers.shared(allocation)
 
-    def watch_host(self, report: Report) -> HostWatch:
+    def watch_host(self, report: ReportHostAccess) -> HostWatch:
         """Let `report` receive what the host does to memory that operations use."""
         from cudatool.sim.observe.host_watch import HostWatch  # loads NumPy, which no other start of the device needs
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cudatool.errors import CudatoolError
-from cudatool.sanitize import Gap, GapKind, Outcome, Report, Run, render_json
+from cudatool.sanitize import Gap, GapKind, Outcome, Report, ReportContext, render_json
 from cudatool.sanitize.coverage import gap_why, merged_gaps
 from cudatool.sanitize.explore import report_from_json
 from cudatool.sanitize.places import project_root
@@ -56,7 +56,7 @@ class Totals:
             if options.updates_baseline and not empty:
                 options.baseline.updated(report, options.checks).write(options.baseline_path)
                 self._written.append(f"Wrote {options.baseline_path}")
-            run = Run(project_root(), options.checks)
+            run = ReportContext(project_root(), options.checks)
             files = options.outputs.write(report, run, self._written.append)
             self._written += [f"Wrote {path}" for path in files]
         except CudatoolError as error:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from cudatool.trace.events import Kind
 
-__all__ = ["MappedPages", "Run", "mapped_runs"]
+__all__ = ["MappedPages", "PageRun", "mapped_runs"]
 
 
-class Run(NamedTuple):
+class PageRun(NamedTuple):
     """Pages that one event mapped and one event unmapped.
 
     Attributes
@@ -43,10 +43,10 @@ class MappedPages:
         self._begins: defaultdict[int, list[int]] = defaultdict(list)  # of the runs of a device, sorted
         self._runs: dict[tuple[int, int], tuple[int, int]] = {}  # (device, address) -> (end address, record of the map)
 
-    def change(self, device: int, begin: int, size: int, record: int, *, maps: bool) -> list[Run]:
+    def change(self, device: int, begin: int, size: int, record: int, *, maps: bool) -> list[PageRun]:
         """Map pages, or unmap them; return the runs that end with `record`."""
         stop, here, runs = begin + size, self._begins[device], self._runs
-        ended: list[Run] = []
+        ended: list[PageRun] = []
         if begin >= stop:
             return ended
         low, high = bisect_right(here, begin), bisect_left(here, stop)
@@ -57,7 +57,7 @@ class MappedPages:
             run_stop, mapped = runs.pop((device, address))
             first, last = max(address, begin), min(run_stop, stop)
             if first < last:
-                ended.append(Run(mapped, first, last - first, record))
+                ended.append(PageRun(mapped, first, last - first, record))
             if address < begin:
                 runs[device, address] = (begin, mapped)
                 kept.append(address)
@@ -70,12 +70,12 @@ class MappedPages:
         here[low:high] = sorted(kept)
         return ended
 
-    def mapped(self, never: int) -> list[Run]:
+    def mapped(self, never: int) -> list[PageRun]:
         """Return the runs that have not ended, with `never` as their end."""
-        return [Run(mapped, address, stop - address, never) for (_, address), (stop, mapped) in self._runs.items()]
+        return [PageRun(mapped, address, stop - address, never) for (_, address), (stop, mapped) in self._runs.items()]
 
 
-def mapped_runs(records: npt.NDArray[np.void]) -> list[Run]:
+def mapped_runs(records: npt.NDArray[np.void]) -> list[PageRun]:
     """Return the runs of mapped pages, by start and address. An unmap may cut a run in two, or take parts of several.
 
     Where an unmap was not recorded, the next map ends what was there.

@@ -68,6 +68,6 @@ def recording(name: str) -> Trace:
     return recordings.read(path_of(name))
 
 
-def report_of(name: str) -> analyze.Report:
+def report_of(name: str) -> analyze.MemoryReport:
     """Return the report of a recording."""
     return recordings.report_of(path_of(name))

@@ -9,21 +9,21 @@ import pytest
 from allocator_program import run
 
 from cudatool.analyze import check, what_if
-from cudatool.analyze.calls import Call, Calls, Change, Part, Verb
+from cudatool.analyze.calls import AllocatorCall, AllocatorCalls, Change, Part, Verb
 from cudatool.analyze.requests import requests
 from cudatool.memory import Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
 CALLS = [
-    Call(Verb.MALLOC, 0, (1 << 63) + 1, 7, 3, (1 << 64) - 1, (), (), 5),
-    Call(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, (4, 2), (), 6),
-    Call(Verb.FREE, 0, 512, 7, 3, 1 << 40, (), (), 9),
+    AllocatorCall(Verb.MALLOC, 0, (1 << 63) + 1, 7, 3, (1 << 64) - 1, (), (), 5),
+    AllocatorCall(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, (4, 2), (), 6),
+    AllocatorCall(Verb.FREE, 0, 512, 7, 3, 1 << 40, (), (), 9),
 ]
 
 
 def test_columns_give_back_the_calls_they_were_given() -> None:
-    calls = Calls(CALLS)
+    calls = AllocatorCalls(CALLS)
     assert CALLS == list(calls)
     assert (3, CALLS[1], CALLS[-1], CALLS[1:], []) == (len(calls), calls[1], calls[-1], calls[1:], calls[3:])
     assert all(call.verb is same.verb for call, same in zip(calls, CALLS, strict=True))
@@ -31,7 +31,7 @@ def test_columns_give_back_the_calls_they_were_given() -> None:
 
 def test_questions_about_calls_are_answered_from_the_columns() -> None:
     change = Change(Kind.SEGMENT_ALLOC, 1 << 40, 1 << 21, 7, 3, True, 0)
-    calls = Calls([*CALLS, CALLS[0]._replace(changes=(change, change))])
+    calls = AllocatorCalls([*CALLS, CALLS[0]._replace(changes=(change, change))])
     assert [change, change] == list(calls.changes())
     assert [(3, calls[3])] == list(calls.with_changes())
     assert (2, 0) == (calls.number_of(Verb.MALLOC), calls.number_of(Verb.FAILED_MALLOC))
@@ -53,8 +53,8 @@ def test_calls_take_little_more_memory_than_the_records_they_come_from() -> None
 
 
 def test_calls_are_taken_many_at_a_time_and_special_ones_by_themselves() -> None:
-    plain = [Call(Verb.MALLOC, number, 512, 0, 0, 512 * number, (), (), number) for number in range(40_000)]
-    calls = Calls([*plain[:20_000], plain[0]._replace(done=(1,)), *plain[20_000:]])
+    plain = [AllocatorCall(Verb.MALLOC, number, 512, 0, 0, 512 * number, (), (), number) for number in range(40_000)]
+    calls = AllocatorCalls([*plain[:20_000], plain[0]._replace(done=(1,)), *plain[20_000:]])
     taken: list[int] = []
 
     def many(part: Part, start: int, stop: int) -> int:
@@ -63,7 +63,7 @@ def test_calls_are_taken_many_at_a_time_and_special_ones_by_themselves() -> None
         taken.extend(range(part.first + start, part.first + stop))
         return stop
 
-    def one(index: int, call: Call) -> bool:
+    def one(index: int, call: AllocatorCall) -> bool:
         assert call == calls[index]
         taken.append(-index)
         return index < 30_000
@@ -76,8 +76,8 @@ def test_releases_of_the_program_become_calls_of_their_own() -> None:
     change = Change(Kind.SEGMENT_FREE, 1 << 40, 1 << 21, 7, 0, True, 0)
     gain = change._replace(kind=Kind.SEGMENT_ALLOC)
     whole = CALLS[0]._replace(done=(3,), changes=(change, gain))
-    calls = Calls([CALLS[2], whole, CALLS[1]]).with_emptied({1: 1})
-    emptied = Call(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, (3,), (change,), whole.event)
+    calls = AllocatorCalls([CALLS[2], whole, CALLS[1]]).with_emptied({1: 1})
+    emptied = AllocatorCall(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, (3,), (change,), whole.event)
     assert [CALLS[2], emptied, whole._replace(done=(), changes=(gain,)), CALLS[1]] == list(calls)
 
 
@@ -98,5 +98,5 @@ def test_calls_that_are_taken_many_at_a_time_cost_what_they_do_one_by_one(
         return [check(trace, 0, settings, total_memory=4 << 30), what_if(trace, 0, confs, **options)]
 
     many = results()
-    monkeypatch.setattr(Calls, "special", lambda calls, also=(): list(range(len(calls))))
+    monkeypatch.setattr(AllocatorCalls, "special", lambda calls, also=(): list(range(len(calls))))
     assert results() == many

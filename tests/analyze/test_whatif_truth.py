@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from whatif_truth import MIB, Op, Pair, Program, pairs, program, record, run
 
-from cudatool.analyze import Caveat, NoAdvice, Outcome, advise, what_if
+from cudatool.analyze import Caveat, NoAdvice, WhatIfOutcome, advise, what_if
 from cudatool.analyze.requests import requests
 from cudatool.memory import Settings
 
@@ -23,7 +23,7 @@ def found() -> list[Pair]:
     return [pair for seed in PROGRAMS for pair in pairs(seed)]
 
 
-def with_less_memory(made: Program) -> list[Outcome]:
+def with_less_memory(made: Program) -> list[WhatIfOutcome]:
     """Return what a program that had enough memory costs on a card with 130 MiB."""
     with TemporaryDirectory() as folder:
         snapshot, settings, _ = record(Path(folder, "snapshot.pickle"), made, run(made, "", 1 << 40), "")

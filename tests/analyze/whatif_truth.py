@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cudatool.analyze import Advice, Caveat, Outcome, advise, recorded_settings, what_if
+from cudatool.analyze import Advice, Caveat, WhatIfOutcome, advise, recorded_settings, what_if
 from cudatool.analyze.modeled_device import ModeledDevice
 from cudatool.analyze.requests import Requests
 from cudatool.collect import torch_snapshot
@@ -304,7 +304,7 @@ class Pair:
     lost: float
     stacks: bool
     advice: Advice
-    predicted: Outcome
+    predicted: WhatIfOutcome
     truth: Run
     peak: int  # of the truth, from where the recording begins
     total: int  # bytes of the device

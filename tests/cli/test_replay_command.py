@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cudatool.analyze import Advice, Caveat, LeftOut, NoAdvice, Outcome, OutOfMemory, Record, diagnosis
+from cudatool.analyze import Advice, Caveat, LeftOut, NoAdvice, OutOfMemory, Record, WhatIfOutcome, diagnosis
 from cudatool.analyze.recorded import settings_variable
 from cudatool.cli import _replay_text
 from cudatool.cli.replay import replay
@@ -200,7 +200,7 @@ def test_there_is_no_advice_if_the_replay_of_the_recorded_settings_is_off(run_co
 
 def test_every_caveat_and_every_reason_has_words() -> None:
     assert set(Caveat) == set(_replay_text._CAVEATS)
-    record, outcome = Record(2, 0, 0, None), Outcome("", 1, 1, 0.0, 0, 0, None, 0, 1, 1)
+    record, outcome = Record(2, 0, 0, None), WhatIfOutcome("", 1, 1, 0.0, 0, 0, None, 0, 1, 1)
     advice = Advice(record, outcome, None, 0, ())
     reasons = {replace(advice, withheld=reason).why_not() for reason in NoAdvice}
     assert len(reasons) == len(NoAdvice)
@@ -231,7 +231,7 @@ def test_what_cannot_be_done_is_one_line_and_status_2(
 
 
 def test_setting_that_may_avoid_running_out_of_memory_is_not_said_to_fail(capsys) -> None:
-    outcome = Outcome("", 100, 90, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0, 100, 100)
+    outcome = WhatIfOutcome("", 100, 90, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0, 100, 100)
     served = replace(outcome, conf="expandable_segments:True", oom=None, caveats=(Caveat.BEGINS_LATE,))
     for tried, said in (((outcome,), "No setting keeps"), ((outcome, served), "is not sure")):
         advice = Advice(Record(100, 1, 1, 120), outcome, None, 0, tried)
@@ -241,7 +241,7 @@ def test_setting_that_may_avoid_running_out_of_memory_is_not_said_to_fail(capsys
 
 def test_prediction_that_may_be_off_is_printed_as_a_range(capsys) -> None:
     size = 1 << 30
-    sure = Outcome("", 4 * size, size, 0.1, 0, 2, None, 0, 4 * size, 4 * size)
+    sure = WhatIfOutcome("", 4 * size, size, 0.1, 0, 2, None, 0, 4 * size, 4 * size)
     late = replace(sure, reserved_most_bytes=5 * size, caveats=(Caveat.BEGINS_LATE,))
     endless = replace(late, reserved_least_bytes=3 * size, reserved_most_bytes=None)
     advice = Advice(Record(4 * size, 0, 0, None), sure, None, 0, (sure, late, endless))
@@ -258,7 +258,7 @@ def test_prediction_that_may_be_off_is_printed_as_a_range(capsys) -> None:
 def test_the_place_where_memory_runs_out_is_said_once_if_it_is_always_the_same(capsys) -> None:
     size = 1 << 30
     fails = OutOfMemory(0, 1, 50, 100, 90, "train.py:4 (grow)")
-    used = Outcome("", size, size, 0.0, 1, 2, fails, 0, size, size)
+    used = WhatIfOutcome("", size, size, 0.0, 1, 2, fails, 0, size, size)
     others = [replace(used, conf=f"max_split_size_mb:{n}") for n in (32, 64)]
     advice = Advice(Record(size, 1, 1, size), used, None, 0, (used, *others))
     _replay_text.print_outcomes(Console(width=200), 0, advice)
@@ -282,7 +282,7 @@ _LONG = (
 @pytest.mark.parametrize("width", [72, 80, 100, 160])
 def test_table_breaks_no_setting_inside_of_a_word(capsys, width: int) -> None:
     size = 1 << 30
-    used = Outcome("", 4 * size, size, 0.1, 12, 2, None, 0, 4 * size, 4 * size)
+    used = WhatIfOutcome("", 4 * size, size, 0.1, 12, 2, None, 0, 4 * size, 4 * size)
     fails = replace(used, oom=OutOfMemory(0, 7116, 25 << 20, 100, 90, ""), reserved_most_bytes=5 * size)
     tried = tuple(replace(fails, conf=conf) for conf in _LONG)
     left_out = (LeftOut("garbage_collection_threshold:0.6", 3 * size),)
@@ -303,7 +303,7 @@ def test_a_gain_is_a_lower_bound_where_the_recording_leaves_something_open(
     capsys, caveats: tuple[Caveat, ...], bound: str
 ) -> None:
     size = 1 << 30
-    used = Outcome("", 4 * size, size, 0.1, 0, 2, None, 0, 4 * size, 4 * size)
+    used = WhatIfOutcome("", 4 * size, size, 0.1, 0, 2, None, 0, 4 * size, 4 * size)
     best = replace(used, conf="expandable_segments:True", reserved_least_bytes=size, caveats=caveats)
     advice = Advice(Record(4 * size, 0, 0, None), used, best, size, (used, best))
     _replay_text.print_advice(Console(width=200), advice, chosen=False)
@@ -317,7 +317,7 @@ def test_a_gain_is_a_lower_bound_where_the_recording_leaves_something_open(
 def test_setting_that_serves_a_failed_request_leaves_open_what_comes_after(capsys, caveats: tuple[Caveat, ...]) -> None:
     """The caveat is about bytes: where all of the memory is reserved anyhow, the outcome has none."""
     size = 1 << 30
-    used = Outcome("", size, size, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0, size, size)
+    used = WhatIfOutcome("", size, size, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0, size, size)
     best = replace(used, conf="expandable_segments:True", oom=None, caveats=caveats)
     advice = Advice(Record(size, 1, 1, None), used, best, 0, (used, best))
     (remedy,) = diagnosis._of_settings(advice)
@@ -329,7 +329,7 @@ def test_setting_that_serves_a_failed_request_leaves_open_what_comes_after(capsy
 
 def test_the_memory_that_is_missing_can_be_passed_as_is_said() -> None:
     """The reason stands in the text of both commands, whose options have other names."""
-    used = Outcome("", 1, 1, 0.1, 0, 2, None, 0, 1, 1)
+    used = WhatIfOutcome("", 1, 1, 0.1, 0, 2, None, 0, 1, 1)
     said = Advice(Record(1, 0, 3, None), used, None, 0, (used,), NoAdvice.FAILURES_DIFFER).why_not()
     named = re.findall(r"cudatool (\w+) (--[\w-]+)", said)
     assert ["replay", "snapshot"] == sorted(name for name, _ in named)

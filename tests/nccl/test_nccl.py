@@ -359,12 +359,12 @@ def test_software_device_computes_in_what_the_trace_tells_of_each_rank(
 
 
 def test_a_rank_of_the_software_device_has_its_result_when_its_own_stream_comes() -> None:
-    from cudatool.nccl._calls import Call, Name
+    from cudatool.nccl._calls import Name, RankPart
     from cudatool.nccl._host import _Meeting
 
     arrays = [np.full(3, 1, np.float32), np.full(3, 2, np.float32)]
     stream: Any = None
-    meeting = _Meeting([Call(Name.ALL_REDUCE, x, x, rank, 0, nccl.SUM, stream) for rank, x in enumerate(arrays)])
+    meeting = _Meeting([RankPart(Name.ALL_REDUCE, x, x, rank, 0, nccl.SUM, stream) for rank, x in enumerate(arrays)])
     meeting.come(0)
     assert [3, 2] == [x[0] for x in arrays]
     meeting.come(1)

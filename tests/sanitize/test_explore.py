@@ -10,7 +10,7 @@ from report_examples import on_device
 
 from cudatool.errors import UsageError
 from cudatool.sanitize import render_json
-from cudatool.sanitize.explore import Run, SeededSchedule, device_for, joined, report_from_json, schedules
+from cudatool.sanitize.explore import ScheduleOutcome, SeededSchedule, device_for, joined, report_from_json, schedules
 from cudatool.sanitize.findings import (
     AccessSite,
     BufferSite,
@@ -47,8 +47,8 @@ PROOF = Witness(
 )
 
 
-def run(schedule: str, *output: str, status: int = 0, **fields: object) -> Run:
-    return Run(schedule, Report(**{"findings": (), **fields}), status, output)
+def run(schedule: str, *output: str, status: int = 0, **fields: object) -> ScheduleOutcome:
+    return ScheduleOutcome(schedule, Report(**{"findings": (), **fields}), status, output)
 
 
 def test_report_survives_json():

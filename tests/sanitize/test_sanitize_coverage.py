@@ -10,7 +10,7 @@ import pytest
 from report_examples import race
 from sanitize_program import Program
 
-from cudatool.sanitize import Gap, GapKind, Outcome, Report, Run, check, known
+from cudatool.sanitize import Gap, GapKind, Outcome, Report, ReportContext, check, known
 from cudatool.sanitize.coverage import gap_what, gap_why, merged_gaps
 from cudatool.sanitize.findings import Known
 from cudatool.sanitize.report.baseline import Baseline
@@ -23,7 +23,7 @@ from cudatool.trace.events import AccessFlag, CopyFlag, Kind, WarningCode, Warni
 from cudatool.trace.model import Ending
 
 RACE = ("race",)
-RUN = Run("/", ("race", "memcheck"))
+RUN = ReportContext("/", ("race", "memcheck"))
 
 
 def gaps(program: Program, wanted: tuple[str, ...] = RACE, **facts: Any) -> dict[GapKind, Gap]:
@@ -315,6 +315,6 @@ def test_clean_report_passes_in_every_format() -> None:
 
 
 def test_workload_that_a_signal_ended_is_said_so() -> None:
-    run = Run("/", RACE, -9)
+    run = ReportContext("/", RACE, -9)
     assert "the workload itself was ended by SIGKILL" in render_text(Report((), operations=1), run)
     assert "the workload itself was ended by SIGKILL" in render_junit(Report((), operations=1), run)

@@ -35,7 +35,7 @@ from cudatool.sanitize.report.gitlab import render_gitlab
 from cudatool.sanitize.report.junit import render_junit
 from cudatool.sanitize.report.sarif import render_sarif
 from cudatool.sanitize.report.text import render_json, render_text
-from cudatool.sanitize.report.views import Run
+from cudatool.sanitize.report.views import ReportContext
 from cudatool.source_text import SourceLine
 from cudatool.trace.model import Frame
 
@@ -48,8 +48,8 @@ def file(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run(str(tmp_path), CHECKS)
+def run(tmp_path: Path) -> ReportContext:
+    return ReportContext(str(tmp_path), CHECKS)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def mixed(file: str) -> Report:
     )
 
 
-def sarif(report: Report, run: Run) -> dict[str, Any]:
+def sarif(report: Report, run: ReportContext) -> dict[str, Any]:
     (one,) = json.loads(render_sarif(report, run))["runs"]
     return one
 
@@ -262,7 +262,7 @@ def unescaped(text: str, more: dict[str, str]) -> str:
 
 
 class TestGithub:
-    def commands(self, report: Report, run: Run) -> list[tuple[str, dict[str, str], str]]:
+    def commands(self, report: Report, run: ReportContext) -> list[tuple[str, dict[str, str], str]]:
         found = []
         for line in render_github(report, run).splitlines():
             if match := re.fullmatch(r"::(\w+) (.*?)::(.*)", line):
@@ -500,7 +500,7 @@ ANY_REPORT = st.builds(
 )
 @given(report=ANY_REPORT)
 def test_no_text_in_a_trace_breaks_a_format(check_schema, report):
-    run = Run("/home/me", CHECKS)
+    run = ReportContext("/home/me", CHECKS)
     report = accepted(report, parse_rules(["file=a"]))
     texts = {render: render(report, run) for render in RENDERERS}
     for text in texts.values():

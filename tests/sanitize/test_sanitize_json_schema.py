@@ -14,7 +14,7 @@ import pytest
 from report_examples import every_kind, pipeline, race
 
 from cudatool.cli._schemas import schema_of_command
-from cudatool.sanitize import Report, Run, findings, render_json
+from cudatool.sanitize import Report, ReportContext, findings, render_json
 from cudatool.sanitize.findings import Gap, GapKind, Known, Outcome, Remark, SetAside
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.trace.model import Frame
@@ -41,7 +41,7 @@ def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize("run", [None, Run("/", ("race", "leak"), 3)])
+@pytest.mark.parametrize("run", [None, ReportContext("/", ("race", "leak"), 3)])
 def test_a_report_with_everything_is_valid(report, run):
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(render_json(report, run)))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sanitize_program import Program, R, W
 
-from cudatool.sanitize import Report, Run, accepted, check, render_json
+from cudatool.sanitize import Report, ReportContext, accepted, check, render_json
 from cudatool.sanitize.explore import report_from_json
 from cudatool.sanitize.report.github import render_github
 from cudatool.sanitize.report.gitlab import render_gitlab
@@ -99,7 +99,7 @@ def test_every_format_shows_the_line_that_the_repair_names(tmp_path: Path) -> No
     (finding,) = report.findings
     assert "kernel k at prog.py:6, " in finding.repair
     assert (5, 6) == (finding.first.place.line, finding.second.place.line)
-    run = Run(str(tmp_path))
+    run = ReportContext(str(tmp_path))
     assert "file=prog.py,line=6," in render_github(report, run)
     assert "(prog.py:5)" in render_github(report, run)
     assert 6 == json.loads(render_gitlab(report, run))[0]["location"]["lines"]["begin"]
@@ -137,7 +137,7 @@ def test_side_says_where_its_stream_was_created() -> None:
     program.kernel(one, (W, 1000, 100))
     program.kernel(two, (R, 1000, 100))
     report = check(program.trace())
-    assert "read by kernel k on stream 2 (created at program.py:2)" in render_github(report, Run("/"))
+    assert "read by kernel k on stream 2 (created at program.py:2)" in render_github(report, ReportContext("/"))
 
 
 def test_findings_in_json_are_all_that_fail_the_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sanitize_program import Program, R, W
 
 import cudatool.sanitize
-from cudatool.sanitize import Gap, GapKind, Outcome, Report, Run, check, render_json, render_text
+from cudatool.sanitize import Gap, GapKind, Outcome, Report, ReportContext, check, render_json, render_text
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.report.github import render_summary
 from cudatool.sanitize.report.junit import render_junit
@@ -199,7 +199,7 @@ def test_checks_that_were_not_asked_for_are_named() -> None:
     program = Program()
     program.kernel(program.stream(), (W, BUFFER, SIZE))
     report = check(program.trace())
-    some, every = Run("/home", ("race", "memcheck")), Run("/home", CHECKS)
+    some, every = ReportContext("/home", ("race", "memcheck")), ReportContext("/home", CHECKS)
     words = "ot asked for: initcheck, racecheck, synccheck, leak (--checks all)"
     for render in (render_text, render_summary, render_junit):
         assert words in " ".join(render(report, some).split())

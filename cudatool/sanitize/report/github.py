@@ -15,7 +15,7 @@ from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report.text import render_entry
 from cudatool.sanitize.report.views import (
     Entry,
-    Run,
+    ReportContext,
     describe,
     entries,
     failure,
@@ -32,7 +32,7 @@ __all__ = ["render_github", "render_summary"]
 _MOST = 50  # findings in full on the page: GitHub refuses pages beyond 1 MiB
 
 
-def render_github(report: Report, run: Run) -> str:
+def render_github(report: Report, run: ReportContext) -> str:
     """Return workflow commands: an error for each finding that fails the run, a warning for each possible one."""
     lines = []
     for entry in entries(report):
@@ -56,7 +56,7 @@ def render_github(report: Report, run: Run) -> str:
     return "\n".join(lines)
 
 
-def _command(level: str, title: str, message: str, frame: Frame | None, run: Run) -> str:
+def _command(level: str, title: str, message: str, frame: Frame | None, run: ReportContext) -> str:
     properties = {}
     if frame is not None:
         properties = {"file": shown_path(frame.file, run.root), "line": str(frame.line)}
@@ -72,7 +72,7 @@ def _escape(text: str, more: str = "") -> str:
     return text
 
 
-def render_summary(report: Report, run: Run) -> str:
+def render_summary(report: Report, run: ReportContext) -> str:
     """Return the job's page: a table of all findings, then each that counts in full."""
     listed = list(entries(report))
     lines = [f"### {verdict(report)}", ""]

@@ -9,14 +9,14 @@ from cudatool.sanitize.coverage import ended, gap_why
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, digest
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import relative_path
-from cudatool.sanitize.report.views import Run, describe, entries, failure, place, sites
+from cudatool.sanitize.report.views import ReportContext, describe, entries, failure, place, sites
 from cudatool.text import json_text, printable
 from cudatool.trace.frames import user_frames
 
 __all__ = ["render_gitlab"]
 
 
-def render_gitlab(report: Report, run: Run) -> str:
+def render_gitlab(report: Report, run: ReportContext) -> str:
     """Return what was found and not set aside, what was not checked, and a workload that failed.
 
     GitLab asks for "the relative path to the file" and the line. It links to lines of the repository: where the stacks

@@ -11,7 +11,7 @@ from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report.text import render_entry
 from cudatool.sanitize.report.views import (
     Entry,
-    Run,
+    ReportContext,
     describe,
     entries,
     failure,
@@ -25,7 +25,7 @@ from cudatool.text import printable
 __all__ = ["render_junit"]
 
 
-def render_junit(report: Report, run: Run) -> str:
+def render_junit(report: Report, run: ReportContext) -> str:
     """Return the report as JUnit XML, with nothing that the schema of Jenkins' xUnit plugin (junit-10.xsd) lacks.
 
     It refuses a file with others, such as the file and line of a test: a finding's text says where it is.
@@ -75,7 +75,7 @@ def render_junit(report: Report, run: Run) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suites, encoding="unicode")
 
 
-def _case(suite: ET.Element, entry: Entry, run: Run) -> None:
+def _case(suite: ET.Element, entry: Entry, run: ReportContext) -> None:
     finding = entry.finding
     case = ET.SubElement(
         suite,

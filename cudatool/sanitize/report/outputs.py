@@ -16,11 +16,11 @@ from cudatool.sanitize.report.gitlab import render_gitlab
 from cudatool.sanitize.report.junit import render_junit
 from cudatool.sanitize.report.sarif import render_sarif
 from cudatool.sanitize.report.text import render_json, render_text
-from cudatool.sanitize.report.views import Run
+from cudatool.sanitize.report.views import ReportContext
 
 __all__ = ["FORMATS", "Output", "Outputs", "Renderer"]
 
-Renderer = Callable[[Report, Run], str]
+Renderer = Callable[[Report, ReportContext], str]
 
 FORMATS: Final[dict[str, Renderer]] = {
     "text": render_text,
@@ -74,7 +74,9 @@ class Outputs:
         check_outputs([os.path.relpath(path) for path in [*paths, *filter(None, others)]], inputs)
         return Outputs(tuple(outputs))
 
-    def write(self, report: Report, run: Run, echo: Callable[[str], None], text: Renderer = render_text) -> list[str]:
+    def write(
+        self, report: Report, run: ReportContext, echo: Callable[[str], None], text: Renderer = render_text
+    ) -> list[str]:
         """Write the files and return their paths; `echo` prints what goes to stdout, the text report as `text` has it.
 
         Raises

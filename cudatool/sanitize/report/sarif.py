@@ -18,7 +18,7 @@ from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of, help_url
 from cudatool.sanitize.places import relative_path
-from cudatool.sanitize.report.views import Entry, Run, Site, around, entries, failure, sites, sources
+from cudatool.sanitize.report.views import Entry, ReportContext, Site, around, entries, failure, sites, sources
 from cudatool.source_text import SourceLine
 from cudatool.text import json_text
 from cudatool.trace.model import Frame
@@ -31,7 +31,7 @@ _ROOT = "%SRCROOT%"
 _KINDS = list(KINDS)
 
 
-def render_sarif(report: Report, run: Run) -> str:
+def render_sarif(report: Report, run: ReportContext) -> str:
     """Return the report as a SARIF log with one run."""
     log = {
         "$schema": _SCHEMA,
@@ -78,7 +78,7 @@ def _rule(kind: Any) -> dict[str, Any]:
     return rule | ({"helpUri": url} if url else {})
 
 
-def _invocation(report: Report, run: Run) -> dict[str, Any]:
+def _invocation(report: Report, run: ReportContext) -> dict[str, Any]:
     notes = [{"level": "note", "message": {"text": note}} for note in report.notes]
     for gap in report.gaps:
         level = "error" if failure(report) else "warning"

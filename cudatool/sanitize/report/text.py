@@ -14,7 +14,7 @@ from cudatool.sanitize.kinds import KINDS, check_of
 from cudatool.sanitize.places import shown_path, source_line
 from cudatool.sanitize.report.views import (
     Entry,
-    Run,
+    ReportContext,
     Site,
     entries,
     not_asked_for,
@@ -40,7 +40,7 @@ _FRAMES = 8  # of a stack, in the text report
 _LABEL = 8  # columns of what a line is about
 
 
-def render_json(report: Report, run: Run | None = None) -> str:
+def render_json(report: Report, run: ReportContext | None = None) -> str:
     """Return the report as one JSON object, schema ``cudatool.sanitize/1``: raw bytes, addresses as numbers.
 
     ``cudatool schema sanitize`` describes it.
@@ -65,12 +65,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def render_text(report: Report, run: Run | None = None, *, color: bool = False, width: int = 80) -> str:
+def render_text(report: Report, run: ReportContext | None = None, *, color: bool = False, width: int = 80) -> str:
     """Return the report for a terminal of `width` columns; `color` adds ANSI colours, and nothing depends on them.
 
     Source lines are quoted where their files can be read.
     """
-    style = _Style(color, max(width, 40), run or Run(os.getcwd()))
+    style = _Style(color, max(width, 40), run or ReportContext(os.getcwd()))
     blocks: list[str] = []
     for number, entry in enumerate((entry for entry in entries(report) if entry.aside is None), 1):
         if entry.level == "warning" and (not blocks or number == len(report.findings) + len(report.on_device) + 1):
@@ -80,13 +80,13 @@ def render_text(report: Report, run: Run | None = None, *, color: bool = False, 
     return "\n\n".join(blocks)
 
 
-def render_entry(entry: Entry, run: Run) -> str:
+def render_entry(entry: Entry, run: ReportContext) -> str:
     """Return one finding as the text report has it."""
     return _Style(False, 100, run).entry(entry)
 
 
 class _Style:
-    def __init__(self, color: bool, width: int, run: Run) -> None:
+    def __init__(self, color: bool, width: int, run: ReportContext) -> None:
         self._color = color
         self._width = width
         self._root = run.root
@@ -188,7 +188,7 @@ class _Style:
         short = text if len(text) <= most else f"{text[: most - 4].rstrip()} ..."
         return [self.paint("2", indent + short)] if short else []
 
-    def summary(self, report: Report, run: Run | None) -> str:
+    def summary(self, report: Report, run: ReportContext | None) -> str:
         lines = [self._set_aside(one) for one in report.set_aside]
         lines += [
             self.wrap(f"stale: {known.fingerprint} ({known.what}) did not occur: take it out of the baseline", "  ", "")

@@ -31,7 +31,7 @@ from cudatool.units import format_bytes
 
 __all__ = [
     "Entry",
-    "Run",
+    "ReportContext",
     "Site",
     "ThreadPlace",
     "around",
@@ -52,7 +52,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReportContext:
     """What a report says beside its findings.
 
     Attributes
@@ -245,7 +245,7 @@ def verdict(report: Report) -> str:
     return f"cudatool sanitize: {', '.join(parts)}{rest}"
 
 
-def not_asked_for(run: Run | None) -> str:
+def not_asked_for(run: ReportContext | None) -> str:
     """Return the checks that were not to be made, in words; ``""`` if there are none, or it is not known."""
     if run is None or not run.checks:
         return ""

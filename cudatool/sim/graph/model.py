@@ -19,7 +19,7 @@ from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
     from cudatool.sim.graph.allocations import Slot
-    from cudatool.sim.graph.run import Run
+    from cudatool.sim.graph.run import GraphRun
     from cudatool.sim.machine import Context
     from cudatool.sim.queue import Operation
 
@@ -74,7 +74,7 @@ class Work(Protocol):
     def slots(self) -> tuple[Slot, ...]:
         """The memory that it allocates, or frees."""
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         """Add the operations of one launch, ordered after `after`, and return the last one."""
 
     def update_to(self, new: Any) -> Update:

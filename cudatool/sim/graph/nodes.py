@@ -16,7 +16,7 @@ from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
     from cudatool.sim.graph.allocations import Slot
-    from cudatool.sim.graph.run import Run
+    from cudatool.sim.graph.run import GraphRun
     from cudatool.sim.kernels import Launch
     from cudatool.sim.machine import Context
     from cudatool.sim.values import Value
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Allocate",
     "BatchOfValues",
-    "Call",
+    "HostFunction",
     "ChildGraph",
     "Conditional",
     "Copy",
@@ -78,7 +78,7 @@ class KernelNode(_Leaf):
     attributes: dict[int, bytes]
     kind = NodeType.KERNEL
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         launch = self.launch
         work = run.with_conditions(launch)
         return run.add(
@@ -163,7 +163,7 @@ class Copy(_Leaf):
             if operand.memory in (_DEVICE, _ARRAY):
                 _check_reachable(operand.address, self.span(operand))
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         kinds = memory_at(self.source.address)[0], memory_at(self.target.address)[0]
         from_device, to_device = (kind not in ("", "host", "registered") for kind in kinds)
         engine = "" if to_device == from_device else "h2d" if to_device else "d2h"
@@ -261,7 +261,7 @@ class Fill(_Leaf):
     def span(self) -> int:
         return (self.height - 1) * self.pitch + self.row
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         return run.add(
             "memset",
             "memset node",
@@ -305,14 +305,14 @@ class Fill(_Leaf):
 
 
 @dataclass(frozen=True, eq=False)
-class Call(_Leaf):
+class HostFunction(_Leaf):
     """Calls a function of the program."""
 
     function: int
     data: int
     kind = NodeType.HOST
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         function = _HostFunction(self.function)
         operation = run.add("host", "host node", after, run=lambda _: function(self.data), cost=5_000)
         state.machine.scheduler.run_soon(operation)
@@ -328,7 +328,7 @@ class Empty(_Leaf):
 
     kind = NodeType.EMPTY
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         return run.add("graph", "empty node", after)
 
 
@@ -344,7 +344,7 @@ class BatchOfValues(_Leaf):
     values: tuple[Value, ...]
     kind = NodeType.BATCH_MEM_OP
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         if not self.values:
             return run.add("graph", "batch memory operation node", after)
         for value in self.values:
@@ -362,7 +362,7 @@ class RecordEvent(_Leaf):
     event: EventState
     kind = NodeType.EVENT_RECORD
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         record = run.add("record", "event record node", after)
         self.event.recorded, self.event.captured = record, None
         return record
@@ -378,7 +378,7 @@ class WaitForEvent(_Leaf):
     event: EventState
     kind = NodeType.WAIT_EVENT
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         recorded = self.event.recorded
         return run.add("wait", "event wait node", [*after, *([recorded] if recorded else [])])
 
@@ -399,7 +399,7 @@ class Allocate(_Leaf):
     def slots(self) -> tuple[Slot, ...]:
         return (self.slot,)
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         state.machine.graph_memory.allocate(self.slot)
         whole = [(self.slot.address, self.slot.size, 0)]
         return run.add("alloc", "memory allocation node", after, footprint=whole)
@@ -422,7 +422,7 @@ class Free(_Leaf):
     def slots(self) -> tuple[Slot, ...]:
         return (self.slot,)
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         memory = state.machine.graph_memory
         slot = memory.will_free(self.slot.address)
 
@@ -451,7 +451,7 @@ class ChildGraph(_Leaf):
     def graphs(self) -> tuple[Graph, ...]:
         return (self.graph,)
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         return run.add("graph", "child graph node", run.enqueue(self.graph, after))
 
     def clone(self, node: Node, nodes: dict[Node, Node]) -> ChildGraph:
@@ -485,7 +485,7 @@ class Conditional(_Leaf):
         """Whether its body may run more than once in a launch."""
         return self.type == _WHILE
 
-    def enqueue(self, run: Run, after: list[Operation]) -> Operation:
+    def enqueue(self, run: GraphRun, after: list[Operation]) -> Operation:
         def decide(operation: Operation) -> None:
             body = self._choose(run.values[self.condition])
             if body is None:

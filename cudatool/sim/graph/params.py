@@ -13,13 +13,13 @@ from cudatool.sim.graph.model import Graph, Node, NodeType, Work
 from cudatool.sim.graph.nodes import (
     Allocate,
     BatchOfValues,
-    Call,
     ChildGraph,
     Conditional,
     Copy,
     Empty,
     Fill,
     Free,
+    HostFunction,
     KernelNode,
     Operand,
     RecordEvent,
@@ -254,11 +254,11 @@ def fill_of(params: MemsetParams, context: Context) -> Fill:
     return fill
 
 
-def call_of(function: int, data: int) -> Call:
+def call_of(function: int, data: int) -> HostFunction:
     """Return what a host node does."""
     if not function:
         raise DriverError(Result.INVALID_VALUE, "a host node needs a function")
-    return Call(function, data)
+    return HostFunction(function, data)
 
 
 def event_of(handle: int) -> EventState:
@@ -421,7 +421,7 @@ def write_params(node: Node, kind: NodeType, params: Any) -> None:
     elif isinstance(work, Fill):
         params.dst, params.pitch, params.value, params.elementSize = work.address, work.pitch, work.value, work.element
         params.width, params.height = work.width, work.height
-    elif isinstance(work, Call):
+    elif isinstance(work, HostFunction):
         params.fn, params.userData = work.function, work.data
     elif isinstance(work, ChildGraph):
         params.graph, params.ownership = work.graph.handle, _INVALID

@@ -29,7 +29,7 @@ __all__ = [
     "InstantiateError",
     "Instantiation",
     "Mismatch",
-    "Run",
+    "GraphRun",
 ]
 
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8  # CUDA_GRAPH_INSTANTIATE_FLAG_*
@@ -67,7 +67,7 @@ class Mismatch(DriverError):
         self.source = source
 
 
-class Run:
+class GraphRun:
     """One launch of an executable graph: what its nodes need to enqueue their operations.
 
     `values` are those of the conditions, `numbers` those of the nodes, and `disabled` does nothing this time.
@@ -259,7 +259,7 @@ class GraphExec:
 
         begin.run = assign_defaults
         scheduler.enqueue(begin, cost=0, after=[self._last] if self._last else [])
-        run = Run(stream, begin, values, self._numbers, frozenset(self._disabled))
+        run = GraphRun(stream, begin, values, self._numbers, frozenset(self._disabled))
         ends = run.enqueue(self._graph, [begin])
         end = Operation(stream, "graph_end", "cuGraphLaunch", abi.call.correlation)
         end.launch, end.run = begin, self._ended

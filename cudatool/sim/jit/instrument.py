@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, Engine, Reads, Run
+from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, AccessRun, Engine, Reads
 
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
@@ -529,9 +529,9 @@ define internal void @race_step(ptr %race, ptr %accesses, i64 %offset, i64 %key,
   store i32 %after, ptr %accesses
   %index = call i32 @llvm.umin.i32(i32 %number, i32 {RUNS})
   %index.l = zext i32 %index to i64
-  %run = getelementptr [{ctypes.sizeof(Run)} x i8], ptr %runs, i64 %index.l
+  %run = getelementptr [{ctypes.sizeof(AccessRun)} x i8], ptr %runs, i64 %index.l
   %next = load i64, ptr %run
-  %expected.p = getelementptr i8, ptr %run, i64 {Run.expected.offset}
+  %expected.p = getelementptr i8, ptr %run, i64 {AccessRun.expected.offset}
   %expected = load i64, ptr %expected.p
   %t.l = zext i32 %t to i64
   %this = or i64 %key, %t.l
@@ -540,7 +540,7 @@ define internal void @race_step(ptr %race, ptr %accesses, i64 %offset, i64 %key,
   %continues = and i1 %here, %alike
   br i1 %continues, label %extend, label %open, !prof !4
 extend:
-  %stride.p = getelementptr i8, ptr %run, i64 {Run.stride.offset}
+  %stride.p = getelementptr i8, ptr %run, i64 {AccessRun.stride.offset}
   %stride = load i64, ptr %stride.p
   %next.new = add i64 %next, %stride
   store i64 %next.new, ptr %run

@@ -36,7 +36,7 @@ __all__ = [
     "KernelTimeout",
     "KernelTrap",
     "NativeLaunch",
-    "Run",
+    "LaunchRun",
     "Stopped",
     "Wait",
     "Worker",
@@ -365,7 +365,7 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
     return multiplier, generator.randrange(blocks)
 
 
-class Run:
+class LaunchRun:
     """A launch while it runs: what its workers share."""
 
     def __init__(self, launch: NativeLaunch, workers: list[Worker], seed: int | None) -> None:
@@ -540,7 +540,7 @@ def run(
     KernelFault
         The code touched memory that does not exist.
     """
-    going = Run(launch, _take_workers(workers_for(launch.grid, launch.block, threads)), seed)
+    going = LaunchRun(launch, _take_workers(workers_for(launch.grid, launch.block, threads)), seed)
     for worker in going.workers:
         going.prepare(worker, footprint)
     if watch is not None:
@@ -572,14 +572,14 @@ def count_rounds(launch: NativeLaunch, workers: Iterable[Worker]) -> None:
             worker.context.rounds = 0
 
 
-def _start(going: Run, worker: Worker) -> Future[int] | None:
+def _start(going: LaunchRun, worker: Worker) -> Future[int] | None:
     try:
         return _pool().submit(going.work, worker)
     except RuntimeError:  # the interpreter is ending and starts nothing: the calling thread runs all blocks
         return None
 
 
-def _finish(going: Run, worker: Worker, job: Future[int] | None) -> int:
+def _finish(going: LaunchRun, worker: Worker, job: Future[int] | None) -> int:
     """Wait for a worker; if all are to stop, or Ctrl-C comes, end what it does after a moment."""
     if job is None:
         return 0

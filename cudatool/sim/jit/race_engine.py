@@ -19,7 +19,7 @@ __all__ = [
     "Races",
     "Reads",
     "Reason",
-    "Run",
+    "AccessRun",
 ]
 
 RUNS = 2048
@@ -79,7 +79,7 @@ class RaceRecord(ctypes.Structure):
     )
 
 
-class Run(ctypes.Structure):
+class AccessRun(ctypes.Structure):
     """Accesses of consecutive threads by one instruction (``run_t`` of ``_races.c``)."""
 
     _fields_ = (

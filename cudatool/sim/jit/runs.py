@@ -2,8 +2,8 @@
 
 Code for tensor cores is long rows of ``ldmatrix`` and ``mma`` without anything between them that needs their results.
 A suspension for each would cost a loop over the threads and a copy of its operands. So such a row becomes one
-instruction, a :class:`Run`: threads leave each register once, in an array of its own; the products are made one after
-the other, and a matrix that several of them use, or that one hands on to the next, stays as it is in between.
+instruction, a :class:`MatrixRun`: threads leave each register once, in an array of its own; the products are made one
+after the other, and a matrix that several of them use, or that one hands on to the next, stays as it is in between.
 
 What stands between the operations and does not need them, such as the zeros that sums begin with, moves before the run.
 """
@@ -22,7 +22,7 @@ from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.fragments import Fragment
 from cudatool.sim.jit.matrix import EVERYONE, add_product, is_dense, move_rows, observe_row, product_of, warp_arrays
 
-__all__ = ["Run", "join_products"]
+__all__ = ["MatrixRun", "join_products"]
 
 _OPCODE = "products"
 _MOST_PARTS = 256
@@ -32,7 +32,7 @@ _EXACT = frozenset({"f32", "s32", "f64"})  # a result in registers is what it wa
 
 
 @dataclass(slots=True)
-class Run(Instruction):
+class MatrixRun(Instruction):
     """Several matrix operations as one instruction.
 
     Its operands are the registers that they write, the registers and constants that they read, and the addresses.
@@ -45,7 +45,7 @@ class Run(Instruction):
 
 
 def join_products(function: Function) -> Function:
-    """Return `function` with a :class:`Run` in the place of operations that can be made together."""
+    """Return `function` with a :class:`MatrixRun` in the place of operations that can be made together."""
     if sum(map(_joins, function.instructions)) < 2:
         return function
     code: list[Instruction] = []
@@ -99,7 +99,7 @@ def _is_pure(i: Instruction) -> bool:
     return opcode_of(i.opcode).is_pure and i.guard is None and "cc" not in i.modifiers and i.opcode not in _CARRIES
 
 
-def _run(parts: list[Instruction]) -> Run:
+def _run(parts: list[Instruction]) -> MatrixRun:
     first = parts[0]
     sources: list[Operand] = []
     written: dict[str, Register] = {}
@@ -111,7 +111,7 @@ def _run(parts: list[Instruction]) -> Run:
     addresses = dict.fromkeys(one for one in sources if isinstance(one, Address))
     values = dict.fromkeys(one for one in sources if not isinstance(one, Address))
     operands: tuple[Operand, ...] = (VectorOperand(tuple(written.values())), VectorOperand(tuple(values)), *addresses)
-    return Run(_OPCODE, ("sync", "aligned"), operands, None, first.line, first.location, tuple(parts))
+    return MatrixRun(_OPCODE, ("sync", "aligned"), operands, None, first.line, first.location, tuple(parts))
 
 
 def _sources(part: Instruction) -> list[Operand]:
@@ -125,7 +125,7 @@ def _sources(part: Instruction) -> list[Operand]:
 
 
 def _parts(run: Instruction) -> tuple[Instruction, ...]:
-    assert isinstance(run, Run)
+    assert isinstance(run, MatrixRun)
     return run.parts
 
 

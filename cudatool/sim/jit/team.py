@@ -11,7 +11,7 @@ import ctypes
 from cudatool.sim import _queue, signals
 from cudatool.sim.jit.code import STOP_SIGNAL
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.launch import KernelFault, NativeLaunch, Run, Stopped, Worker, count_rounds
+from cudatool.sim.jit.launch import KernelFault, LaunchRun, NativeLaunch, Stopped, Worker, count_rounds
 from cudatool.sim.jit.launch_options import LaunchShape
 
 __all__ = ["Plan", "Team", "run_plain", "why_ended"]
@@ -75,7 +75,7 @@ class Team:
     def fill(self, plan: Plan) -> None:
         """Fill the contexts for a plan."""
         self.plan = plan
-        going = Run(plan.launch, self.workers, None)
+        going = LaunchRun(plan.launch, self.workers, None)
         for worker in self.workers:
             going.prepare(worker, None)
             worker.context.next_block = ctypes.addressof(self.next_block)
@@ -89,7 +89,7 @@ class Team:
                 raise KernelFault(number, address)
         for worker in self.workers:
             worker.memory.current = worker.context.current
-        return Run(self.plan.launch, self.workers, None).stopped()
+        return LaunchRun(self.plan.launch, self.workers, None).stopped()
 
 
 def _make(plan: Plan) -> Team:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cudatool.sim.arena import Allocation, Allocations
     from cudatool.sim.queue import Operation
 
-__all__ = ["LIMIT", "HostWatch", "Range", "Report"]
+__all__ = ["LIMIT", "HostWatch", "Range", "ReportHostAccess"]
 
 LIMIT: Final = 64 << 20
 """Bytes that are kept whole, of all memory together."""
@@ -51,7 +51,7 @@ _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
-class Report(Protocol):
+class ReportHostAccess(Protocol):
     """Receives runs of bytes, ascending, that the host has written and read before the call in progress."""
 
     def __call__(self, written: list[Range], read: list[Range], /) -> None: ...
@@ -106,7 +106,7 @@ class HostWatch:
         Called, during the driver call that looks, with what the host has done.
     """
 
-    def __init__(self, allocations: Allocations, report: Report) -> None:
+    def __init__(self, allocations: Allocations, report: ReportHostAccess) -> None:
         self.lock = abi.lock
         self.managed = {(one.address, one.size) for one in allocations if one.kind == "managed"}
         """All managed memory."""

@@ -17,7 +17,7 @@ from cudatool.sim.transfers import fill_row
 if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
 
-__all__ = ["HostRead", "Outcome", "Replay"]
+__all__ = ["HostRead", "ReplayOutcome", "Replay"]
 
 _TIMEOUT_S: Final = 10.0  # of a kernel: another order may make it wait for ever
 
@@ -32,7 +32,7 @@ class HostRead:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayOutcome:
     """What can be seen of a replay.
 
     Attributes
@@ -79,7 +79,7 @@ class Replay:
         whole: Collection[tuple[int, int]] = (),
         *,
         as_recorded: bool = False,
-    ) -> Outcome:
+    ) -> ReplayOutcome:
         """Run entries, by their index, from the beginning.
 
         Parameters
@@ -98,7 +98,7 @@ class Replay:
             ctypes.memmove(address, data, len(data))
         for watched in self._tape.watched:
             bytes_at(self._place(watched.address, watched), watched.size)[:] = watched.initial
-        outcome = Outcome()
+        outcome = ReplayOutcome()
         for step in order:
             if isinstance(step, HostRead):
                 outcome.read[step.key] = self._read(step.address, step.size)
@@ -112,7 +112,7 @@ class Replay:
         outcome.memory = {address: self._read(address, size) for address, size in memory}
         return outcome
 
-    def difference(self, outcome: Outcome) -> str:
+    def difference(self, outcome: ReplayOutcome) -> str:
         """Say how the outcome of the recorded order differs from what was recorded; nothing if it does not."""
         if outcome.failure is not None:
             return f"failed, unlike the run ({outcome.failure[1]})"
@@ -134,7 +134,7 @@ class Replay:
             mine = slice(None) if given.replayed is None or as_recorded else ~given.replayed
             bytes_at(self._place(given.address, given.memory), len(data))[mine] = data[mine]
 
-    def _do(self, index: int, outcome: Outcome, whole: Collection[tuple[int, int]]) -> None:
+    def _do(self, index: int, outcome: ReplayOutcome, whole: Collection[tuple[int, int]]) -> None:
         entry = self._tape.entries[index]
         for piece in entry.pieces:
             moved = piece.data

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from cudatool.sim.host_library import library
 from cudatool.sim.jit.instrument import CELL, WORD, Flag, Mode, run_key
-from cudatool.sim.jit.race_engine import RUNS, Engine, Order, RaceRecord, Races, Reads, Reason, Run
+from cudatool.sim.jit.race_engine import RUNS, AccessRun, Engine, Order, RaceRecord, Races, Reads, Reason
 
 _STALE = 3  # the kind that a record of such a read has
 
@@ -80,7 +80,7 @@ class Case:
         )
         self.reads_of = reads_of
         self.settled = 0  # reads that inlined code leaves out
-        self.runs = ctypes.cast(ctypes.c_void_p.from_address(self.engine.handle).value, ctypes.POINTER(Run))
+        self.runs = ctypes.cast(ctypes.c_void_p.from_address(self.engine.handle).value, ctypes.POINTER(AccessRun))
         self.before: list[int] = []  # for each event, the events before it as bits
         self.last: dict[tuple[int, int], int] = {}  # of each thread: its last event, as bits with all before
         self.accesses: list[Access] = []
