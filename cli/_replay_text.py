@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cudatool.analyze import Advice, Check, WhatIfOutcome
+    from cudatool.analyze import Advice, ReplayCheck, WhatIfOutcome
 
 __all__ = ["print_advice", "print_check", "print_outcomes"]
 
@@ -35,7 +35,7 @@ _BEGINNINGS = {
 }
 
 
-def print_check(console: Console, result: Check) -> None:
+def print_check(console: Console, result: ReplayCheck) -> None:
     if result.is_empty:
         text = f"Device {result.device}: nothing to check: the file has no history of requests, only "
         console.print(f"{text}{counted(result.final_blocks, 'block')} at the end", markup=False, soft_wrap=True)

@@ -25,7 +25,7 @@ from cudatool.collect.nvml import NvmlDevice
 from cudatool.errors import UsageError, did_you_mean
 from cudatool.fleet.compare import Comparison
 from cudatool.fleet.report import RunReport
-from cudatool.ptx.access import Doubt
+from cudatool.ptx.access import AccessDoubt
 from cudatool.ptx.isa import InstructionClass
 from cudatool.ptx.kernel_summary import Feature
 from cudatool.trace.model import Ending
@@ -168,7 +168,7 @@ def _tree() -> _Schema:
 
 
 def _categories() -> _Schema:
-    share = _with(_of_fields(analyze.Rule), size=_INTEGER, count=_INTEGER)
+    share = _with(_of_fields(analyze.CategoryRule), size=_INTEGER, count=_INTEGER)
     return _object(inferred=_FLAG, at_peak=_array(share))
 
 
@@ -274,7 +274,7 @@ def _replay() -> _Schema:
         **{name: own[name] for name in ("withheld", "left_out")},
     }
     tried = {**tried, "properties": {**tried["properties"], **advised}}
-    checked = _with(_of(analyze.Check), is_exact=_nullable(_FLAG))
+    checked = _with(_of(analyze.ReplayCheck), is_exact=_nullable(_FLAG))
     return _array({"anyOf": [tried, checked]})
 
 
@@ -299,7 +299,7 @@ def _ptx() -> _Schema:
         name=_TEXT,
         parameters=_array(parameter),
         variables=_array(_object(name=_TEXT, access=access, loaded_access=access)),
-        doubts=_array(_of(Doubt)),
+        doubts=_array(_of(AccessDoubt)),
         instructions={"type": "object", "propertyNames": _of(InstructionClass), "additionalProperties": _INTEGER},
         opcodes={"type": "object", "additionalProperties": _INTEGER},
         registers={"type": "object", "additionalProperties": _INTEGER},

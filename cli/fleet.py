@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from cudatool.fleet.ask import Keep
     from cudatool.fleet.compare import Comparison
-    from cudatool.fleet.pair import Pair
+    from cudatool.fleet.pair import RankPair
     from cudatool.fleet.report import RunReport
 
 __all__ = ["fleet"]
@@ -177,7 +177,7 @@ def _print_run(console: Console, run: RunReport) -> None:
     console.print()
 
 
-def _print_pair(console: Console, pair: Pair) -> None:
+def _print_pair(console: Console, pair: RankPair) -> None:
     one, two = (f"Rank {rank}" for rank in pair.ranks)
     if pair.differences:
         console.print(f"\n{one} and rank {pair.ranks[1]} differ; which one is wrong is not known", style="bold")

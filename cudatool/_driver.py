@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from cudatool.sim import Machine
 
 __all__ = [
-    "Choice",
     "KINDS",
     "OPTIONS",
     "SCHEDULES",
+    "Choice",
     "choose",
     "chosen",
     "device_count",
@@ -341,7 +341,7 @@ def _initialize() -> Choice:
 
     size_limit()  # a wrong setting is an error here, not in the middle of a launch
     schedule = sim.Schedule(options.pop("schedule", "fifo"))
-    settings = sim.Options(
+    settings = sim.MachineOptions(
         schedule=schedule,
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         code_cache=CodeCache("native"),

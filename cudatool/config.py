@@ -22,11 +22,11 @@ __all__ = [
     "TABLE",
     "TUNABLEOP",
     "TUNABLEOP_PREFIXES",
-    "Variable",
+    "EnvironmentVariable",
 ]
 
 
-class Variable:
+class EnvironmentVariable:
     """An environment variable that people set.
 
     Attributes
@@ -57,24 +57,24 @@ class Variable:
         return self.given() not in ("", "0")
 
 
-DEVICE: Final = Variable("CUDATOOL_DEVICE", "auto", "the device where no `--device` is given")
-ALLOC_CONF: Final = Variable(
+DEVICE: Final = EnvironmentVariable("CUDATOOL_DEVICE", "auto", "the device where no `--device` is given")
+ALLOC_CONF: Final = EnvironmentVariable(
     "CUDATOOL_ALLOC_CONF",
     "",
     "settings of the caching allocator, in the syntax of `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`, which are "
     "read where it is not set",
 )
-CACHE_DIR: Final = Variable(
+CACHE_DIR: Final = EnvironmentVariable(
     "CUDATOOL_CACHE_DIR", "", "where compiled code is kept; else in `XDG_CACHE_HOME`, else in `~/.cache/cudatool`"
 )
-CACHE_SIZE: Final = Variable("CUDATOOL_CACHE_SIZE", "1GiB", "how much of it is kept; 0 keeps nothing")
-TUNABLEOP: Final = Variable(
+CACHE_SIZE: Final = EnvironmentVariable("CUDATOOL_CACHE_SIZE", "1GiB", "how much of it is kept; 0 keeps nothing")
+TUNABLEOP: Final = EnvironmentVariable(
     "CUDATOOL_TUNABLEOP_*",
     "",
     "the switches of `cudatool.tunable`, such as `CUDATOOL_TUNABLEOP_ENABLED=1`; else PyTorch's, `PYTORCH_TUNABLEOP_*`",
 )
-DOCS: Final = Variable("CUDATOOL_DOCS", "", "address of the folder `docs`, to which reports link")
-DEBUG: Final = Variable("CUDATOOL_DEBUG", "0", "1 shows the traceback of an internal error")
+DOCS: Final = EnvironmentVariable("CUDATOOL_DOCS", "", "address of the folder `docs`, to which reports link")
+DEBUG: Final = EnvironmentVariable("CUDATOOL_DEBUG", "0", "1 shows the traceback of an internal error")
 
 TUNABLEOP_PREFIXES: Final = (TUNABLEOP.name.removesuffix("*"), "PYTORCH_TUNABLEOP_")
 """What the names of these switches begin with, ours first."""

@@ -15,9 +15,9 @@ from cudatool.collect import cupti_calls
 from cudatool.collect.cupti_rows import What
 from cudatool.collect.torch_rows import Action, RowKind, TraceCall
 from cudatool.sim.jit import context, race_engine
-from cudatool.sim.jit.instrument import Flag, Mode
-from cudatool.sim.jit.race_engine import Reason
-from cudatool.sim.jit.races import Cluster
+from cudatool.sim.jit.instrument import Flag, RaceMode
+from cudatool.sim.jit.race_engine import RaceReason
+from cudatool.sim.jit.races import ClusterBarrier
 from cudatool.trace import lifetimes, stacks
 from cudatool.trace.events import OF_BACKWARD, OF_MODULE, Kind, UseFlag
 
@@ -40,10 +40,10 @@ NUMBERS: dict[str, dict[str, int]] = {
     "collect/torch_log.cpp": named(RowKind) | named(TraceCall) | named(Action, "FREED"),
     "trace/_sweep.c": {"BORN": lifetimes._BORN, "FREED": lifetimes._FREED, "ENDED": lifetimes._ENDED},
     "trace/_walk.c": {"MOST_KEPT": stacks._MAX_DEPTH},
-    "sim/_races.c": named(Mode, "READ", "WRITE")
+    "sim/_races.c": named(RaceMode, "READ", "WRITE")
     | named(Flag, "STRONG", "WIDE", "ASYNC", "ACQUIRE", "RELEASE", "BLIND")
-    | named(Reason)
-    | named(Cluster, prefix="CLUSTER_")
+    | named(RaceReason)
+    | named(ClusterBarrier, prefix="CLUSTER_")
     | {"EXITED": context.EXIT, "RUNS": race_engine.RUNS},
 }
 

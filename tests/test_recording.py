@@ -196,9 +196,9 @@ def test_what_pytorch_held_is_named_as_missing_where_its_blocks_are_not_recorded
 
 def test_report_of_a_child_passes_on_what_was_logged_once_and_first(tmp_path, monkeypatch):
     from cudatool import recording
-    from cudatool.recording.children import Settings, _ChildRecorder
+    from cudatool.recording.children import ChildSettings, _ChildRecorder
 
-    settings = Settings(str(tmp_path / "a.ctrace"), "", True, False, (), "kernels", True)
+    settings = ChildSettings(str(tmp_path / "a.ctrace"), "", True, False, (), "kernels", True)
     recorder, seen = _ChildRecorder(settings, {}), []
     event = Event(1, Kind.MEM_ALLOC, 0, 0, 0, 0, 0, 0, "", 64, 64, 0, 0)
 

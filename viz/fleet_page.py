@@ -10,7 +10,7 @@ from typing import Any
 from cudatool.files import write_whole
 from cudatool.fleet.compare import Comparison
 from cudatool.fleet.pace import Collectives
-from cudatool.fleet.pair import Pair
+from cudatool.fleet.pair import RankPair
 from cudatool.fleet.picture import Picture
 from cudatool.fleet.words import DIVISIONS, described, described_pair, rank_list
 from cudatool.viz.page import assembled, packed
@@ -97,7 +97,7 @@ def _run(picture: Picture, columns: Columns) -> dict[str, Any]:
     }
 
 
-def _pair(pair: Pair) -> dict[str, Any]:
+def _pair(pair: RankPair) -> dict[str, Any]:
     return {
         "ranks": pair.ranks,
         "differences": [{"in": one.difference, "text": described_pair(pair, one)} for one in pair.differences],

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.amp._policy import POLICIES, Policy
+from cudatool.amp._policy import POLICIES, CastPolicy
 from cudatool.errors import UsageError
 from cudatool.ops import Op, layer
 from cudatool.optim._optimizers import is_parameter
@@ -62,7 +62,7 @@ class autocast:  # noqa: N801 - torch's name
     """Run operations inside in the precision that suits each: ``torch.autocast("cuda", ...)``.
 
     A context manager, and a decorator. Products of matrices run in `dtype`, what overflows or sums runs in float32,
-    and what combines arrays runs in the widest of theirs (:class:`~cudatool.amp._policy.Policy`); the rest, and
+    and what combines arrays runs in the widest of theirs (:class:`~cudatool.amp._policy.CastPolicy`); the rest, and
     float64, is left alone, and so is a call with ``out=``. Regions nest; one that is not enabled is free of autocast.
     It holds for the calling thread, and for calls by programs: what an operation calls itself is not cast again.
 
@@ -131,13 +131,13 @@ class autocast:  # noqa: N801 - torch's name
     def _run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         policy = POLICIES.get(op.name)
         if op.name == _DIVISION and args and is_number(args[0]):
-            policy = Policy.FLOAT32  # which is torch's reciprocal, times the number
+            policy = CastPolicy.FLOAT32  # which is torch's reciprocal, times the number
         if policy is None or not self.enabled or _thread.region is not self or kwargs.get("out") is not None:
             return op.redispatch(*args, **kwargs)
-        wanted = self.dtype if policy is Policy.LOWER_PRECISION else _FLOAT32
-        if policy is Policy.WIDEST:
+        wanted = self.dtype if policy is CastPolicy.LOWER_PRECISION else _FLOAT32
+        if policy is CastPolicy.WIDEST:
             wanted = self._widest(op, [*args, *kwargs.values()])
-        elif policy is Policy.FLOAT32_RESULT:
+        elif policy is CastPolicy.FLOAT32_RESULT:
             given = op.__signature__.bind_partial(*args, **kwargs).arguments
             first = next(iter(given.values()), None)
             if given.get("dtype") is None and isinstance(first, DeviceArray) and first.dtype in _ELIGIBLE:

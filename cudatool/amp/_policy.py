@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["POLICIES", "Policy"]
+__all__ = ["POLICIES", "CastPolicy"]
 
 
-class Policy(StrEnum):
+class CastPolicy(StrEnum):
     """What autocast does with the arrays of an operation that are float16, bfloat16 or float32."""
 
     LOWER_PRECISION = "lower precision"
@@ -26,18 +26,18 @@ class Policy(StrEnum):
 
 
 _MEMBERS: Final = {
-    Policy.LOWER_PRECISION: (
+    CastPolicy.LOWER_PRECISION: (
         "blas.addmm blas.addmv blas.baddbmm blas.bmm blas.linear blas.matmul blas.mm blas.mv",
         # Not torch's: what cuBLASLt fuses to a product.
         "blas.addmm_activation blas.mm_epilogue",
     ),
-    Policy.FLOAT32: (
+    CastPolicy.FLOAT32: (
         "ops.exp ops.expm1 ops.log ops.log10 ops.log1p ops.log2 ops.logsumexp ops.pow ops.reciprocal ops.rsqrt ops.tan",
         "ops.layer_norm ops.native_layer_norm ops.softplus",
         "ops.cross_entropy",  # for torch two operations, both of this class
     ),
-    Policy.FLOAT32_RESULT: ("ops.log_softmax ops.norm ops.prod ops.softmax ops.sum",),
-    Policy.WIDEST: ("blas.dot blas.vdot ops.addcdiv ops.addcmul ops.atan2",),
+    CastPolicy.FLOAT32_RESULT: ("ops.log_softmax ops.norm ops.prod ops.softmax ops.sum",),
+    CastPolicy.WIDEST: ("blas.dot blas.vdot ops.addcdiv ops.addcmul ops.atan2",),
 }
 
 POLICIES: Final = {

@@ -24,7 +24,7 @@ from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline
 from cudatool.trace.model import Frame, Trace, recorded_from
 from cudatool.trace.module_tensors import BlockModules, block_modules
 
-__all__ = ["RULES", "Categories", "Category", "CategoryShare", "Rule", "categorize"]
+__all__ = ["RULES", "Categories", "Category", "CategoryRule", "CategoryShare", "categorize"]
 
 
 class Category(StrEnum):
@@ -43,7 +43,7 @@ class Category(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CategoryRule:
     """One way to infer a category: what decides, in words, and how sure the result is."""
 
     category: Category
@@ -55,7 +55,7 @@ class Rule:
 class CategoryShare:
     """The bytes and blocks that one rule assigns at the peak."""
 
-    rule: Rule
+    rule: CategoryRule
     size: int
     count: int
 
@@ -258,7 +258,7 @@ _TABLE: Final[list[tuple[Category, Confidence, str, Callable[[_Facts], Mask]]]] 
     (_G, Confidence.LOW, "allocated in a step after its peak, and does not stay", lambda f: f.backward & ~f.kept),
     (Category.UNKNOWN, Confidence.LOW, "no rule applies", lambda f: np.ones(len(f.seen), np.bool_)),
 ]
-RULES: Final = tuple(Rule(category, confidence, reason) for category, confidence, reason, _ in _TABLE)
+RULES: Final = tuple(CategoryRule(category, confidence, reason) for category, confidence, reason, _ in _TABLE)
 """The rules, in the order in which they are tried."""
 
 

@@ -26,8 +26,8 @@ from cudatool.analyze.live_device import (
     ENDED,
     FREED,
     STRAIGHT,
-    DeviceMemory,
     DriverUse,
+    LiveDeviceMemory,
     PoolMemory,
 )
 from cudatool.analyze.live_rows import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream, Tables
@@ -105,7 +105,7 @@ class LiveState:
         self.events = 0
         self._first_ns: int | None = None
         self._now_ns = 0  # of the newest event, or later
-        self._devices: dict[int, DeviceMemory] = {}
+        self._devices: dict[int, LiveDeviceMemory] = {}
         self._pages, self._pools = MappedPages(), LibraryPools()
         # By stack: live bytes and blocks, allocations so far, bytes at the mark.
         self._bytes, self._blocks, self._allocations, self._marked = (np.zeros(0, np.int64) for _ in range(4))
@@ -155,8 +155,8 @@ class LiveState:
         self._marked = self._bytes.copy()
         self._marked_ns = self._now_ns - (self._first_ns or 0)
 
-    def _device(self, number: int) -> DeviceMemory:
-        return self._devices.setdefault(number, DeviceMemory())
+    def _device(self, number: int) -> LiveDeviceMemory:
+        return self._devices.setdefault(number, LiveDeviceMemory())
 
     def _fold_memory(self, records: _Records, kinds: npt.NDArray[np.uint8], time: Ints) -> None:
         as_they_are = records, kinds, time

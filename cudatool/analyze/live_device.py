@@ -16,7 +16,17 @@ from cudatool.trace import _sweep
 from cudatool.trace.lifetimes import Ints
 from cudatool.trace.pools import LibraryPools
 
-__all__ = ["BORN", "CURVE_NS", "CURVE_POINTS", "ENDED", "FREED", "STRAIGHT", "DeviceMemory", "DriverUse", "PoolMemory"]
+__all__ = [
+    "BORN",
+    "CURVE_NS",
+    "CURVE_POINTS",
+    "ENDED",
+    "FREED",
+    "STRAIGHT",
+    "DriverUse",
+    "LiveDeviceMemory",
+    "PoolMemory",
+]
 
 CURVE_NS: Final = 250_000_000
 """Between two points of a curve."""
@@ -117,7 +127,7 @@ class _Level:
         self.curve.add(time, levels)
 
 
-class DeviceMemory:
+class LiveDeviceMemory:
     """The blocks and segments of one device, and what NVML and libraries say of its memory."""
 
     def __init__(self) -> None:

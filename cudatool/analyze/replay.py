@@ -28,7 +28,7 @@ from cudatool.memory.settings import Settings
 from cudatool.trace.model import Trace
 from cudatool.units import counted
 
-__all__ = ["Check", "check", "requests_with_pools"]
+__all__ = ["ReplayCheck", "check", "requests_with_pools"]
 
 # Costs are in calls that are served many at a time.
 _TIMES = 3  # as much as an exact replay may an inexact one cost
@@ -37,7 +37,7 @@ _PREPARED = 100  # to prepare a pass of no calls
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ReplayCheck:
     """The comparison of one device's recording with its replay.
 
     Attributes
@@ -101,7 +101,7 @@ def check(
     total_memory: int | None = None,
     final: list[dict[str, Any]] | None = None,
     stats: Mapping[str, int] | None = None,
-) -> Check:
+) -> ReplayCheck:
     """Replay what was recorded on one device, and compare.
 
     Parameters
@@ -119,7 +119,7 @@ def check(
     replay = _best_replay(trace, device, settings, total_memory)
     asked, guessed = replay.asked, bool(replay.guesses)
     differ, blocks = replay.compare_final(final)
-    return Check(
+    return ReplayCheck(
         device=device,
         calls=len(asked.calls),
         allocs=replay.allocs,

@@ -21,7 +21,7 @@ from cudatool.errors import CudaError, UsageError
 from cudatool.runtime.plans import LaunchPlans
 from cudatool.runtime.stream import Stream
 
-__all__ = ["Plan", "algorithms", "gemm", "like"]
+__all__ = ["ProductPlan", "algorithms", "gemm", "like"]
 
 _EPILOGUES: Final = {
     # -> cublasLtEpilogue_t
@@ -72,7 +72,7 @@ class _Key(NamedTuple):
     algorithm: bytes  # the one that is wanted, empty for the best
 
 
-class Plan:
+class ProductPlan:
     """Descriptors of a product, which are the library's memory, and the algorithm that computes it.
 
     Attributes
@@ -212,7 +212,7 @@ class Plan:
 
 class _Plans(threading.local):
     def __init__(self) -> None:
-        self.found = LaunchPlans[_Key, Plan]()
+        self.found = LaunchPlans[_Key, ProductPlan]()
 
 
 _plans = _Plans()
@@ -265,7 +265,7 @@ def algorithms(gemm: Gemm, stream: Stream, count: int) -> list[bytes]:
     An algorithm is 64 bytes, which mean the same as long as the version of the library is the same.
     """
     key = _key(gemm, stream.device_index)
-    plan = Plan(key)
+    plan = ProductPlan(key)
     plan.prepare(gemm)
     found = plan.find(handle_for(stream).value, count, size_of_workspace(stream), key)
     return [result.tobytes()[:_ALGORITHM_BYTES] for result in found]
@@ -313,7 +313,7 @@ def like(gemm: Gemm) -> Again | None:
     return enqueue
 
 
-def _launch(plan: Plan, alpha: complex, beta: complex, a: int, b: int, out: int, stream: Stream) -> None:
+def _launch(plan: ProductPlan, alpha: complex, beta: complex, a: int, b: int, out: int, stream: Stream) -> None:
     handle = handle_for(stream)
     (alpha_at, _alpha), (beta_at, _beta) = scalar(alpha, plan.factor), scalar(beta, plan.factor)
     left, right = (b, a) if plan.swapped else (a, b)
@@ -339,8 +339,8 @@ def _launch(plan: Plan, alpha: complex, beta: complex, a: int, b: int, out: int,
     )
 
 
-def _new_plan(gemm: Gemm, key: _Key, handle: int, workspace: int) -> Plan:
-    plan = Plan(key)
+def _new_plan(gemm: Gemm, key: _Key, handle: int, workspace: int) -> ProductPlan:
+    plan = ProductPlan(key)
     plan.prepare(gemm)
     found = plan.check(handle, key.algorithm, workspace) if key.algorithm else None
     if found is None:

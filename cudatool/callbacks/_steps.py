@@ -9,10 +9,10 @@ from cudatool.errors import UsageError
 from cudatool.recording.armed import Armed, ArmOptions
 from cudatool.runtime.ranges import range
 
-__all__ = ["Steps"]
+__all__ = ["TrainingSteps"]
 
 
-class Steps:
+class TrainingSteps:
     """The ranges of a training run, of which one is open at a time, and what is armed while it lasts.
 
     Parameters

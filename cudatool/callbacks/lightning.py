@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError:
     from pytorch_lightning.callbacks import Callback
 
-from cudatool.callbacks._steps import Steps
+from cudatool.callbacks._steps import TrainingSteps
 
 __all__ = ["MemoryCallback"]
 
@@ -43,7 +43,7 @@ class MemoryCallback(Callback):  # type: ignore[misc]  # no types are known wher
     """
 
     def __init__(self, *, arm: bool = True, **options: Any) -> None:
-        self._steps = Steps(arm, options)
+        self._steps = TrainingSteps(arm, options)
         self._batches = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

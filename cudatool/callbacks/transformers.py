@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from cudatool.callbacks._steps import Steps
+from cudatool.callbacks._steps import TrainingSteps
 
 __all__ = ["MemoryCallback"]
 
@@ -39,7 +39,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # no types are kno
     """
 
     def __init__(self, *, arm: bool = True, **options: Any) -> None:
-        self._steps = Steps(arm, options)
+        self._steps = TrainingSteps(arm, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Arm the process."""

@@ -22,7 +22,7 @@ from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag, WarningCode, WarningFlag
 
 if TYPE_CHECKING:
-    from cudatool.sim import Entry, Machine, Operation, Result
+    from cudatool.sim import EntryPoint, Machine, Operation, Result
     from cudatool.sim.machine import Context
     from cudatool.sim.observe.checkers import CheckFinding
 
@@ -71,7 +71,7 @@ class SimDriverCollector:
 
     # ---- what the driver calls (cudatool.sim.Subscriber) ----
 
-    def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
+    def enter(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
         """Note what the call is about to destroy, while it still exists."""
         call, name = self._thread.call, entry.name
         call.operation = None
@@ -144,7 +144,7 @@ class SimDriverCollector:
         else:
             self._execution(operation)
 
-    def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
+    def leave(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Emit the event that the call stands for."""
         call = self._thread.call
         later, call.later = call.later, None
@@ -171,7 +171,7 @@ class SimDriverCollector:
         for operation in later:
             self._execution(operation)
 
-    def _failure(self, entry: Entry, arguments: tuple[Any, ...], result: Result, *, is_found: bool) -> None:
+    def _failure(self, entry: EntryPoint, arguments: tuple[Any, ...], result: Result, *, is_found: bool) -> None:
         """Report that a call failed; `is_found`: a finding says so, too."""
         why = self._machine.last_message()
         text = f"{entry.name} returned {result.c_name}{': ' if why else ''}{why}"

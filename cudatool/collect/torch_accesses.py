@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 from cudatool.trace.events import AccessFlag
 
-__all__ = ["INEXACT", "READ", "UNKNOWN", "WRITE", "Argument", "ByteSet", "Plan", "TensorView", "byte_sets", "make_plan"]
+__all__ = [
+    "INEXACT",
+    "READ",
+    "UNKNOWN",
+    "WRITE",
+    "Argument",
+    "ByteSet",
+    "OperatorPlan",
+    "TensorView",
+    "byte_sets",
+    "make_plan",
+]
 
 _MOST_RUNS = 64  # a tensor of more strided sets is recorded as its hull
 
@@ -58,7 +69,7 @@ class ByteSet(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OperatorPlan:
     """What an operator does to each of its tensors.
 
     Attributes
@@ -83,7 +94,7 @@ class Plan:
     is_collective: bool = False
 
 
-UNKNOWN = Plan(True, False, (), (), ())
+UNKNOWN = OperatorPlan(True, False, (), (), ())
 """Of an operator whose schema is gone, or was never known."""
 
 
@@ -145,7 +156,7 @@ _ON_TENSORS = {
 _BARRIERS = ("barrier", "monitored_barrier_")
 
 
-def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argument]) -> Plan:
+def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argument]) -> OperatorPlan:
     """Return what the operator `name` (``"aten::add_.Tensor"``) does, by its schema and the tables above.
 
     Results that alias nothing are written, ``(a!)`` arguments read and written, ``out=`` arguments written, all others
@@ -155,7 +166,7 @@ def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argume
     base = rest.partition(".")[0]
     names = tuple(argument.name for argument in arguments)
     if (namespace == "aten" and base in _IDLE) or (namespace == "c10d" and base in _BARRIERS):
-        return Plan(False, True, (), (), names)
+        return OperatorPlan(False, True, (), (), names)
     if namespace == "c10d" and base != "check_for_nan":
         return _collective(base, names, len(results))
     whole = AccessFlag(0) if namespace in ("aten", "prims") else INEXACT
@@ -175,15 +186,15 @@ def make_plan(name: str, arguments: Sequence[Argument], results: Sequence[Argume
             flags = WRITE
         inputs.append(flags | (INEXACT if argument.name in partial else whole) if flags else flags)
     outputs = [AccessFlag(0) if result.is_aliased or result.is_written else WRITE | whole for result in results]
-    return Plan(True, True, tuple(inputs), tuple(outputs), names)
+    return OperatorPlan(True, True, tuple(inputs), tuple(outputs), names)
 
 
-def _collective(base: str, names: tuple[str, ...], results: int) -> Plan:
+def _collective(base: str, names: tuple[str, ...], results: int) -> OperatorPlan:
     """Return what one process does for a collective of a process group, by its arguments' names: schemas do not say."""
     by_name = {name: WRITE if name.startswith("output") else READ for name in names if name.startswith(("in", "out"))}
     by_name["tensors"] = _ON_TENSORS.get(base, AccessFlag(0))
     inputs = tuple(by_name.get(name, AccessFlag(0)) for name in names)
-    return Plan(True, any(inputs), inputs, (AccessFlag(0),) * results, names, is_collective=True)
+    return OperatorPlan(True, any(inputs), inputs, (AccessFlag(0),) * results, names, is_collective=True)
 
 
 def byte_sets(tensor: TensorView) -> tuple[list[ByteSet], bool]:

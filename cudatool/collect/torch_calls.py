@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from cudatool.collect.torch_accesses import ByteSet, Plan, TensorView, byte_sets
+from cudatool.collect.torch_accesses import ByteSet, OperatorPlan, TensorView, byte_sets
 from cudatool.trace.events import AccessFlag, CopyFlag
 
-__all__ = ["TensorAccess", "OperatorCall", "OnHost", "make_call", "merged"]
+__all__ = ["OnHost", "OperatorCall", "TensorAccess", "make_call", "merged"]
 
 _BETWEEN_DEVICES = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
 _COPIES = ("aten::copy_", "aten::_to_copy")
@@ -69,7 +69,7 @@ class OperatorCall:
         return self.copy is not None and self.copy[0] & _BETWEEN_DEVICES == _BETWEEN_DEVICES
 
 
-def make_call(operator: str, node: str, plan: Plan, tensors: Sequence[TensorView], extra: int) -> OperatorCall:
+def make_call(operator: str, node: str, plan: OperatorPlan, tensors: Sequence[TensorView], extra: int) -> OperatorCall:
     """Return what a call of `operator` does to `tensors`, its arguments and then its results.
 
     `node` is the node of the backward graph that it is part of, if any; `extra` record_stream's stream.
@@ -136,7 +136,7 @@ def _access(found: ByteSet, flags: AccessFlag, argument: str) -> TensorAccess:
     return found.address, found.size, int(flags), found.stride, found.rows if found.stride else 0, argument
 
 
-def _flags(plan: Plan, tensor: TensorView, given: set[tuple[int, int]]) -> AccessFlag:
+def _flags(plan: OperatorPlan, tensor: TensorView, given: set[tuple[int, int]]) -> AccessFlag:
     """Return what the operator does to the tensor; a result that is also an argument is not a new tensor."""
     if not tensor.is_result:
         return plan.inputs[tensor.position]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect.torch_accesses import ByteSet, Plan
+from cudatool.collect.torch_accesses import ByteSet, OperatorPlan
 from cudatool.collect.torch_calls import OnHost, OperatorCall, TensorAccess, make_call, merged
 from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors, stacks_of_calls
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
@@ -90,7 +90,7 @@ class TorchEvents:
     def __init__(
         self,
         forward_rows: Callable[[npt.NDArray[np.void], Sequence[str]], None],
-        plan_of: Callable[[str], Plan],
+        plan_of: Callable[[str], OperatorPlan],
         names: Callable[[], Sequence[str]],
     ) -> None:
         self._forward_rows = forward_rows

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
-from cudatool.collect.torch_accesses import UNKNOWN, Argument, Plan, make_plan
+from cudatool.collect.torch_accesses import UNKNOWN, Argument, OperatorPlan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Note
@@ -332,9 +332,9 @@ def _span(tensor: Any) -> int:
     return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
-def _plan_reader(torch: ModuleType) -> Callable[[str], Plan]:
+def _plan_reader(torch: ModuleType) -> Callable[[str], OperatorPlan]:
     @cache
-    def plan_of(name: str) -> Plan:
+    def plan_of(name: str) -> OperatorPlan:
         base, _, overload = name.partition(".")
         try:
             schema = torch._C._get_schema(base, overload)

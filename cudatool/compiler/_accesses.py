@@ -16,12 +16,12 @@ from cudatool.runtime.array import DeviceArray
 __all__ = [
     "BEFORE",
     "MOST_LOADS",
+    "NodeWork",
     "Places",
     "PointwiseCall",
     "RowsCall",
     "Span",
     "View",
-    "Work",
     "described",
     "described_rows",
     "dimension_order",
@@ -111,7 +111,7 @@ class RowsCall:
 
 
 @dataclass(slots=True)
-class Work:
+class NodeWork:
     """What is known of a node beside what it is called.
 
     Attributes

@@ -10,9 +10,9 @@ import copy
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from cudatool.compiler._accesses import BEFORE, PointwiseCall, Span, View, Work
+from cudatool.compiler._accesses import BEFORE, NodeWork, PointwiseCall, Span, View
 from cudatool.compiler._plan import Buffer
-from cudatool.compiler._trace import Trace
+from cudatool.compiler._trace import EventCollector
 
 __all__ = ["Repetition", "repetitions", "without"]
 
@@ -20,7 +20,7 @@ Repetition = tuple[int, int]
 """A node, and one after it that computes the same."""
 
 
-def repetitions(trace: Trace) -> list[Repetition]:
+def repetitions(trace: EventCollector) -> list[Repetition]:
     """Return the nodes that compute again what an earlier one did, those first that keep the least memory for it."""
     nodes, work, buffers = trace.graph().nodes, trace.work, trace.finished()
     writers: dict[int, list[int]] = {}
@@ -68,7 +68,7 @@ def _may_be_one(buffers: Sequence[Buffer], one: int, other: int, stream: int) ->
     return one != other and a.size == b.size and a.shares and b.shares and not b.kept and a.stream == b.stream == stream
 
 
-def _is_undisturbed(work: Sequence[Work], call: PointwiseCall, first: int, second: int, last: int) -> bool:
+def _is_undisturbed(work: Sequence[NodeWork], call: PointwiseCall, first: int, second: int, last: int) -> bool:
     """Return whether what a call reads is the same at two nodes, and all that is done until `last` is known."""
     read = [view.span(writes=False) for view in call.reads if isinstance(view, View)]
 
@@ -82,7 +82,7 @@ def _is_undisturbed(work: Sequence[Work], call: PointwiseCall, first: int, secon
     return not writes(work[first].spans or ())  # in place
 
 
-def without(trace: Trace, pairs: Collection[Repetition]) -> Trace:
+def without(trace: EventCollector, pairs: Collection[Repetition]) -> EventCollector:
     """Return a trace as if the second node of each pair were not there, and its result were the first one's."""
     if not pairs:
         return trace
@@ -121,7 +121,7 @@ def without(trace: Trace, pairs: Collection[Repetition]) -> Trace:
     return found
 
 
-def _result(trace: Trace, node: int) -> int:
+def _result(trace: EventCollector, node: int) -> int:
     call = trace.work[node].call
     assert call is not None  # a node of a repetition has one
     return call.writes[0].buffer

@@ -26,10 +26,10 @@ from cudatool.compiler._inputs import (
     shared,
     with_inputs,
 )
-from cudatool.compiler._plan import Arena, Plan
+from cudatool.compiler._plan import Plan, PlanArena
 from cudatool.compiler._results import Results
-from cudatool.compiler._state import Facts, Looks, State, arguments, environment
-from cudatool.compiler._trace import Graph, Trace, captured, plan_events, traced_nodes
+from cudatool.compiler._state import Facts, Looks, ReachableState, arguments, environment
+from cudatool.compiler._trace import EventCollector, Graph, captured, plan_events, traced_nodes
 from cudatool.errors import GraphBreakError, UsageError
 from cudatool.graphs import CUDAGraph
 from cudatool.ops._pointwise import taken_over
@@ -59,7 +59,7 @@ _streams: dict[int, Stream] = {}  # where functions are traced, by device
 class _Compiled:
     """One graph with the facts that it holds for."""
 
-    def __init__(self, facts: Facts, graph: Graph, memory: Plan, cuda_graph: CUDAGraph, arena: Arena) -> None:
+    def __init__(self, facts: Facts, graph: Graph, memory: Plan, cuda_graph: CUDAGraph, arena: PlanArena) -> None:
         self.facts = facts
         self.graph = graph
         self.plan = memory
@@ -70,14 +70,14 @@ class _Compiled:
         self.changed: frozenset[str] = frozenset()  # those of its own that it changes
         self.outputs: Any = None
         self.results: Results  # the same, and what the function stores
-        self.state: State
+        self.state: ReachableState
         self.effects: frozenset[str] = frozenset()  # the slots that a replay sets
         self.looks: Looks
         self.extents: Extents  # of the state's arrays
         self.done: Event | None = None  # after the last call
         self.calls = 0
 
-    def take(self, state: State, effects: frozenset[str]) -> None:
+    def take(self, state: ReachableState, effects: frozenset[str]) -> None:
         """Note the state that the function has left, and what of it each replay sets."""
         self.state, self.effects = state, effects
         self.looks = Looks(state, effects)
@@ -85,7 +85,7 @@ class _Compiled:
         stored = [(put, slot.value) for path in effects if (put := (slot := state.slots[path]).put) is not None]
         self.results = Results(self.outputs, stored, self.inputs.values(), self.arena)
 
-    def difference(self, facts: Facts, state: State) -> str:
+    def difference(self, facts: Facts, state: ReachableState) -> str:
         """Return which guard fails, empty if none does."""
         for name in {**self.facts, **facts}:
             before, now = self.facts.get(name), facts.get(name)
@@ -152,12 +152,12 @@ class CompiledFunction:
         facts, arrays, objects = arguments(args, kwargs)
         facts |= environment()
         same = [entry.facts == facts and entry.looks.are_same() for entry in self._entries]
-        # Before a State holds what is stored, too.
+        # Before a ReachableState holds what is stored, too.
         held = [entry.results.is_held(in_place=each) for entry, each in zip(self._entries, same, strict=True)]
         why, state = "the first call", None
         for entry, is_same, is_held in reversed(list(zip(self._entries, same, held, strict=True))):
             if not is_same:
-                state = state or State(self._function, objects)
+                state = state or ReachableState(self._function, objects)
                 why = entry.difference(facts, state)
             if not why or is_same:
                 why = "" if entry.takes(arrays) else "an argument shares memory with another array of the function"
@@ -176,13 +176,13 @@ class CompiledFunction:
             self.hits += 1
             return self._replay(entry, arrays)
         self.misses += 1
-        return self._miss(why, facts, state or State(self._function, objects), arrays, args, kwargs)
+        return self._miss(why, facts, state or ReachableState(self._function, objects), arrays, args, kwargs)
 
     def _miss(
         self,
         why: str,
         facts: Facts,
-        state: State,
+        state: ReachableState,
         arrays: dict[str, DeviceArray],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -224,7 +224,7 @@ class CompiledFunction:
     def _trace(
         self,
         facts: Facts,
-        state: State,
+        state: ReachableState,
         arrays: dict[str, DeviceArray],
         copied: frozenset[str],
         args: tuple[Any, ...],
@@ -241,7 +241,7 @@ class CompiledFunction:
             with _no_collection(), _no_random_numbers():
                 for attempt in range(_RUNS):
                     trace, inputs, objects = self._unplanned(device, stream, arrays, copied, args, kwargs)
-                    after = State(self._function, objects)
+                    after = ReachableState(self._function, objects)
                     effects = state.changed(after)
                     refuse_views([after.slots[path].value for path in effects], inputs)
                     del after, inputs  # they keep memory
@@ -256,7 +256,7 @@ class CompiledFunction:
                         if attempt == _RUNS - 1:
                             raise
                         state.restore()
-                after = State(self._function, objects)
+                after = ReachableState(self._function, objects)
                 # Against what was there before, where the second run began.
                 if state.changed(after) != effects:
                     raise GraphBreakError("the function changes other state each time it runs")
@@ -274,13 +274,13 @@ class CompiledFunction:
         copied: frozenset[str],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[Trace, dict[str, DeviceArray], dict[str, Any]]:
+    ) -> tuple[EventCollector, dict[str, DeviceArray], dict[str, Any]]:
         """Return what a run does, where it read arguments, and the objects among them."""
         inputs = placed(arrays, copied)
         args, kwargs = with_inputs(args, kwargs, inputs)
         before = arguments(args, kwargs)[0]
         own = {path: array for path, array in inputs.items() if path in copied}
-        trace, cuda_graph = Trace(device, stream, own), CUDAGraph(keep_graph=True)
+        trace, cuda_graph = EventCollector(device, stream, own), CUDAGraph(keep_graph=True)
         with (
             captured(cuda_graph, stream, trace),
             taken_over(trace.take),
@@ -299,7 +299,7 @@ class CompiledFunction:
     def _planned(
         self,
         facts: Facts,
-        trace: Trace,
+        trace: EventCollector,
         device: int,
         stream: Stream,
         arrays: dict[str, DeviceArray],
@@ -309,14 +309,14 @@ class CompiledFunction:
     ) -> _Compiled:
         """Run the function in its planned memory, and capture what it does."""
         fusion, memory = planned_fusion(trace, self._most)
-        arena = Arena(memory, fusion.absent, fusion.trace.same, current_stream(device))
+        arena = PlanArena(memory, fusion.absent, fusion.trace.same, current_stream(device))
         entry = _Compiled(facts, fusion.graph, memory, CUDAGraph(), arena)
         with planned(arena, device):
             entry.inputs = placed(arrays, copied)
         entry.copied = {path: array for path, array in entry.inputs.items() if path in copied}
         entry.changed = frozenset(buffer.line for buffer in memory.buffers[: trace.inputs] if buffer.kept)
         args, kwargs = with_inputs(args, kwargs, entry.inputs)
-        again = Trace(device, stream)
+        again = EventCollector(device, stream)
         player = Player(fusion.trace, fusion.groups, arena.address_of, again)
         with (
             captured(entry.cuda_graph, stream, again),
@@ -480,9 +480,9 @@ for _name in set(dir(DeviceArray)) - set(dir(object)) | {"__eq__", "__iter__"}:
         setattr(_Replaced, _name, _Replaced._refuse)
 
 
-def _put(state: State, path: str, value: Any) -> None:
+def _put(state: ReachableState, path: str, value: Any) -> None:
     put = state.slots[path].put
-    assert put is not None  # State.changed has seen to it
+    assert put is not None  # ReachableState.changed has seen to it
     put(value)
 
 

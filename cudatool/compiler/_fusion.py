@@ -24,11 +24,11 @@ from typing import Any, Final
 from cudatool.compiler._accesses import (
     BEFORE,
     MOST_LOADS,
+    NodeWork,
     PointwiseCall,
     RowsCall,
     Span,
     View,
-    Work,
     described,
     described_rows,
     dimension_order,
@@ -38,7 +38,7 @@ from cudatool.compiler._inputs import borrowed
 from cudatool.compiler._lifetimes import overwritten, used_buffers
 from cudatool.compiler._plan import Buffer, Plan, plan
 from cudatool.compiler._recompute import recomputed
-from cudatool.compiler._trace import ORDERS, Graph, Node, Trace
+from cudatool.compiler._trace import ORDERS, EventCollector, Graph, Node
 from cudatool.errors import GraphBreakError
 from cudatool.ops._fused import Fused, Head, Load, Number, Operand, Part, Value
 from cudatool.ops._pointwise import PointwiseLaunch
@@ -47,13 +47,13 @@ from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.kernel import Kernel, watched
 from cudatool.runtime.stream import Stream
 
-__all__ = ["Fusion", "Group", "Player", "fuse", "planned_fusion"]
+__all__ = ["Fusion", "FusionGroup", "Player", "fuse", "planned_fusion"]
 
 _MOST_ARRAYS: Final = 32  # of one kernel, whose parameters have 4 KiB
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FusionGroup:
     """Nodes that become one kernel.
 
     Attributes
@@ -93,16 +93,16 @@ class Fusion:
     """
 
     graph: Graph
-    groups: tuple[Group, ...]
+    groups: tuple[FusionGroup, ...]
     buffers: tuple[Buffer, ...]
     stacks: tuple[int, ...]
     in_place: frozenset[tuple[int, int]]
     absent: dict[int, int]
-    trace: Trace
+    trace: EventCollector
     fused_at: dict[int, tuple[int, ...]]
 
 
-def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
+def planned_fusion(trace: EventCollector, most: int) -> tuple[Fusion, Plan]:
     """Return a traced graph with its groups, and its memory.
 
     A group needs what it reads until its last member. Where that would raise the peak, kernels that work on rows are
@@ -138,7 +138,9 @@ def planned_fusion(trace: Trace, most: int) -> tuple[Fusion, Plan]:
     return unfused, memory
 
 
-def fuse(trace: Trace, most: int, *, rows: bool = False, adjacent: bool = False, again: bool = False) -> Fusion:
+def fuse(
+    trace: EventCollector, most: int, *, rows: bool = False, adjacent: bool = False, again: bool = False
+) -> Fusion:
     """Return a traced graph with groups of up to `most` members.
 
     Parameters
@@ -199,7 +201,7 @@ def fuse(trace: Trace, most: int, *, rows: bool = False, adjacent: bool = False,
     )
 
 
-def _places(count: int, groups: Sequence[Group]) -> list[int]:
+def _places(count: int, groups: Sequence[FusionGroup]) -> list[int]:
     """Return for each node, and for the end, how many nodes of the graph with groups come before."""
     gone = {member for group in groups for member in group.members[:-1]}
     found = [0]
@@ -318,7 +320,7 @@ class _Waiting:
         for view in group.written:
             self._writers[view.buffer].pop(group, None)
 
-    def near(self, known: Work) -> list[_Open]:
+    def near(self, known: NodeWork) -> list[_Open]:
         """Return the groups that a node may conflict with or join; no others do."""
         if known.spans is None:
             return list(self.groups)
@@ -335,7 +337,7 @@ class _Waiting:
 
 
 def _groups(
-    nodes: Sequence[Node], work: Sequence[Work], most: int, rows: bool, adjacent: bool
+    nodes: Sequence[Node], work: Sequence[NodeWork], most: int, rows: bool, adjacent: bool
 ) -> Iterator[tuple[int, ...]]:
     """Yield the members of each group of at least two."""
     waiting, others = _Waiting(), 0
@@ -373,7 +375,7 @@ def _groups(
     yield from (tuple(group.members) for group in (*done, *waiting.groups) if len(group.members) > 1)
 
 
-def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int, ...]]) -> set[int]:
+def _absent(trace: EventCollector, buffers: Sequence[Buffer], groups: Sequence[tuple[int, ...]]) -> set[int]:
     """Return the allocations that one group alone uses, element by element, and that nothing needs afterwards."""
     work = trace.work
     of_member: dict[int, set[int]] = {}
@@ -412,7 +414,7 @@ def _absent(trace: Trace, buffers: Sequence[Buffer], groups: Sequence[tuple[int,
     }
 
 
-def _group(nodes: Sequence[Node], work: Sequence[Work], members: tuple[int, ...], absent: set[int]) -> Group:
+def _group(nodes: Sequence[Node], work: Sequence[NodeWork], members: tuple[int, ...], absent: set[int]) -> FusionGroup:
     parts: list[Part | Head] = []
     loads: dict[View, tuple[int, int]] = {}
     latest: dict[View, int] = {}
@@ -438,7 +440,7 @@ def _group(nodes: Sequence[Node], work: Sequence[Work], members: tuple[int, ...]
     fused = Fused(tuple(parts), tuple(view.dtype for view in loads), tuple(sorted(stores)))
     inside = tuple(nodes[member] for member in members)
     node = replace(inside[-1], name=fused.name, op="", parts=inside)
-    return Group(members, fused, tuple(loads.values()), node)
+    return FusionGroup(members, fused, tuple(loads.values()), node)
 
 
 class Player:
@@ -453,15 +455,19 @@ class Player:
     """
 
     def __init__(
-        self, expected: Trace, groups: Sequence[Group], address_of: Callable[[int], int], trace: Trace
+        self,
+        expected: EventCollector,
+        groups: Sequence[FusionGroup],
+        address_of: Callable[[int], int],
+        trace: EventCollector,
     ) -> None:
         self._expected, self._repeated = expected.calls, expected.repeated
         self._expected_rows = expected.rows
         self._address_of = address_of
         self._trace = trace
         # Which launch belongs to which groups, and as which of their members.
-        self._roles: dict[int, list[tuple[Group, int]]] = {}
-        self._roles_of_rows: dict[int, tuple[Group, int]] = {}
+        self._roles: dict[int, list[tuple[FusionGroup, int]]] = {}
+        self._roles_of_rows: dict[int, tuple[FusionGroup, int]] = {}
         launches = {id(call): number for number, call in enumerate(expected.calls)}
         of_rows = {id(call): number for number, call in enumerate(expected.rows)}
         for group in groups:
@@ -513,7 +519,7 @@ class Player:
         )
         self._seen.setdefault(role[0].members[-1], []).append(call._replace(arguments=arguments, out=arguments[0]))
 
-    def _launch(self, group: Group, seen: Sequence[PointwiseLaunch | RowCall], stream: Stream) -> None:
+    def _launch(self, group: FusionGroup, seen: Sequence[PointwiseLaunch | RowCall], stream: Stream) -> None:
         fused, stores, loads, scalars = group.fused, [], [], []
         for part in fused.stores:
             if isinstance(each := seen[part], PointwiseLaunch):

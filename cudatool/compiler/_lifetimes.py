@@ -12,12 +12,14 @@ from dataclasses import replace
 
 from cudatool.compiler._accesses import BEFORE, PointwiseCall, View
 from cudatool.compiler._plan import Buffer
-from cudatool.compiler._trace import Trace
+from cudatool.compiler._trace import EventCollector
 
 __all__ = ["overwritten", "used_buffers"]
 
 
-def used_buffers(trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, Sequence[int]]) -> list[Buffer]:
+def used_buffers(
+    trace: EventCollector, buffers: Sequence[Buffer], anchors: Mapping[int, Sequence[int]]
+) -> list[Buffer]:
     """Return the buffers with the nodes that need them.
 
     A buffer that no node is known to use is needed as long as it exists: it may be what a product works in. So is one
@@ -46,7 +48,7 @@ def used_buffers(trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, 
 
 
 def _uses(
-    trace: Trace, buffers: Sequence[Buffer], anchors: Mapping[int, Sequence[int]]
+    trace: EventCollector, buffers: Sequence[Buffer], anchors: Mapping[int, Sequence[int]]
 ) -> tuple[list[set[int]], set[int], set[int]]:
     """Return the nodes that use each buffer; which are written; and which another stream than their own uses."""
     users: list[set[int]] = [set() for _ in buffers]
@@ -79,7 +81,7 @@ def _uses(
 
 
 def overwritten(
-    buffers: Sequence[Buffer], trace: Trace, groups: Iterable[tuple[int, ...]]
+    buffers: Sequence[Buffer], trace: EventCollector, groups: Iterable[tuple[int, ...]]
 ) -> Iterator[tuple[int, int]]:
     """Yield pairs of buffers: a kernel reads the first for the last time, and writes the second in the same places.
 

@@ -11,7 +11,7 @@ from cudatool.errors import GraphBreakError
 from cudatool.runtime.allocator import Memory
 from cudatool.runtime.stream import Stream
 
-__all__ = ["ALIGNMENT", "Arena", "Buffer", "Plan", "plan", "rounded"]
+__all__ = ["ALIGNMENT", "Buffer", "Plan", "PlanArena", "plan", "rounded"]
 
 ALIGNMENT: Final = 512
 """Bytes: what the caching allocator rounds blocks to, so operations find the alignment that they know."""
@@ -130,7 +130,7 @@ def _conflict(one: Buffer, other: Buffer) -> bool:
     return one.first <= other.last and other.first <= one.last
 
 
-class Arena:
+class PlanArena:
     """The reservation of a plan, which hands its buffers out in the planned order.
 
     It keeps its memory as long as any array lies in it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from cudatool.compiler._accesses import BEFORE, MOST_LOADS, PointwiseCall, View, Work
+from cudatool.compiler._accesses import BEFORE, MOST_LOADS, NodeWork, PointwiseCall, View
 from cudatool.compiler._plan import Buffer
 from cudatool.compiler._trace import ORDERS, Node
 
@@ -17,7 +17,7 @@ __all__ = ["recomputed"]
 
 def recomputed(
     nodes: Sequence[Node],
-    work: Sequence[Work],
+    work: Sequence[NodeWork],
     buffers: Sequence[Buffer],
     groups: Sequence[tuple[int, ...]],
     absent: Collection[int],
@@ -74,7 +74,7 @@ def recomputed(
     return [tuple(members) for members in found]
 
 
-def _reads_as_it_is(known: Work, view: View) -> bool:
+def _reads_as_it_is(known: NodeWork, view: View) -> bool:
     """Return whether a node reads a result element by element, and does nothing else with its memory."""
     return (
         known.call is not None
@@ -86,7 +86,7 @@ def _reads_as_it_is(known: Work, view: View) -> bool:
 
 
 def _can_join(
-    nodes: Sequence[Node], work: Sequence[Work], index: int, call: PointwiseCall, members: Sequence[int], most: int
+    nodes: Sequence[Node], work: Sequence[NodeWork], index: int, call: PointwiseCall, members: Sequence[int], most: int
 ) -> bool:
     """Return whether a node can be done once more in a group: the same elements, and nothing that it reads changed."""
     if len(members) >= most or any(nodes[member].stream != nodes[index].stream for member in members):
@@ -106,7 +106,7 @@ def _can_join(
     return True
 
 
-def _saved(call: PointwiseCall, view: View, work: Sequence[Work], members: Sequence[int]) -> int:
+def _saved(call: PointwiseCall, view: View, work: Sequence[NodeWork], members: Sequence[int]) -> int:
     """Return how many bytes fewer a group reads; less than none if it reads more."""
     read = {each for member in members if (known := work[member].call) is not None for each in _views(known)}
     return view.high - view.low - sum(new.high - new.low for new in {*_views(call)} - read)

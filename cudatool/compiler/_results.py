@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.compiler._plan import Arena
+from cudatool.compiler._plan import PlanArena
 from cudatool.runtime._native import Region
 from cudatool.runtime.array import DeviceArray, empty
 
@@ -38,7 +38,7 @@ class Results:
         outputs: Any,
         stored: list[tuple[Callable[[Any], None], Any]],
         inputs: Iterable[DeviceArray],
-        arena: Arena,
+        arena: PlanArena,
     ) -> None:
         self._outputs, self._stored, self._arena = outputs, stored, arena
         self._copied = {id(_owner(array)) for array in _arrays(outputs)}

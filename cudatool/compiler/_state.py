@@ -5,8 +5,8 @@ Arrays in arguments are inputs: their shapes, strides and dtypes are facts. Ever
 content of small host containers by value, arrays and other objects by identity (:mod:`cudatool.compiler._values`).
 
 Whether all of it is as it was is asked at each call, so there are two ways: :class:`Looks` compares what each place
-holds with what it held, by identity, in some 30 ns a place; only if something differs, a new :class:`State` says
-whether the function can tell.
+holds with what it held, by identity, in some 30 ns a place; only if something differs, a new :class:`ReachableState`
+says whether the function can tell.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cudatool.ops._dispatch import active_layers
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.device import current_device, get_device_capability
 
-__all__ = ["Facts", "Looks", "State", "arguments", "environment"]
+__all__ = ["Facts", "Looks", "ReachableState", "arguments", "environment"]
 
 Facts = dict[str, Any]
 """Guarded facts by what a message calls them."""
@@ -108,7 +108,7 @@ class _Look:
 
 
 class Looks:
-    """The places of a :class:`State`, to be compared quickly with what they held.
+    """The places of a :class:`ReachableState`, to be compared quickly with what they held.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Looks:
         Places that may change: each replay sets them.
     """
 
-    def __init__(self, state: State, but: frozenset[str]) -> None:
+    def __init__(self, state: ReachableState, but: frozenset[str]) -> None:
         found = [look for look in state.looks if not _is_in(look.path, but)]
         holders = {path.rpartition(end)[0] for path in but for end in (".", "[")}
         self._looks = found
@@ -135,7 +135,7 @@ class Looks:
             look.then = tuple(look.now())
 
 
-class State:
+class ReachableState:
     """All that a function can reach, as it is now.
 
     Attributes
@@ -335,14 +335,14 @@ class State:
         for put in self._restore:
             put()
 
-    def difference(self, other: State, but: frozenset[str] = frozenset()) -> str:
+    def difference(self, other: ReachableState, but: frozenset[str] = frozenset()) -> str:
         """Return the path of something that differs in `other`, empty if nothing is; leave out those in `but`."""
         for path in {**self.facts, **other.facts}:
             if self.facts.get(path, _ABSENT) != other.facts.get(path, _ABSENT) and not _is_in(path, but):
                 return path
         return ""
 
-    def changed(self, after: State) -> frozenset[str]:
+    def changed(self, after: ReachableState) -> frozenset[str]:
         """Return the slots whose arrays a run has replaced.
 
         Raises

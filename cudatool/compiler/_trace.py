@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.amp import get_autocast_dtype, is_autocast_enabled
-from cudatool.compiler._accesses import BEFORE, PointwiseCall, RowsCall, Span, Work, described, described_rows
-from cudatool.compiler._plan import Arena, Buffer, rounded
+from cudatool.compiler._accesses import BEFORE, NodeWork, PointwiseCall, RowsCall, Span, described, described_rows
+from cudatool.compiler._plan import Buffer, PlanArena, rounded
 from cudatool.errors import CudaError, GraphBreakError, OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
 from cudatool.ops._pointwise import PointwiseLaunch
@@ -30,7 +30,7 @@ from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind, PlanFlag
 
-__all__ = ["ORDERS", "Graph", "Node", "Trace", "captured", "line_of_error", "plan_events", "traced_nodes"]
+__all__ = ["ORDERS", "EventCollector", "Graph", "Node", "captured", "line_of_error", "plan_events", "traced_nodes"]
 
 _NODES: Final = {
     Kind.KERNEL_LAUNCH: "kernel",
@@ -94,7 +94,7 @@ class Graph:
     folded: tuple[str, ...]
 
 
-class Trace:
+class EventCollector:
     """Collects the events of one run.
 
     Attributes
@@ -135,7 +135,7 @@ class Trace:
         self._allocated: list[int] = []  # times
         self.buffers: list[Buffer] = []
         self.stacks: list[int] = []
-        self.work: list[Work] = []
+        self.work: list[NodeWork] = []
         self.calls: list[PointwiseCall] = []
         self.rows: list[RowsCall] = []
         self.numbers: list[str] = []
@@ -246,7 +246,7 @@ class Trace:
             unseen = self._unseen(self._owed + (not edge and not early))
         self._before_product = -1
         self._owed = int(early)
-        self.work.append(Work([] if edge else None, after_unseen=unseen, stack=event.stack))
+        self.work.append(NodeWork([] if edge else None, after_unseen=unseen, stack=event.stack))
 
     def product_begins(self) -> None:
         """Note that all that is captured until the next node is a product's, which may fill memory first."""
@@ -314,7 +314,7 @@ def _ignore(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def captured(cuda_graph: CUDAGraph, stream: Stream, trace: Trace) -> Iterator[None]:
+def captured(cuda_graph: CUDAGraph, stream: Stream, trace: EventCollector) -> Iterator[None]:
     """Capture what is enqueued inside into `cuda_graph`, and let `trace` have its events.
 
     Raises
@@ -351,7 +351,7 @@ def plan_events(
     name: str,
     device: int,
     graph: Graph,
-    arena: Arena,
+    arena: PlanArena,
     allocated_at: Sequence[int],
     fused_at: Mapping[int, Sequence[int]],
 ) -> list[Event]:

@@ -27,7 +27,7 @@ from cudatool.fleet.pace import Collectives
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.units import counted
 
-__all__ = ["MemoryDifference", "Pair", "PairDifference", "leaks_not_known", "pair"]
+__all__ = ["MemoryDifference", "PairDifference", "RankPair", "leaks_not_known", "pair"]
 
 _PEAK: Final = 0.05
 _SHARE: Final = 0.1  # of reserved memory, and of a step
@@ -80,7 +80,7 @@ class MemoryDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RankPair:
     """In what the two ranks of a run differ.
 
     Attributes
@@ -107,7 +107,7 @@ class Pair:
 
 def pair(
     ask: Ask, rows: list[dict[str, Any]], complete: tuple[str, ...], met: Collectives | None, say: Callable[[str], None]
-) -> Pair:
+) -> RankPair:
     """Return in what two ranks differ.
 
     Parameters
@@ -125,7 +125,7 @@ def pair(
     rules = (two.ends, two.leaks, two.sequence, two.memory, two.steps, two.awaited)
     found = [one for rule in rules for one in rule()]
     own = [set(filter(None, (row["libraries"] or "").split(","))) for row in rows]
-    return Pair(
+    return RankPair(
         (rows[0]["rank"], rows[1]["rank"]),
         tuple(sorted(found, key=lambda one: _ORDER.index(one.difference))),
         (*two.held(_BY_SITE), *two.held(_BY_LIBRARY)),

@@ -27,17 +27,17 @@ import numpy as np
 from cudatool.errors import UsageError
 from cudatool.fleet.ask import Ask, Keep, keep_here
 from cudatool.fleet.pace import Collectives, StepTime, awaited, collectives, far_above, step_times
-from cudatool.fleet.pair import Pair, leaks_not_known, pair
+from cudatool.fleet.pair import RankPair, leaks_not_known, pair
 from cudatool.fleet.sequence import Difference, first_differences, parting
 from cudatool.limits import MISSING_RANKS
 from cudatool.text import quoted
 from cudatool.units import counted, format_bytes
 
-__all__ = ["Difference", "Finding", "RankEnd", "RankMemory", "RunReport", "fleet_report"]
+__all__ = ["Difference", "RankEnd", "RankFinding", "RankMemory", "RunReport", "fleet_report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RankFinding:
     """How one rank differs from the others.
 
     Attributes
@@ -129,12 +129,12 @@ class RunReport:
     missing: tuple[int, ...]
     median_peak: int
     compared: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[RankFinding, ...]
     not_looked_at: tuple[str, ...]
     ends: tuple[RankEnd, ...]
     steps: tuple[StepTime, ...]
     collectives: Collectives | None
-    pair: Pair | None = None
+    pair: RankPair | None = None
     groups: tuple[Collectives, ...] = ()
 
     @property
@@ -193,7 +193,7 @@ class _Run:
         compared, both = len(self.rows) >= _FEWEST, None
         missing = self._missing()
         ends = self._ends()
-        found = [Finding(end.rank, end.difference, value=end.unix_ns) for end in ends]
+        found = [RankFinding(end.rank, end.difference, value=end.unix_ns) for end in ends]
         self._say_left_out()
         if compared:
             for rule in (self._leaks, self._sequences, self._memory, self._steps, self._awaited):
@@ -262,17 +262,17 @@ class _Run:
         known = sorted((end for end in ends if end.unix_ns is not None), key=lambda end: (end.unix_ns, end.rank))
         return (*known, *(end for end in ends if end.unix_ns is None))
 
-    def _leaks(self) -> Iterator[Finding]:
+    def _leaks(self) -> Iterator[RankFinding]:
         rows = self.ask(
             "SELECT coalesce(site, '') AS site, rank, growth, count(*) OVER (PARTITION BY site) AS ranks FROM leaks "
             "JOIN member USING (run, rank, trace, device) WHERE run = $run AND is_certain ORDER BY growth DESC"
         )
         for row in rows:
             if row["ranks"] * 2 < len(self.rank):
-                yield Finding(row["rank"], Difference.LEAK, row["site"], value=row["growth"], usual=0)
+                yield RankFinding(row["rank"], Difference.LEAK, row["site"], value=row["growth"], usual=0)
         self.unseen += leaks_not_known(self.rows)
 
-    def _sequences(self) -> Iterator[Finding]:
+    def _sequences(self) -> Iterator[RankFinding]:
         """Yield where each rank's allocations leave those of the others, and what is not freed where they do not."""
         scores = self.ask(
             "WITH own AS (FROM checkpoints SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run), "
@@ -298,11 +298,11 @@ class _Run:
         else:
             self.unseen.append("Blocks that are not freed: the ranks do not end at the same allocation.")
 
-    def _divergence(self, rank: int, at: int, reference: dict[str, Any]) -> Finding:
+    def _divergence(self, rank: int, at: int, reference: dict[str, Any]) -> RankFinding:
         found = parting(self.ask, rank, reference["rank"], at)
-        return Finding(rank, found.difference, *found.sites, *found.requested, at)
+        return RankFinding(rank, found.difference, *found.sites, *found.requested, at)
 
-    def _not_freed(self, ranks: list[int]) -> Iterator[Finding]:
+    def _not_freed(self, ranks: list[int]) -> Iterator[RankFinding]:
         """Yield call sites of which one rank keeps more blocks, among ranks that allocate exactly the same."""
         own = (
             "FROM sites SEMI JOIN member USING (run, rank, trace, device) "
@@ -327,14 +327,14 @@ class _Run:
             of_site[row["site"]] = of_site.get(row["site"], 0) + 1
         for row in rows:
             if of_site[row["site"]] * 2 < len(ranks):
-                yield Finding(
+                yield RankFinding(
                     row["rank"], Difference.NOT_FREED, row["site"], value=int(row["kept"]), usual=int(row["usual"])
                 )
 
-    def _memory(self) -> Iterator[Finding]:
+    def _memory(self) -> Iterator[RankFinding]:
         peak = np.array([row["peak_active"] for row in self.rows], np.int64)
         for i in np.flatnonzero(far_above(peak, 0.05)).tolist():
-            yield Finding(
+            yield RankFinding(
                 self.rows[i]["rank"],
                 Difference.PEAK,
                 self._larger_site(i),
@@ -348,7 +348,7 @@ class _Run:
         unused = np.array(reserved, np.int64) - peak
         scale = float(np.median(np.array(reserved, np.int64)))
         for i in np.flatnonzero(far_above(unused, 0.1, scale)).tolist():
-            yield Finding(
+            yield RankFinding(
                 self.rows[i]["rank"], Difference.FRAGMENTED, value=int(unused[i]), usual=int(np.median(unused))
             )
 
@@ -366,7 +366,7 @@ class _Run:
         )
         return rows[0]["site"] if rows else ""
 
-    def _steps(self) -> Iterator[Finding]:
+    def _steps(self) -> Iterator[RankFinding]:
         """Yield stragglers, and clocks that are not the others'."""
         if not all(row["steps_marked"] and row["steps"] for row in self.rows):
             self.unseen.append("Stragglers and clocks: not every rank has named steps; wrap them in cudatool.range.")
@@ -389,7 +389,7 @@ class _Run:
             return
         ratio = np.array([row["ratio"] for row in rows])
         for i in np.flatnonzero(far_above(ratio, 0.1)).tolist():
-            yield Finding(
+            yield RankFinding(
                 rows[i]["rank"], Difference.STRAGGLER, value=int(rows[i]["took"]), usual=int(rows[i]["usual"])
             )
         if any(row["shift"] is None for row in rows):
@@ -400,7 +400,7 @@ class _Run:
         for i in np.flatnonzero(far).tolist():
             row = rows[i]  # ranks may begin at different times, but not by more than a step where they wait for others
             if abs(row["shift"]) > max(row["usual"], 1e8) and row["drift"] < abs(row["shift"]) / 4:
-                yield Finding(row["rank"], Difference.CLOCK, value=int(row["shift"]), usual=0)
+                yield RankFinding(row["rank"], Difference.CLOCK, value=int(row["shift"]), usual=0)
 
     def _meet(self) -> tuple[Collectives, ...]:
         """Find who waits for whom: in collectives of all ranks, and in those of groups."""
@@ -415,11 +415,11 @@ class _Run:
             self.groups = found
         return found
 
-    def _awaited(self) -> Iterator[Finding]:
+    def _awaited(self) -> Iterator[RankFinding]:
         """Yield the rank for which the others wait in collectives."""
         late = awaited(self._meet())
         if len(late) == 1:
-            yield Finding(late[0].rank, Difference.AWAITED, value=late[0].awaited, usual=0)
+            yield RankFinding(late[0].rank, Difference.AWAITED, value=late[0].awaited, usual=0)
         elif late:
             ranks = ", ".join(str(rank.rank) for rank in late[:_NAMED]) + (" ..." if len(late) > _NAMED else "")
             self.unseen.append(f"Who waits for whom: for ranks {ranks}, or they have faster collectives of their own.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cudatool.fleet.pair import Pair, PairDifference
-from cudatool.fleet.report import Difference, Finding
+from cudatool.fleet.pair import PairDifference, RankPair
+from cudatool.fleet.report import Difference, RankFinding
 from cudatool.text import shortened
 from cudatool.units import format_bytes, format_time
 
@@ -19,7 +19,7 @@ DIVISIONS: Final = {"site": "Call site", "category": "Category", "library": "Lib
 _LONGEST: Final = 30  # characters of a list of ranks
 
 
-def described(finding: Finding) -> str:
+def described(finding: RankFinding) -> str:
     """Return what is different about a rank; names are as they were recorded."""
     value, usual = finding.value or 0, finding.usual or 0
     size, others = _sizes(value, usual)
@@ -41,7 +41,7 @@ def described(finding: Finding) -> str:
     }[finding.difference]
 
 
-def described_pair(pair: Pair, found: PairDifference) -> str:
+def described_pair(pair: RankPair, found: PairDifference) -> str:
     """Return in what two ranks differ, with both named: none of them is the one that is wrong."""
     one, two = (f"rank {rank}" for rank in pair.ranks)
     a, b = (value or 0 for value in found.values)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from cudatool.config import CHILD
 from cudatool.loading.attached import attached
 from cudatool.processes.ends import Ends
-from cudatool.processes.journal import BEGAN, ENDED, REPLACED, STARTED, UNRECORDED, Journal
+from cudatool.processes.journal import BEGAN, ENDED, REPLACED, STARTED, UNRECORDED, ProcessJournal
 from cudatool.processes.starts import Starts
 
 __all__ = ["journal", "leave_by", "noticed_in", "start", "stop"]
@@ -31,7 +31,7 @@ _USERS: Final = frozenset(
 )
 """Modules that use CUDA, or through which a program does."""
 
-_journal: Journal | None = None
+_journal: ProcessJournal | None = None
 _settings = ""
 _starts: Starts | None = None
 _waits: _BeforeImport | None = None
@@ -46,7 +46,7 @@ def start() -> None:
         return
     place, identity, _settings = os.environ[CHILD].split("\n", 2)
     if place:
-        noticed_in(Journal(place, identity))
+        noticed_in(ProcessJournal(place, identity))
     _waits = _BeforeImport()
     sys.meta_path.insert(0, _waits)
 
@@ -68,12 +68,12 @@ def stop() -> None:
             _journal.note(UNRECORDED, os.getpid(), "recorded by a command of cudatool of its own")
 
 
-def journal() -> Journal | None:
+def journal() -> ProcessJournal | None:
     """Return the journal for this process's notes, None if no recorded process started it."""
     return _journal
 
 
-def noticed_in(where: Journal, *, began: bool = True) -> None:
+def noticed_in(where: ProcessJournal, *, began: bool = True) -> None:
     """Note in a journal from now on how this process ends and which others it starts.
 
     Without `began`, it may use a device unrecorded.

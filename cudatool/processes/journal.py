@@ -14,12 +14,12 @@ __all__ = [
     "BEGAN",
     "ENDED",
     "IMPORTED",
-    "Journal",
-    "Note",
-    "STARTED",
     "REPLACED",
+    "STARTED",
     "TRACED",
     "UNRECORDED",
+    "Note",
+    "ProcessJournal",
     "identity_of",
 ]
 
@@ -51,7 +51,7 @@ class Note(NamedTuple):
     text: str
 
 
-class Journal:
+class ProcessJournal:
     """Where processes note how they start and end.
 
     Parameters

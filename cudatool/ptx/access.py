@@ -1,9 +1,9 @@
 """Which memory a kernel may read, write and update atomically, from its PTX alone.
 
 :func:`infer_accesses` says it for each parameter, field of a by-value struct and module variable. The result errs on
-one side: a kernel may touch less than it says, never more, unless a :class:`Doubt` says that it may touch anything.
-That rests on what C++ demands of programs, too: an address that is a pointer plus a number lies in what the pointer
-points to.
+one side: a kernel may touch less than it says, never more, unless an :class:`AccessDoubt` says that it may touch
+anything. That rests on what C++ demands of programs, too: an address that is a pointer plus a number lies in what the
+pointer points to.
 
 :func:`accesses_of_launch` applies it to the argument values of one launch.
 """
@@ -22,14 +22,14 @@ from cudatool.ptx.effects import MemoryOperand, memory_operands
 from cudatool.ptx.isa import Mode, opcode_of
 from cudatool.ptx.model import Function, Instruction, Module, Operand, PtxError, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, elements
-from cudatool.ptx.provenance import ANYWHERE, Kind, Origin, Sum
+from cudatool.ptx.provenance import ANYWHERE, Origin, OriginKind, Sum
 
 __all__ = [
-    "Access",
+    "AccessDoubt",
     "AccessRange",
+    "AddressAccess",
     "Base",
     "BaseKind",
-    "Doubt",
     "FieldAccess",
     "KernelAccesses",
     "LaunchAccesses",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-class Doubt(StrEnum):
+class AccessDoubt(StrEnum):
     """Why a kernel may access memory that the inference does not name."""
 
     UNKNOWN_ADDRESS = "unknown address"
@@ -86,7 +86,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AddressAccess:
     """One form of address, and what is done there.
 
     Attributes
@@ -187,8 +187,8 @@ class KernelAccesses:
     kernel: str
     parameters: tuple[ParameterAccess, ...]
     variables: tuple[VariableAccess, ...]
-    accesses: tuple[Access, ...]
-    doubts: frozenset[Doubt]
+    accesses: tuple[AddressAccess, ...]
+    doubts: frozenset[AccessDoubt]
 
     @property
     def may_find_pointers(self) -> bool:
@@ -230,9 +230,9 @@ def pointers_at(module: Module, kernel: str, line: int, parameter_values: bytes)
 
 
 _PUBLIC_KINDS = {
-    Kind.PARAMETER: BaseKind.PARAMETER,
-    Kind.LOADED: BaseKind.LOADED,
-    Kind.VARIABLE: BaseKind.VARIABLE,
+    OriginKind.PARAMETER: BaseKind.PARAMETER,
+    OriginKind.LOADED: BaseKind.LOADED,
+    OriginKind.VARIABLE: BaseKind.VARIABLE,
 }
 
 
@@ -246,7 +246,7 @@ class _Collector:
         self.by_bases: dict[tuple[Base, ...], dict[Mode, set[int]]] = {}
         self.by_base: dict[Base, dict[Mode, set[int]]] = {}
         self.escaped: set[Base] = set()
-        self.doubts: set[Doubt] = set()
+        self.doubts: set[AccessDoubt] = set()
         for scope in self.flow.scopes:
             for instruction in scope.function.instructions:
                 if not line or instruction.line == line:
@@ -256,9 +256,9 @@ class _Collector:
         if i.opcode == "call":
             self.visit_call(scope, i)
         elif opcode_of(i.opcode).uses_handle:
-            self.doubts.add(Doubt.TEXTURE)
+            self.doubts.add(AccessDoubt.TEXTURE)
         if "tensor" in i.modifiers:
-            self.doubts.add(Doubt.TENSOR_MAP)
+            self.doubts.add(AccessDoubt.TENSOR_MAP)
         for access in memory_operands(i):
             self.visit_access(scope, access)
             if access.mode & (Mode.WRITE | Mode.ATOMIC) and access.space in ("global", GENERIC):
@@ -274,14 +274,14 @@ class _Collector:
             bases = self.flow.bases(terms)
             self.flow.spend(len(bases))
             if not bases:
-                self.doubts.add(Doubt.UNKNOWN_ADDRESS)
+                self.doubts.add(AccessDoubt.UNKNOWN_ADDRESS)
                 self.note((), access)
             # Shared and local memory, parameters and the device's heap are no memory that others see.
             public = tuple(sorted(_base(one) for one in bases if one.kind in _PUBLIC_KINDS))
             if public:
                 self.note(public, access)
                 if all(base.kind is BaseKind.LOADED for base in public):
-                    self.doubts.add(Doubt.LOADED_POINTER)
+                    self.doubts.add(AccessDoubt.LOADED_POINTER)
 
     def note(self, bases: tuple[Base, ...], access: MemoryOperand) -> None:
         for modes in (self.by_bases.setdefault(bases, {}), *(self.by_base.setdefault(base, {}) for base in bases)):
@@ -291,12 +291,12 @@ class _Collector:
     def visit_call(self, scope: Scope, i: Instruction) -> None:
         _, target, arguments = call_parts(i)
         if not isinstance(target, Symbol):
-            self.doubts.add(Doubt.INDIRECT_CALL)
+            self.doubts.add(AccessDoubt.INDIRECT_CALL)
         else:
             callee = self.module.functions.get(target.name)
             if (callee is not None and callee.has_body) or target.name in HARMLESS:
                 return
-            self.doubts.add(Doubt.EXTERNAL_CALL)
+            self.doubts.add(AccessDoubt.EXTERNAL_CALL)
         for argument in arguments:
             for value in self.flow.argument(scope, argument).values():
                 self.escape_terms(provenance.whole(value))
@@ -307,7 +307,7 @@ class _Collector:
 
     def escape_terms(self, alternatives: list[Sum]) -> None:
         for terms in alternatives:
-            self.escaped.update(_base(one) for one in self.flow.bases(terms) if one.kind is Kind.PARAMETER)
+            self.escaped.update(_base(one) for one in self.flow.bases(terms) if one.kind is OriginKind.PARAMETER)
 
     # ---- the result ----
 
@@ -315,7 +315,7 @@ class _Collector:
         accesses = []
         for bases, modes in self.by_bases.items():
             widths = sorted(set().union(*modes.values()))
-            accesses.append(Access(bases, _all_of(modes), tuple(widths)))
+            accesses.append(AddressAccess(bases, _all_of(modes), tuple(widths)))
         accesses.sort(key=lambda access: [(b.kind, b.name, -1 if b.offset is None else b.offset) for b in access.bases])
         parameters, offset = [], 0
         for parameter in self.kernel.params:
@@ -403,7 +403,7 @@ class LaunchAccesses:
     ranges: tuple[AccessRange, ...]
     variables: tuple[tuple[str, Mode], ...]
     unknown: bool
-    doubts: frozenset[Doubt]
+    doubts: frozenset[AccessDoubt]
 
 
 def pointer_offsets(inference: KernelAccesses) -> tuple[int, ...]:
@@ -455,7 +455,7 @@ def accesses_of_launch(
     places = {parameter.name: parameter for parameter in inference.parameters}
     modes: dict[tuple[int, int], Mode] = {}
     doubts = set(inference.doubts)
-    doubts -= {Doubt.UNKNOWN_ADDRESS, Doubt.LOADED_POINTER}  # judged below, for these arguments
+    doubts -= {AccessDoubt.UNKNOWN_ADDRESS, AccessDoubt.LOADED_POINTER}  # judged below, for these arguments
     for access in inference.accesses:
         hits: list[tuple[int, int]] = []
         missed = not access.bases
@@ -476,9 +476,9 @@ def accesses_of_launch(
             continue
         kinds = {base.kind for base in access.bases}
         if BaseKind.LOADED in kinds:
-            doubts.add(Doubt.LOADED_POINTER)
+            doubts.add(AccessDoubt.LOADED_POINTER)
         elif missed and BaseKind.VARIABLE not in kinds:
-            doubts.add(Doubt.UNKNOWN_ADDRESS)
+            doubts.add(AccessDoubt.UNKNOWN_ADDRESS)
     return LaunchAccesses(
         tuple(AccessRange(address, size, mode) for (address, size), mode in sorted(modes.items())),
         tuple((variable.name, variable.mode) for variable in inference.variables if variable.mode),

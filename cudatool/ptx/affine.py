@@ -30,7 +30,7 @@ from cudatool.ptx.model import (
 )
 from cudatool.ptx.operands import space_of
 
-__all__ = ["AffineAddresses", "OfLaunch", "Site"]
+__all__ = ["AffineAddresses", "LaunchAddresses", "MemoryInstruction"]
 
 _FACTS = 64  # comparisons that one branch is taken apart into
 
@@ -40,7 +40,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "lo": "hi", "hi": "
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class MemoryInstruction:
     """An instruction that accesses memory.
 
     Attributes
@@ -69,7 +69,7 @@ class Site:
     address: Address | None
 
 
-class OfLaunch(NamedTuple):
+class LaunchAddresses(NamedTuple):
     """What the accesses of a launch are.
 
     Attributes
@@ -105,7 +105,7 @@ class AffineAddresses:
         self._facts = self._find_facts() if self.sites else {}
         self._steps = self._find_steps()
 
-    def _find_sites(self) -> tuple[Site, ...] | None:
+    def _find_sites(self) -> tuple[MemoryInstruction, ...] | None:
         found = []
         for index, i in enumerate(self._code):
             addresses = [operand for operand in i.operands if isinstance(operand, Address)]
@@ -123,7 +123,9 @@ class AffineAddresses:
                 weak = access.mode is not Mode.ATOMIC and not STRONG.intersection(i.modifiers)
                 address = access.address if access.width else None
                 place = "global" if space == "const" else space
-                found.append(Site(index, i.line, place, access.mode, access.width, weak, is_read_only(i), address))
+                found.append(
+                    MemoryInstruction(index, i.line, place, access.mode, access.width, weak, is_read_only(i), address)
+                )
         return tuple(found)
 
     def _is_parameter(self, base: Register | Symbol | None) -> bool:
@@ -260,7 +262,7 @@ class AffineAddresses:
         grid: Sequence[int],
         block: Sequence[int],
         address_of: Callable[[Symbol], int | None],
-    ) -> OfLaunch:
+    ) -> LaunchAddresses:
         """Return the address of each of :attr:`sites` in one launch.
 
         Parameters
@@ -288,7 +290,7 @@ class AffineAddresses:
             known = [bound for fact in self._facts[site.index] if (bound := bounds[fact]) is not None]
             known += [launch.limits[number] for number in self._around[site.index] if number in launch.limits]
             found.append(form if form is None else launch.narrowed(form, known))
-        return OfLaunch(found, launch.extents)
+        return LaunchAddresses(found, launch.extents)
 
     def _enter(self, launch: LaunchValues, number: int) -> None:
         """Find how many rounds a loop has at most, and the values of its registers in them.

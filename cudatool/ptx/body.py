@@ -29,13 +29,13 @@ from cudatool.ptx.tokens import LINKAGE, SPACES, TYPE, VECTOR, immediate
 if TYPE_CHECKING:
     from cudatool.ptx.parser import Parser
 
-__all__ = ["Body"]
+__all__ = ["BodyParser"]
 
 _COLORS: Final = {**{name: name for name in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
 _SELECTOR: Final = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 
 
-class Body:
+class BodyParser:
     """Parses one function body and resolves its nested scopes to unique names."""
 
     def __init__(self, parser: Parser, function: Function) -> None:

@@ -40,7 +40,7 @@ from cudatool.ptx.model import (
     type_bytes,
 )
 from cudatool.ptx.operands import GENERIC, call_parts, elements, space_of
-from cudatool.ptx.provenance import ANYWHERE, LITERAL, NULL, NUMBER, UNDEFINED, Kind, Origin, Sum, Value
+from cudatool.ptx.provenance import ANYWHERE, LITERAL, NULL, NUMBER, UNDEFINED, Origin, OriginKind, Sum, Value
 
 __all__ = ["HARMLESS", "Dataflow", "Scope"]
 
@@ -99,7 +99,7 @@ class Dataflow:
     def __init__(self, module: Module, kernel: Function) -> None:
         self.module = module
         self.kernel = kernel
-        self.memory: dict[tuple[Kind, str], _Cells] = {}
+        self.memory: dict[tuple[OriginKind, str], _Cells] = {}
         self._scopes: dict[tuple[str, _Arguments | None], Scope] = {}
         self._count: dict[str, int] = {}
         self._changed = False
@@ -194,7 +194,7 @@ class Dataflow:
         results, target, _ = call_parts(i)
         inner = self._callee(scope, i)
         if inner is None:
-            fresh = provenance.of(Origin(Kind.HEAP)) if getattr(target, "name", "") == "malloc" else NUMBER
+            fresh = provenance.of(Origin(OriginKind.HEAP)) if getattr(target, "name", "") == "malloc" else NUMBER
             for result in results:
                 self._receive(scope, result, {(0, 16): fresh})
             return
@@ -225,7 +225,7 @@ class Dataflow:
             if operand.name in scope.function.registers or operand.name in scope.registers:
                 return scope.registers.get(operand.name, self._undefined)
             # A special register: a number, but for where the driver keeps what cooperative groups synchronize by.
-            return provenance.of(Origin(Kind.HEAP)) if operand.name.startswith("%envreg") else NUMBER
+            return provenance.of(Origin(OriginKind.HEAP)) if operand.name.startswith("%envreg") else NUMBER
         if isinstance(operand, Immediate):
             return NULL if operand.value == 0 else LITERAL if abs(operand.value) < _SMALL else NUMBER
         if isinstance(operand, Symbol):
@@ -248,22 +248,22 @@ class Dataflow:
     def _address_of(self, scope: Scope, name: str, offset: int) -> Value:
         function = scope.function
         if function is self.kernel and name in self._parameter_bytes:
-            return provenance.of(Origin(Kind.ENTRY, name, offset))
+            return provenance.of(Origin(OriginKind.ENTRY, name, offset))
         if name in scope.arguments:
             # The address of a device function's parameter: from here on it is local memory.
-            held = self.memory.setdefault((Kind.LOCAL, f"{function.name}:{name}"), {})
+            held = self.memory.setdefault((OriginKind.LOCAL, f"{function.name}:{name}"), {})
             for (start, width), value in scope.arguments[name].items():
                 self._put(held, start, width, value)
-            return provenance.of(Origin(Kind.LOCAL, f"{function.name}:{name}", offset))
+            return provenance.of(Origin(OriginKind.LOCAL, f"{function.name}:{name}", offset))
         variable = function.variables.get(name) or self.module.variables.get(name)
         if variable is None or variable.space == "param":
             return NUMBER  # a function, a label
         if variable.space in ("global", "const"):
-            return provenance.of(Origin(Kind.VARIABLE, name))
+            return provenance.of(Origin(OriginKind.VARIABLE, name))
         if variable.space == "shared":
             name = name if variable.size else "[]"  # all arrays whose size the launch decides begin at one place
-            return provenance.of(Origin(Kind.SHARED, name, offset))
-        return provenance.of(Origin(Kind.LOCAL, f"{function.name}:{name}", offset))
+            return provenance.of(Origin(OriginKind.SHARED, name, offset))
+        return provenance.of(Origin(OriginKind.LOCAL, f"{function.name}:{name}", offset))
 
     def _set(self, scope: Scope, operand: Operand, value: Value) -> None:
         if isinstance(operand, Register):
@@ -316,14 +316,14 @@ class Dataflow:
                 return _read(cells or {}, base.offset + address.offset, size) or self._undefined
         where = provenance.whole(self.address(scope, address))
         if space in ("shared", "local"):
-            kind = Kind.SHARED if space == "shared" else Kind.LOCAL
+            kind = OriginKind.SHARED if space == "shared" else OriginKind.LOCAL
             return self._held(kind, where, size) or self._undefined
         value = UNDEFINED
         for terms in where:
             value = provenance.join(value, self._through(terms, address.offset, size))
         return value
 
-    def _held(self, kind: Kind, where: list[Sum], size: int) -> Value:
+    def _held(self, kind: OriginKind, where: list[Sum], size: int) -> Value:
         """Return what may lie in shared or local memory; where the variable is not known, in any of it."""
         value = UNDEFINED
         for terms in where:
@@ -340,14 +340,14 @@ class Dataflow:
         """Return what a load through a generic or global address may give."""
         value = UNDEFINED
         for term in self.bases(terms):
-            if term.kind is Kind.ENTRY:
+            if term.kind is OriginKind.ENTRY:
                 loaded = self._parameter(term.name, term.offset, size)
-            elif term.kind in (Kind.SHARED, Kind.LOCAL):
+            elif term.kind in (OriginKind.SHARED, OriginKind.LOCAL):
                 loaded = self._held(term.kind, [frozenset({term})], size) or self._undefined
             elif size >= 8:
                 loaded = provenance.of(_loaded_from(term))
             elif size == 4:
-                loaded = provenance.of(_loaded_from(term)._replace(kind=Kind.LOADED_PIECE, part=offset % 8))
+                loaded = provenance.of(_loaded_from(term)._replace(kind=OriginKind.LOADED_PIECE, part=offset % 8))
             else:
                 loaded = NUMBER
             value = provenance.join(value, loaded)
@@ -358,10 +358,10 @@ class Dataflow:
         if total < 8:
             return NUMBER
         if offset == ANYWHERE:
-            return provenance.of(Origin(Kind.PARAMETER, name, ANYWHERE))
+            return provenance.of(Origin(OriginKind.PARAMETER, name, ANYWHERE))
         if size >= 8:
-            return provenance.of(*(Origin(Kind.PARAMETER, name, at) for at in range(offset, offset + size, 8)))
-        return provenance.of(Origin(Kind.PIECE, name, offset & ~7, offset & 7))
+            return provenance.of(*(Origin(OriginKind.PARAMETER, name, at) for at in range(offset, offset + size, 8)))
+        return provenance.of(Origin(OriginKind.PIECE, name, offset & ~7, offset & 7))
 
     def bases(self, terms: Sum) -> list[Origin]:
         """Return the terms of an address that it may be based on; the rest is an index.
@@ -369,8 +369,8 @@ class Dataflow:
         A variable, or a parameter that is known to be a pointer, is a base; only without one may any 64-bit parameter
         or loaded value be.
         """
-        known = [t for t in terms if t.kind not in (Kind.LITERAL, Kind.NULL, Kind.MANY)]
-        sure = [t for t in known if t.kind in _CERTAIN or (t.kind is Kind.PARAMETER and t[1:3] in self.pointers)]
+        known = [t for t in terms if t.kind not in (OriginKind.LITERAL, OriginKind.NULL, OriginKind.MANY)]
+        sure = [t for t in known if t.kind in _CERTAIN or (t.kind is OriginKind.PARAMETER and t[1:3] in self.pointers)]
         return sure or known
 
     def _store(self, scope: Scope, i: Instruction) -> None:
@@ -391,9 +391,9 @@ class Dataflow:
         if access.space in ("global", "const"):
             return
         for terms in provenance.whole(self.address(scope, Address(base, offset))):
-            inside = [t for t in terms if t.kind in (Kind.SHARED, Kind.LOCAL)]
+            inside = [t for t in terms if t.kind in (OriginKind.SHARED, OriginKind.LOCAL)]
             if not inside and access.space != GENERIC:
-                kind = Kind.SHARED if access.space == "shared" else Kind.LOCAL
+                kind = OriginKind.SHARED if access.space == "shared" else OriginKind.LOCAL
                 inside = [Origin(kind, "", ANYWHERE), *(Origin(k, n, ANYWHERE) for k, n in self.memory if k is kind)]
             for term in inside:
                 self._put(self.memory.setdefault((term.kind, term.name), {}), term.offset, size, value)
@@ -413,7 +413,7 @@ class Dataflow:
             value = self._loaded(scope, "global", accesses[1].address, 8)
             for terms in provenance.whole(self.address(scope, accesses[0].address)):
                 for term in terms:
-                    if term.kind is Kind.SHARED:
+                    if term.kind is OriginKind.SHARED:
                         self._put(self.memory.setdefault((term.kind, term.name), {}), ANYWHERE, 8, value)
 
     # ---- arithmetic ----
@@ -452,10 +452,10 @@ class Dataflow:
 
     def _allocates(self, scope: Scope, i: Instruction) -> None:
         name = f"{scope.function.name}:alloca:{i.line}"
-        self._set(scope, i.operands[0], provenance.of(Origin(Kind.LOCAL, name, 0)))
+        self._set(scope, i.operands[0], provenance.of(Origin(OriginKind.LOCAL, name, 0)))
 
 
-_CERTAIN = (Kind.VARIABLE, Kind.SHARED, Kind.LOCAL, Kind.ENTRY, Kind.HEAP)
+_CERTAIN = (OriginKind.VARIABLE, OriginKind.SHARED, OriginKind.LOCAL, OriginKind.ENTRY, OriginKind.HEAP)
 
 _Step = Callable[[Dataflow, Scope, Instruction], None]
 
@@ -503,8 +503,8 @@ def _is_float(i: Instruction) -> bool:
 
 
 def _loaded_from(term: Origin) -> Origin:
-    if term.kind is Kind.LOADED:
+    if term.kind is OriginKind.LOADED:
         return term
-    if term.kind is Kind.PARAMETER:
-        return Origin(Kind.LOADED, term.name, term.offset)
-    return Origin(Kind.LOADED, term.name, ANYWHERE)
+    if term.kind is OriginKind.PARAMETER:
+        return Origin(OriginKind.LOADED, term.name, term.offset)
+    return Origin(OriginKind.LOADED, term.name, ANYWHERE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cudatool.ptx.isa import TYPE_BYTES, Access, Mode, opcode_of
+from cudatool.ptx.isa import TYPE_BYTES, Mode, OpcodeAccess, opcode_of
 from cudatool.ptx.model import Address, Immediate, Instruction, VectorOperand
 from cudatool.ptx.operands import GENERIC, SPACES, space_of
 
@@ -69,7 +69,7 @@ def memory_operands(instruction: Instruction) -> list[MemoryOperand]:
         return []
     opcode, modifiers, space = instruction.opcode, instruction.modifiers, space_of(instruction)
     access = opcode_of(opcode).access
-    if access is Access.NONE:
+    if access is OpcodeAccess.NONE:
         return []
     if is_asynchronous(instruction):
         return _asynchronous(instruction, addresses)
@@ -77,7 +77,7 @@ def memory_operands(instruction: Instruction) -> list[MemoryOperand]:
         size = TYPE_BYTES.get(value_type(instruction), 0)
         mode = Mode.READ if "load" in modifiers else Mode.WRITE
         return [MemoryOperand(addresses[0], space, mode, size)]
-    if access is Access.BY_MODIFIER:
+    if access is OpcodeAccess.BY_MODIFIER:
         found = next((mode for modifier, mode in _MODIFIERS.items() if modifier in modifiers), None)
     else:
         found = _MODES.get(access)
@@ -87,7 +87,7 @@ def memory_operands(instruction: Instruction) -> list[MemoryOperand]:
 
 
 _ASYNCHRONOUS: Final = frozenset({"async", "bulk"})
-_MODES: Final = {Access.READ: Mode.READ, Access.WRITE: Mode.WRITE, Access.ATOMIC: Mode.ATOMIC}
+_MODES: Final = {OpcodeAccess.READ: Mode.READ, OpcodeAccess.WRITE: Mode.WRITE, OpcodeAccess.ATOMIC: Mode.ATOMIC}
 _MODIFIERS: Final = {"ld_reduce": Mode.READ, "st": Mode.WRITE, "red": Mode.ATOMIC}  # of multimem
 
 

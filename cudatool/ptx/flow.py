@@ -24,7 +24,7 @@ from cudatool.ptx.model import (
     VectorOperand,
 )
 
-__all__ = ["Block", "Flow", "reads", "writes"]
+__all__ = ["BasicBlock", "Flow", "reads", "writes"]
 
 _WORD = 64  # registers whose liveness costs as much to look at as a block: they are bits of one word
 
@@ -74,7 +74,7 @@ def reads(instruction: Instruction) -> list[str]:
 
 
 @dataclass(slots=True)
-class Block:
+class BasicBlock:
     """A basic block: instructions ``[start, stop)``, and the blocks that may follow, by number.
 
     `jump` is where its branch goes, `fall` what follows otherwise; None is the end of the function.
@@ -127,7 +127,7 @@ class Flow:
         starts = {0, len(code), *function.labels.values(), *split}
         starts.update(i + 1 for i, one in enumerate(code) if one.opcode in JUMPS)
         ordered = sorted(starts)
-        self.blocks = [Block(a, b) for a, b in zip(ordered, [*ordered[1:], len(code)], strict=True)]
+        self.blocks = [BasicBlock(a, b) for a, b in zip(ordered, [*ordered[1:], len(code)], strict=True)]
         self.at = {block.start: number for number, block in enumerate(self.blocks)}
         for number, block in enumerate(self.blocks):
             block.successors = self._successors(number, block)
@@ -265,7 +265,7 @@ class Flow:
                     pending.append(one)
         return found
 
-    def _successors(self, number: int, block: Block) -> list[int]:
+    def _successors(self, number: int, block: BasicBlock) -> list[int]:
         if block.start == block.stop:
             return [number + 1] if number + 1 < len(self.blocks) else []
         last = self.function.instructions[block.stop - 1]

@@ -18,12 +18,12 @@ __all__ = [
     "STRONG",
     "TYPE_BYTES",
     "WITHOUT_RESULT",
-    "Access",
     "Control",
     "Cost",
     "InstructionClass",
     "Mode",
     "Opcode",
+    "OpcodeAccess",
     "Passes",
     "opcode_of",
 ]
@@ -85,7 +85,7 @@ class InstructionClass(StrEnum):
     OTHER = "other"
 
 
-class Access(StrEnum):
+class OpcodeAccess(StrEnum):
     """What an opcode does where its address operands point."""
 
     NONE = "none"
@@ -187,7 +187,7 @@ class Opcode:
     """
 
     kind: InstructionClass = InstructionClass.OTHER
-    access: Access = Access.UNKNOWN
+    access: OpcodeAccess = OpcodeAccess.UNKNOWN
     is_pure: bool = False
     operands: int = 2
     address: int | None = None
@@ -201,7 +201,7 @@ class Opcode:
     is_fence: bool = False
 
 
-def _tensor(access: Access = Access.NONE) -> Opcode:
+def _tensor(access: OpcodeAccess = OpcodeAccess.NONE) -> Opcode:
     return Opcode(InstructionClass.TENSOR_CORE, access)
 
 
@@ -234,36 +234,36 @@ _ROWS: Final[dict[str, Opcode]] = {
     "setp": Opcode(_PREDICATE, is_pure=True),
     "set testp": Opcode(_PREDICATE),
     # Moves.
-    "mov": Opcode(_MOVE, Access.NONE, is_pure=True, passes=Passes.MOVE),
-    "cvta": Opcode(_MOVE, Access.NONE, is_pure=True, passes=Passes.COPY),
+    "mov": Opcode(_MOVE, OpcodeAccess.NONE, is_pure=True, passes=Passes.MOVE),
+    "cvta": Opcode(_MOVE, OpcodeAccess.NONE, is_pure=True, passes=Passes.COPY),
     "selp": Opcode(_MOVE, is_pure=True, operands=3, passes=Passes.CHOICE),
     "slct": Opcode(_MOVE, operands=3, passes=Passes.CHOICE),
-    "isspacep": Opcode(_MOVE, Access.NONE),
-    "mapa": Opcode(_MOVE, Access.NONE, passes=Passes.MOVE),
+    "isspacep": Opcode(_MOVE, OpcodeAccess.NONE),
+    "mapa": Opcode(_MOVE, OpcodeAccess.NONE, passes=Passes.MOVE),
     "prmt": Opcode(_MOVE, passes=Passes.SUM),
     "getctarank": Opcode(_MOVE),
     # Memory.
-    "ld ldu": Opcode(InstructionClass.GLOBAL_LOAD, Access.READ, address=1, passes=Passes.LOAD, cost=Cost.TRAFFIC),
+    "ld ldu": Opcode(InstructionClass.GLOBAL_LOAD, OpcodeAccess.READ, address=1, passes=Passes.LOAD, cost=Cost.TRAFFIC),
     "st": Opcode(
         InstructionClass.GLOBAL_STORE,
-        Access.WRITE,
+        OpcodeAccess.WRITE,
         address=0,
         has_result=False,
         passes=Passes.STORE,
         cost=Cost.TRAFFIC,
         can_be_asynchronous=True,
     ),
-    "atom": Opcode(_ATOMIC, Access.ATOMIC, operands=3, address=1, passes=Passes.UPDATE, cost=Cost.TRAFFIC),
+    "atom": Opcode(_ATOMIC, OpcodeAccess.ATOMIC, operands=3, address=1, passes=Passes.UPDATE, cost=Cost.TRAFFIC),
     "red": Opcode(
         _ATOMIC,
-        Access.ATOMIC,
+        OpcodeAccess.ATOMIC,
         address=0,
         has_result=False,
         passes=Passes.UPDATE,
         cost=Cost.TRAFFIC,
         can_be_asynchronous=True,
     ),
-    "multimem": Opcode(_ATOMIC, Access.BY_MODIFIER, cost=Cost.TRAFFIC),
+    "multimem": Opcode(_ATOMIC, OpcodeAccess.BY_MODIFIER, cost=Cost.TRAFFIC),
     "cp": Opcode(  # its accesses by the whole of its modifiers, else anything
         InstructionClass.ASYNC_COPY,
         operands=0,
@@ -271,22 +271,22 @@ _ROWS: Final[dict[str, Opcode]] = {
         cost=Cost.TRAFFIC,
         can_be_asynchronous=True,
     ),
-    "discard": Opcode(access=Access.WRITE, has_result=False),
-    "tensormap": Opcode(access=Access.WRITE),
-    "prefetch prefetchu applypriority": Opcode(access=Access.NONE, has_result=False, is_hint=True),
-    "createpolicy": Opcode(access=Access.NONE, is_hint=True),
-    "clusterlaunchcontrol": Opcode(access=Access.NONE),
+    "discard": Opcode(access=OpcodeAccess.WRITE, has_result=False),
+    "tensormap": Opcode(access=OpcodeAccess.WRITE),
+    "prefetch prefetchu applypriority": Opcode(access=OpcodeAccess.NONE, has_result=False, is_hint=True),
+    "createpolicy": Opcode(access=OpcodeAccess.NONE, is_hint=True),
+    "clusterlaunchcontrol": Opcode(access=OpcodeAccess.NONE),
     # Matrices: of ldmatrix and stmatrix in shared memory only.
     "mma wgmma ldmatrix stmatrix tcgen05": _tensor(),
-    "movmatrix": _tensor(Access.UNKNOWN),
-    "wmma": _tensor(Access.BY_MODIFIER),
+    "movmatrix": _tensor(OpcodeAccess.UNKNOWN),
+    "wmma": _tensor(OpcodeAccess.BY_MODIFIER),
     # Textures and surfaces, by an opaque handle.
-    "tex tld4 suld sust sured": Opcode(_TEXTURE, Access.NONE, uses_handle=True),
-    "txq suq istypep": Opcode(_TEXTURE, Access.NONE),
+    "tex tld4 suld sust sured": Opcode(_TEXTURE, OpcodeAccess.NONE, uses_handle=True),
+    "txq suq istypep": Opcode(_TEXTURE, OpcodeAccess.NONE),
     # Threads among each other.
-    "bar barrier": Opcode(_SYNC, Access.NONE, has_result=False),
-    "membar fence": Opcode(_SYNC, Access.NONE, has_result=False, is_fence=True),
-    "mbarrier": Opcode(_SYNC, Access.NONE),
+    "bar barrier": Opcode(_SYNC, OpcodeAccess.NONE, has_result=False),
+    "membar fence": Opcode(_SYNC, OpcodeAccess.NONE, has_result=False, is_fence=True),
+    "mbarrier": Opcode(_SYNC, OpcodeAccess.NONE),
     "griddepcontrol": Opcode(_SYNC, has_result=False),
     "nanosleep": Opcode(_SYNC, has_result=False, cost=Cost.SLEEP),
     "shfl": Opcode(_WARP, passes=Passes.MOVE),
@@ -297,7 +297,7 @@ _ROWS: Final[dict[str, Opcode]] = {
     "ret exit": Opcode(_BRANCH, has_result=False, control=Control.END),
     "trap": Opcode(_BRANCH, has_result=False, control=Control.STOP),
     "brkpt": Opcode(_BRANCH, has_result=False),
-    "call": Opcode(InstructionClass.CALL, Access.NONE, operands=1, has_result=False, passes=Passes.CALL),
+    "call": Opcode(InstructionClass.CALL, OpcodeAccess.NONE, operands=1, has_result=False, passes=Passes.CALL),
     # Others.
     "alloca": Opcode(passes=Passes.STACK),
     "stackrestore pmevent setmaxnreg": Opcode(has_result=False),

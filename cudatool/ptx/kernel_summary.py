@@ -10,7 +10,7 @@ from typing import Final
 
 from cudatool.ptx.calls import recursive
 from cudatool.ptx.dataflow import HARMLESS
-from cudatool.ptx.isa import Access, InstructionClass, opcode_of
+from cudatool.ptx.isa import InstructionClass, OpcodeAccess, opcode_of
 from cudatool.ptx.model import Function, Instruction, Module, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
 
@@ -83,7 +83,7 @@ def _is_of(kind: InstructionClass) -> Callable[[Instruction], bool]:
 
 
 def _atomic_in(*spaces: str) -> Callable[[Instruction], bool]:
-    return lambda i: opcode_of(i.opcode).access is Access.ATOMIC and space_of(i) in spaces
+    return lambda i: opcode_of(i.opcode).access is OpcodeAccess.ATOMIC and space_of(i) in spaces
 
 
 # What shows that a kernel uses a feature.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from cudatool.limits import PARAMETERS, PTX_DECLARED
-from cudatool.ptx.body import Body
+from cudatool.ptx.body import BodyParser
 from cudatool.ptx.model import (
     Function,
     Location,
@@ -268,7 +268,7 @@ class Parser(Tokens):
             function.has_body = False
             return function
         self.location = None
-        Body(self, function).parse()
+        BodyParser(self, function).parse()
         return function
 
 

@@ -27,8 +27,8 @@ __all__ = [
     "NULL",
     "NUMBER",
     "UNDEFINED",
-    "Kind",
     "Origin",
+    "OriginKind",
     "Sum",
     "Value",
     "add",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-class Kind(StrEnum):
+class OriginKind(StrEnum):
     """What an :class:`Origin` is."""
 
     PARAMETER = "parameter"  # the 8 bytes at `offset` of a kernel parameter
@@ -60,7 +60,7 @@ class Kind(StrEnum):
 class Origin(NamedTuple):
     """One thing that a value may come from; `name` is a parameter's or variable's."""
 
-    kind: Kind
+    kind: OriginKind
     name: str = ""
     offset: int = 0
     part: int = 0
@@ -74,16 +74,16 @@ ANYWHERE: Final = -1
 
 UNDEFINED: Final[Value] = frozenset()
 NUMBER: Final[Value] = frozenset({frozenset()})
-_LITERAL_SUM: Final[Sum] = frozenset({Origin(Kind.LITERAL)})
+_LITERAL_SUM: Final[Sum] = frozenset({Origin(OriginKind.LITERAL)})
 LITERAL: Final[Value] = frozenset({_LITERAL_SUM})
-_NULL_SUM: Final[Sum] = frozenset({Origin(Kind.NULL)})
+_NULL_SUM: Final[Sum] = frozenset({Origin(OriginKind.NULL)})
 NULL: Final[Value] = frozenset({_NULL_SUM})
-_MANY_SUM: Final[Sum] = frozenset({Origin(Kind.MANY)})
+_MANY_SUM: Final[Sum] = frozenset({Origin(OriginKind.MANY)})
 
-_HAS_OFFSET: Final = (Kind.SHARED, Kind.LOCAL, Kind.ENTRY)
-_WHOLE: Final = {Kind.PIECE: Kind.PARAMETER, Kind.LOADED_PIECE: Kind.LOADED}
+_HAS_OFFSET: Final = (OriginKind.SHARED, OriginKind.LOCAL, OriginKind.ENTRY)
+_WHOLE: Final = {OriginKind.PIECE: OriginKind.PARAMETER, OriginKind.LOADED_PIECE: OriginKind.LOADED}
 _POINTERS: Final = {*_WHOLE, *_WHOLE.values()}
-_SHIFTED: Final = {*_WHOLE, Kind.HEAP}
+_SHIFTED: Final = {*_WHOLE, OriginKind.HEAP}
 _MAX_ALTERNATIVES, _MAX_TERMS, _MAX_OFFSETS, _MAX_ORIGINS = 16, 8, 6, 64
 _MAX_OFFSET = 1 << 20
 _TOO_MANY: Final = 256  # of different names: no program computes with so many pointers at once
@@ -141,7 +141,7 @@ def _sum(a: Sum, b: Sum) -> Sum:
 
 def _assembled(terms: Iterable[Origin]) -> Sum:
     """Return `terms` with pieces replaced by what they are pieces of, where at least two parts of it are there."""
-    parts: dict[tuple[Kind, str, int], set[int]] = {}
+    parts: dict[tuple[OriginKind, str, int], set[int]] = {}
     for term in terms:
         if term.kind in _WHOLE:
             parts.setdefault((term.kind, term.name, term.offset), set()).add(term.part)
@@ -167,7 +167,7 @@ def _limited(value: Value) -> Value:
     """Return `value`, made coarser if it has grown too large, so that every chain of joins ends."""
     if len(value) == 1 and all(len(terms) <= _MAX_TERMS for terms in value):
         return value
-    offsets: dict[tuple[Kind, str], set[int]] = {}
+    offsets: dict[tuple[OriginKind, str], set[int]] = {}
     for term in chain.from_iterable(value):
         if term.kind in _HAS_OFFSET:
             offsets.setdefault((term.kind, term.name), set()).add(term.offset)

@@ -137,7 +137,7 @@ def record(
             for event in before:
                 recorder(event)
             hooks.subscribe(recorder)
-        family = _children.Settings(
+        family = _children.ChildSettings(
             os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level), on_oom
         )
         beside = nullcontext() if children is None else _children.unrecorded()

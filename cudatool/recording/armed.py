@@ -31,7 +31,7 @@ from cudatool.errors import ConfigError, OutputError, UsageError
 from cudatool.progress import announce
 from cudatool.recording import children
 from cudatool.recording.on_oom import OomReport
-from cudatool.recording.triggers import Condition, RangeOf, Reason, Watch
+from cudatool.recording.triggers import RangeOf, Reason, TriggerCondition, Watch
 from cudatool.text import printable, quoted
 from cudatool.trace import hooks
 from cudatool.trace.ring import Ring
@@ -102,7 +102,7 @@ class Armed:
 
     def __init__(self, options: ArmOptions, header: dict[str, Any] | None = None) -> None:
         self.options = options
-        condition = Condition.parse(options.when) if options.when else None
+        condition = TriggerCondition.parse(options.when) if options.when else None
         ranges = RangeOf.parse(options.ranges) if options.ranges else None
         self._every = _seconds(options.every) if options.every else None
         size, age = _kept(options.keep)

@@ -18,10 +18,10 @@ from cudatool.errors import CudatoolError, UsageError
 if TYPE_CHECKING:
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["Answer", "answer", "begin", "end"]
+__all__ = ["ReplyCode", "answer", "begin", "end"]
 
 
-class Answer(StrEnum):
+class ReplyCode(StrEnum):
     """What a process answers: ``code`` of the reply."""
 
     BEGUN = "begun"
@@ -101,10 +101,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Do what a request says, and return the reply. A request has ``what``: ``"begin"``, with options, or ``"end"``."""
     try:
         if request["what"] == "begin":
-            return {"code": Answer.BEGUN, "trace": begin(request["path"], **request["options"])}
-        return {"code": Answer.ENDED, "trace": end()}
+            return {"code": ReplyCode.BEGUN, "trace": begin(request["path"], **request["options"])}
+        return {"code": ReplyCode.ENDED, "trace": end()}
     except CudatoolError as error:
-        return {"code": Answer.REFUSED, "text": str(error)}
+        return {"code": ReplyCode.REFUSED, "text": str(error)}
 
 
 def _is_attached() -> bool:

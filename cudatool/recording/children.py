@@ -42,7 +42,7 @@ from cudatool.processes.journal import (
     STARTED,
     TRACED,
     UNRECORDED,
-    Journal,
+    ProcessJournal,
     identity_of,
 )
 from cudatool.progress import announce
@@ -53,7 +53,7 @@ from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, ProcessFlag
 from cudatool.trace.recorder import Recorder
 
-__all__ = ["Settings", "begin", "recorded", "unrecorded"]
+__all__ = ["ChildSettings", "begin", "recorded", "unrecorded"]
 
 _KEPT: Final = (
     *(Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END, Kind.CHILD_PROCESS, Kind.WARNING),
@@ -70,7 +70,7 @@ _MOST_NAMES: Final = 1000  # that are tried for a trace
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChildSettings:
     """What the processes of a recorded program need to know; JSON can hold it.
 
     Attributes
@@ -92,7 +92,7 @@ class Settings:
     on_oom: bool = False
 
 
-_settings: Settings | None = None
+_settings: ChildSettings | None = None
 _first: int = 0  # the process id of the recorded program, in itself and in the children that it forks
 _recorder: _ChildRecorder | None = None
 _had_started_driver = False  # this process or one that it was forked from, when it last forked
@@ -100,14 +100,14 @@ _report: OomReport | None = None
 
 
 @contextmanager
-def recorded(settings: Settings, recorder: Recorder) -> Iterator[None]:
+def recorded(settings: ChildSettings, recorder: Recorder) -> Iterator[None]:
     """Record the processes that this one starts inside of the ``with`` block, and list them at its end."""
     global _settings, _first
     before = os.environ.get(CHILD)
     file = KeptDescriptor(os.memfd_create("cudatool journal"))
     number = file.number
     assert number is not None
-    journal = Journal(f"/proc/{os.getpid()}/fd/{number}", identity_of(number))
+    journal = ProcessJournal(f"/proc/{os.getpid()}/fd/{number}", identity_of(number))
     _settings, _first = settings, os.getpid()
     os.environ[CHILD] = "\n".join((journal.path, journal.identity, json.dumps(asdict(settings))))
     try:
@@ -143,7 +143,7 @@ def _restore(before: str | None) -> None:
         os.environ[CHILD] = before
 
 
-def _record_children(journal: Journal, recorder: Recorder) -> None:
+def _record_children(journal: ProcessJournal, recorder: Recorder) -> None:
     """Record what the processes have noted."""
     notes = journal.notes()
     imported = sorted({note.text for note in notes if note.what == IMPORTED})
@@ -188,7 +188,7 @@ def begin(settings: str) -> None:
         with suppress(CudatoolError):  # the program's import reports that there is no such device
             _driver.initialize()
         return
-    _settings = Settings(**json.loads(settings))
+    _settings = ChildSettings(**json.loads(settings))
     undo = ExitStack()
     was_quiet = QUIET in os.environ
     os.environ[QUIET] = "1"  # the recorded program has already said which device it is
@@ -248,7 +248,7 @@ def _forked() -> None:
     journal = child.journal()
     if journal is None:
         place, identity, _ = os.environ[CHILD].split("\n", 2)
-        journal = Journal(place, identity)
+        journal = ProcessJournal(place, identity)
     header = recording.observing()
     child.noticed_in(journal, began=_sees_all())
     _record(header | {"pid": os.getpid()}, ExitStack(), is_fork=True)
@@ -279,7 +279,7 @@ def _unrecorded(why: str) -> None:
 class _ChildRecorder:
     """A subscriber that makes the process's trace at the first use of a device: most processes get none."""
 
-    def __init__(self, settings: Settings, header: dict[str, Any]) -> None:
+    def __init__(self, settings: ChildSettings, header: dict[str, Any]) -> None:
         self._settings, self._header = settings, header
         self._lock = threading.RLock()
         self._kept: list[Event] = []

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudatool.errors import CudatoolError, UsageError
-from cudatool.recording.attached import Answer
+from cudatool.recording.attached import ReplyCode
 from cudatool.recording.debuggers import DEBUGGERS, ON_REQUEST, installed
 from cudatool.recording.target import Target, how_to_allow
 
@@ -167,11 +167,11 @@ def _reply(target: Target, folder: Path, wait_s: float) -> dict[str, Any]:
                 raise CudatoolError(f"process {target.pid} began, and has not answered for {_WORK_S:g} s")
         time.sleep(_PAUSE_S)
     answer: dict[str, Any] = json.loads(reply.read_text())
-    if answer["code"] == Answer.NOT_IMPORTABLE:
+    if answer["code"] == ReplyCode.NOT_IMPORTABLE:
         raise CudatoolError(
             f"process {target.pid} cannot import cudatool ({answer['text']}); install it for {answer['python']}"
         )
-    if answer["code"] in (Answer.REFUSED, Answer.FAILED):
+    if answer["code"] in (ReplyCode.REFUSED, ReplyCode.FAILED):
         raise CudatoolError(f"process {target.pid}: {answer['text']}")
     return answer
 

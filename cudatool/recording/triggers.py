@@ -16,7 +16,7 @@ from cudatool.trace import pools
 from cudatool.trace.events import BY_SIZE, Event, Kind
 from cudatool.units import parse_bytes
 
-__all__ = ["Condition", "Metric", "RangeOf", "Reason", "Watch"]
+__all__ = ["Metric", "RangeOf", "Reason", "TriggerCondition", "Watch"]
 
 
 class Reason(StrEnum):
@@ -50,7 +50,7 @@ _SIGNS: Final[dict[Metric, Mapping[Kind, int]]] = {Metric.ALLOCATED: _BLOCKS, Me
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class TriggerCondition:
     """``allocated > 90%`` or ``reserved >= 20GiB``: a metric, and a share of the device's memory or bytes.
 
     Attributes
@@ -70,7 +70,7 @@ class Condition:
     size: int | None
 
     @staticmethod
-    def parse(text: str) -> Condition:
+    def parse(text: str) -> TriggerCondition:
         """Return the condition in a text.
 
         Raises
@@ -92,7 +92,7 @@ class Condition:
             raise UsageError(f"{quoted(text)}: {quoted(number + unit)} is neither a share nor a size") from None
         if share > 1:
             raise UsageError(f"{quoted(text)} cannot be: a share of a device's memory is at most 100%")
-        return Condition(text.strip(), Metric(metric), sign == ">=", share, size)
+        return TriggerCondition(text.strip(), Metric(metric), sign == ">=", share, size)
 
     def is_met(self, level: int, total: int | None) -> bool:
         """Return whether it holds for so many bytes on a device of `total` bytes; never if that is not known."""
@@ -187,7 +187,7 @@ class Watch:
 
     def __init__(
         self,
-        condition: Condition | None,
+        condition: TriggerCondition | None,
         ranges: RangeOf | None,
         *,
         total_of: Callable[[int], int | None],

@@ -25,9 +25,9 @@ from cudatool.trace import hooks
 from cudatool.trace.events import Kind, WarningFlag
 
 __all__ = [
+    "ImportedSegment",
     "IpcArray",
     "IpcHandle",
-    "Mapping",
     "device_of_uuid",
     "ipc_handle",
     "open_ipc_handle",
@@ -179,7 +179,7 @@ class IpcArray(DeviceArray):
 
     def __init__(self, handle: IpcHandle, device: int) -> None:
         size = math.prod(handle.shape) * handle.dtype.itemsize
-        mapped = np.asarray(Mapping(handle.segment, handle.offset, size, device))
+        mapped = np.asarray(ImportedSegment(handle.segment, handle.offset, size, device))
         super().__init__(mapped.view(handle.dtype).reshape(handle.shape), None, device)
 
     @property
@@ -202,7 +202,7 @@ class IpcArray(DeviceArray):
         self.close()
 
 
-class Mapping:
+class ImportedSegment:
     """A segment of another process, and a part of it in the form of NumPy's array interface.
 
     It is unmapped with the last array in it. Dropping it waits for no work.

@@ -21,7 +21,7 @@ from cudatool.files import KeptDescriptor
 from cudatool.runtime.allocator import Memory, allocator
 from cudatool.runtime.capture import is_capturing
 from cudatool.runtime.device import get_device_properties, synchronize
-from cudatool.runtime.ipc import Mapping, device_of_uuid, segment_handle
+from cudatool.runtime.ipc import ImportedSegment, device_of_uuid, segment_handle
 from cudatool.runtime.stream import Stream, current_stream
 
 __all__ = ["Borrowed", "Loan", "borrow", "collect", "ipc_collect", "lend"]
@@ -136,7 +136,7 @@ def ipc_collect() -> None:
     collect()
 
 
-class Borrowed(Mapping):
+class Borrowed(ImportedSegment):
     """Memory of another process that this one has borrowed: it is given back when what may use it has completed.
 
     That is what is on the current stream by then, and on the streams of :meth:`record_stream`. A stream that is being

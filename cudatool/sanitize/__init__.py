@@ -21,7 +21,7 @@ from cudatool.sanitize.findings import (
 from cudatool.sanitize.kinds import parse_checks
 from cudatool.sanitize.report.baseline import Baseline
 from cudatool.sanitize.report.outputs import Outputs
-from cudatool.sanitize.report.suppress import Rule, parse_rules
+from cudatool.sanitize.report.suppress import SuppressionRule, parse_rules
 from cudatool.sanitize.report.text import render_json, render_text
 from cudatool.sanitize.report.triage import accepted, known
 from cudatool.sanitize.report.views import ReportContext
@@ -39,8 +39,8 @@ __all__ = [
     "Outcome",
     "Outputs",
     "Report",
-    "Rule",
     "ReportContext",
+    "SuppressionRule",
     "accepted",
     "check",
     "joined_processes",

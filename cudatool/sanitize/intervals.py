@@ -22,8 +22,8 @@ __all__ = [
     "Access",
     "Conflict",
     "History",
+    "HistorySegment",
     "Operation",
-    "Segment",
     "common_runs",
     "overlap",
     "rows_of",
@@ -252,7 +252,7 @@ Conflict = Callable[[Access, Access, tuple[int, int]], None]
 """What is reported of an old and a new access in no order, with address and size of the first bytes of both."""
 
 
-class Segment:
+class HistorySegment:
     """A run of bytes and the accesses to it that a later one could still race with.
 
     Attributes
@@ -275,9 +275,9 @@ class Segment:
         self.calm: dict[int, list[Access]] | None = None
         self.crowd = self.limit = _CROWD
 
-    def from_here(self, start: int) -> Segment:
+    def from_here(self, start: int) -> HistorySegment:
         """Return the same from a later byte on."""
-        part = Segment(start, self.stop, list(self.accesses))
+        part = HistorySegment(start, self.stop, list(self.accesses))
         if self.calm is not None:
             part.calm = {mode: list(kept) for mode, kept in self.calm.items()}
         return part
@@ -311,8 +311,8 @@ class History:
         self._effort = effort if effort is not None and effort.counts else None
         self._host = host
         self._starts: list[int] = []
-        self._segments: list[Segment] = []
-        self._at: dict[int, Segment] = {}  # by first byte
+        self._segments: list[HistorySegment] = []
+        self._at: dict[int, HistorySegment] = {}  # by first byte
         self._limit = _MANY
 
     def __len__(self) -> int:
@@ -339,7 +339,7 @@ class History:
             self._sweep()
         low = self._first(new.start)
         if low == len(self._starts) or self._starts[low] >= new.stop:  # bytes that nothing has touched
-            segment = self._at[new.start] = Segment(new.start, new.stop, [new])
+            segment = self._at[new.start] = HistorySegment(new.start, new.stop, [new])
             self._starts.insert(low, new.start)
             self._segments.insert(low, segment)
             return
@@ -351,9 +351,9 @@ class History:
         if alone:  # every one of these segments now says the same
             for start in self._starts[low:high]:
                 del self._at[start]
-            self._put(low, high, [Segment(new.start, new.stop, [new])])
+            self._put(low, high, [HistorySegment(new.start, new.stop, [new])])
 
-    def _touch(self, segment: Segment, new: Access, conflict: Conflict) -> None:
+    def _touch(self, segment: HistorySegment, new: Access, conflict: Conflict) -> None:
         old = segment.accesses
         if self._effort is not None:
             self._effort.spend(_SEGMENT + _PAIR * len(old))
@@ -404,7 +404,9 @@ class History:
             if self._host is None or self._host.clock[other] < epoch:
                 kept.append(old)
 
-    def _touch_calm(self, segment: Segment, calm: dict[int, list[Access]], new: Access, conflict: Conflict) -> None:
+    def _touch_calm(
+        self, segment: HistorySegment, calm: dict[int, list[Access]], new: Access, conflict: Conflict
+    ) -> None:
         for mode, accesses in calm.items():
             if mode != new.mode and accesses:
                 if self._effort is not None:
@@ -415,7 +417,7 @@ class History:
         if not any(calm.values()):
             segment.calm = None
 
-    def _sort_out(self, segment: Segment) -> None:
+    def _sort_out(self, segment: HistorySegment) -> None:
         """Move what does not race with its like to where that need not look at it, and drop what no longer matters."""
         calm = segment.calm = segment.calm or {READ: [], ATOMIC: []}
         others: list[Access] = []
@@ -492,7 +494,7 @@ class History:
         index = bisect_right(self._starts, address)
         return index - 1 if index and self._segments[index - 1].stop > address else index
 
-    def _put(self, low: int, high: int, segments: list[Segment]) -> None:
+    def _put(self, low: int, high: int, segments: list[HistorySegment]) -> None:
         """Let `segments` stand in the place of those from `low` to `high`."""
         self._segments[low:high] = segments
         self._starts[low:high] = [segment.start for segment in segments]
@@ -509,7 +511,7 @@ class History:
         while position < stop:
             if high == len(self._starts) or self._starts[high] > position:  # a gap: bytes that nothing has touched
                 end = stop if high == len(self._starts) else min(stop, self._starts[high])
-                self._put(high, high, [Segment(position, end, [])])
+                self._put(high, high, [HistorySegment(position, end, [])])
             elif self._segments[high].stop > stop:
                 self._split(high, stop)
             position = self._segments[high].stop

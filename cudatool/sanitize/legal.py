@@ -24,10 +24,10 @@ from cudatool.sanitize.rows import byte_sets, read_rows
 from cudatool.trace.events import ALLOCATIONS, WORK, Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Order", "Step", "Steps"]
+__all__ = ["LegalStep", "LegalSteps", "Order"]
 
 Order = list[int]
-"""Positions in :attr:`Steps.all`."""
+"""Positions in :attr:`LegalSteps.all`."""
 _DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _FREES = (Kind.BLOCK_FREE_REQUESTED, Kind.MEM_FREE, Kind.HOST_FREE)
 _GRAPHS = (Kind.GRAPH_NODE_ADDED, Kind.GRAPH_INSTANTIATE, Kind.GRAPH_NODE, Kind.GRAPH_EDGE, Kind.GRAPH_LAUNCH)
@@ -44,7 +44,7 @@ class _Node(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class LegalStep:
     """An operation, a node of a graph launch, or an access by the host.
 
     Attributes
@@ -94,7 +94,7 @@ class _Positions(Ordering):
         self.at[record] = Operation(host.index, host.count, host.clock, record)
 
 
-class Steps:
+class LegalSteps:
     """The steps of a trace, in the order of the program."""
 
     def __init__(self, trace: Trace) -> None:
@@ -102,7 +102,7 @@ class Steps:
         engine.ordering = positions = _Positions(engine.ordering.streams, engine.clocks, engine.effort)
         engine.run()
         self.agents = engine.agents
-        self.all: list[Step] = []
+        self.all: list[LegalStep] = []
         self._records = trace.records
         launches = _nodes_of_launches(trace)
         for row in read_rows(trace, (*WORK, Kind.HOST_ACCESS)):
@@ -117,18 +117,20 @@ class Steps:
             if nodes := launches.get(row.record):
                 self.all += self._of_nodes(at, correlation, accesses, nodes)
             else:
-                self.all.append(Step(at, kind, row.record, correlation, accesses))
+                self.all.append(LegalStep(at, kind, row.record, correlation, accesses))
         self._agent = np.array([step.operation.agent for step in self.all], np.int64)
         self._epoch = np.array([step.operation.epoch for step in self.all], np.int64)
         clocks = [tuple(step.operation.clock)[: len(self.agents)] for step in self.all]
         self._clocks = np.array(clocks, np.int64).reshape(len(self.all), len(self.agents))
         self._order_owners()
 
-    def _of_nodes(self, at: Operation, correlation: int, accesses: list[Access], nodes: list[_Node]) -> Iterator[Step]:
+    def _of_nodes(
+        self, at: Operation, correlation: int, accesses: list[Access], nodes: list[_Node]
+    ) -> Iterator[LegalStep]:
         """Yield a step for each node of a launch, in an order that the graph's edges allow."""
         place = {node.number: len(self.all) + index for index, node in enumerate(nodes)}
         for node in nodes:
-            yield Step(
+            yield LegalStep(
                 at,
                 Kind.GRAPH_LAUNCH,
                 node.record,

@@ -33,7 +33,7 @@ import numpy as np
 from cudatool.sanitize.callers import Callers
 from cudatool.sanitize.findings import Finding, Witness, WitnessStep, location
 from cudatool.sanitize.intervals import READ, Access
-from cudatool.sanitize.legal import Order, Steps
+from cudatool.sanitize.legal import LegalSteps, Order
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Frame, Trace
 
@@ -119,7 +119,7 @@ class Search:
         self._trace = trace
         self._callers = Callers(trace)
         self._tape = tape
-        self.steps = Steps(trace)
+        self.steps = LegalSteps(trace)
         self._replayer = tape.replay()
         self._replays = 0
         self._until = float("inf")

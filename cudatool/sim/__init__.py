@@ -16,19 +16,19 @@ import re
 from cudatool.loading.shared_libraries import open_nvrtc_builtins, wheel_library
 from cudatool.loading.whole_imports import whole_imports
 from cudatool.sim import _calls, abi, device_runtime, machine, signals
-from cudatool.sim.abi import ENTRIES, Entry, Subscriber, subscribe, unsubscribe
+from cudatool.sim.abi import ENTRIES, EntryPoint, Subscriber, subscribe, unsubscribe
 from cudatool.sim.host_library import path_of
-from cudatool.sim.machine import Machine, Options
+from cudatool.sim.machine import Machine, MachineOptions
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import AddressSpaceError, Result
 from cudatool.sim.toolchain import nvjitlink, nvrtc, runtime_api
 
 __all__ = [
     "AddressSpaceError",
-    "Entry",
+    "EntryPoint",
     "Machine",
+    "MachineOptions",
     "Operation",
-    "Options",
     "Result",
     "Schedule",
     "Subscriber",
@@ -71,7 +71,7 @@ _EXPORTED_AS = {"cuCtxCreate": "cuCtxCreate_v2"}
 _loaded: Machine | None = None
 
 
-def load(options: Options | None = None) -> Machine:
+def load(options: MachineOptions | None = None) -> Machine:
     """Make the software device this process's CUDA driver. Must come before anything loads libcuda.
 
     A second call returns the machine that is there.
@@ -119,7 +119,7 @@ def load(options: Options | None = None) -> Machine:
     library.cudatool_set_resolver(callback)
     _load_compilers()
     runtime_api.install()
-    _loaded = machine.create(options or Options())
+    _loaded = machine.create(options or MachineOptions())
     _loaded.scheduler.synchronized = device_runtime.flush_printf
     atexit.register(drain)
     return _loaded

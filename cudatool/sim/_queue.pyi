@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Self, type_check_only
 
 from cudatool.sim.jit.kernel import JitKernel
-from cudatool.sim.jit.team import Plan, Team
+from cudatool.sim.jit.team import Team, TeamPlan
 from cudatool.sim.kernels import Function
 from cudatool.sim.observe.checkers import CheckFinding
 from cudatool.sim.observe.host_watch import HostWatch
@@ -149,7 +149,7 @@ class Shape(_OfShape):
         that it began with, and in code that counts no rounds of loops; None before.
     """
 
-    plan: Plan | None
+    plan: TeamPlan | None
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ def again(
 def again_as(config: int, f: int, pointers: int, /) -> bool:
     """Do as :func:`again` with the arguments of cuLaunchKernelEx."""
 
-def take_team(plan: Plan, /) -> Team | None:
+def take_team(plan: TeamPlan, /) -> Team | None:
     """Return an idle team that is ready for `plan`, which is no longer idle; None if there is none."""
 
 def run_team(team: Team, arguments: int, first: int, /) -> bool:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRIES",
-    "Entry",
+    "EntryPoint",
     "Handler",
-    "IpcHandle",
+    "IpcHandleStruct",
     "Subscriber",
     "after_call",
     "call",
@@ -57,7 +57,7 @@ driver_log: Final = DriverLog()
 Handler = Callable[..., None]
 
 
-class IpcHandle(ctypes.Structure):
+class IpcHandleStruct(ctypes.Structure):
     """CUipcMemHandle and CUipcEventHandle, the structures of several words that entry points take by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
@@ -85,8 +85,8 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUsurfObject": ctypes.c_uint64,
     "CUgraphConditionalHandle": ctypes.c_uint64,
     "CUgraphMem_attribute": ctypes.c_int,
-    "CUipcEventHandle": IpcHandle,
-    "CUipcMemHandle": IpcHandle,
+    "CUipcEventHandle": IpcHandleStruct,
+    "CUipcMemHandle": IpcHandleStruct,
     "CUjitInputType": ctypes.c_int,
     "CUkernelNodeAttrID": ctypes.c_int,
     "CUlimit": ctypes.c_int,
@@ -133,7 +133,7 @@ _HANDLES: Final = frozenset(
 )
 
 
-class Entry:
+class EntryPoint:
     """One driver entry point: its name, its C parameters, and the handler."""
 
     __slots__ = ("_declared", "handler", "name", "prototype")
@@ -175,7 +175,7 @@ def _declared(parameter: str) -> tuple[str, Any]:
     return name, ctypes.c_size_t if pointer else _SCALARS[base]
 
 
-ENTRIES: Final[dict[str, Entry]] = {}
+ENTRIES: Final[dict[str, EntryPoint]] = {}
 """Every entry point that the software driver has, by the name that cuGetProcAddress is asked for."""
 
 
@@ -183,7 +183,7 @@ def entry(prototype: str) -> Callable[[Handler], Handler]:
     """Register the decorated handler as the driver entry point with this C prototype."""
 
     def register(handler: Handler) -> Handler:
-        new = Entry(prototype, handler)
+        new = EntryPoint(prototype, handler)
         assert new.name == handler.__name__ and new.name not in ENTRIES, prototype
         ENTRIES[new.name] = new
         return handler
@@ -197,10 +197,10 @@ def entry(prototype: str) -> Callable[[Handler], Handler]:
 class Subscriber(Protocol):
     """What a driver-level observer implements. Calls come on the thread that made the driver call."""
 
-    def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
+    def enter(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
         """A driver call begins; work it enqueues will carry `correlation`."""
 
-    def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
+    def leave(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """The call is about to return `result`."""
 
     def enqueued(self, operation: Any) -> None:
@@ -257,16 +257,16 @@ _DEFERRABLE: Final = frozenset(
         "cuUserObjectRelease",
     ]
 )
-_deferred: list[tuple[Entry, tuple[Any, ...], int]] = []
+_deferred: list[tuple[EntryPoint, tuple[Any, ...], int]] = []
 _callbacks: list[Callable[[], None]] = []
-guard: Callable[[Entry, tuple[Any, ...]], None] | None = None
+guard: Callable[[EntryPoint, tuple[Any, ...]], None] | None = None
 """Carries out a call in place of its handler, while there is something that changes what calls do (stream capture)."""
 
 
 _RESULTS: Final = {int(result): result for result in Result}
 
 
-def _refused(entry: Entry, error: DriverError) -> int:
+def _refused(entry: EntryPoint, error: DriverError) -> int:
     """Note why a call fails, and return the result that it returns."""
     result = error.result
     if error.message:
@@ -277,7 +277,7 @@ def _refused(entry: Entry, error: DriverError) -> int:
 
 
 def _crashed(
-    entry: Entry,
+    entry: EntryPoint,
     error: BaseException,
     # Bound here, because module globals may be gone when handles are destroyed at interpreter shutdown.
     interrupted: type[BaseException] = Interrupted,
@@ -304,7 +304,7 @@ def _finish() -> None:
         _callbacks.pop(0)()
 
 
-def invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
+def invoke(entry: EntryPoint, arguments: tuple[Any, ...], null_stream: int) -> int:
     """Make a driver call, and return its CUresult. A failure of the software driver itself is raised."""
     return _calls.invoke(entry, entry.name in _DEFERRABLE, arguments, null_stream)
 
@@ -377,7 +377,7 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
     return _pointers[key]
 
 
-def _trampoline(entry: Entry, null_stream: int) -> int | None:
+def _trampoline(entry: EntryPoint, null_stream: int) -> int | None:
     """Return the address of a C function for an entry point with structures among its arguments."""
 
     def called(*arguments: Any, invoke: Callable[..., int] = invoke, crashed: Callable[..., int] = _crashed) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "READ_ONLY",
     "READ_WRITE",
     "SLAB_LIMIT",
+    "AddressRanges",
     "AddressSpace",
     "Allocation",
     "AllocationWatcher",
@@ -32,10 +33,9 @@ __all__ = [
     "DeviceMemory",
     "FreeList",
     "HostMemory",
-    "Ranges",
+    "ModuleVariable",
     "SharedFile",
     "Store",
-    "Variable",
     "is_mapped",
     "renew",
     "unmap",
@@ -88,7 +88,7 @@ def renew(address: int, size: int) -> None:
     _place(address, size, _PROT_RW, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
-class Variable(NamedTuple):
+class ModuleVariable(NamedTuple):
     """A variable of a module, `offset` bytes into its memory. Kernels must not write to one that is constant."""
 
     name: str
@@ -141,7 +141,7 @@ class Allocation:
         *,
         gap: int = 0,
         in_file: bool = False,
-        variables: tuple[Variable, ...] = (),
+        variables: tuple[ModuleVariable, ...] = (),
     ) -> None:
         self.address, self.size, self.kind, self.device, self.context = address, size, kind, device, context
         self.serial, self.pool, self.flags, self.gap, self.in_file = serial, pool, flags, gap, in_file
@@ -160,7 +160,7 @@ class _Range(Protocol):
 _R = TypeVar("_R", bound=_Range)
 
 
-class Ranges(Generic[_R]):
+class AddressRanges(Generic[_R]):
     """Live allocations, or other ranges, by address, so that the one holding an address is found in O(log n)."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Ranges(Generic[_R]):
         return item if address + size <= item.address + item.size else None
 
 
-class Allocations(Ranges[Allocation]):
+class Allocations(AddressRanges[Allocation]):
     """All live allocations. `watchers` hear of those that come and go."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from ctypes import c_int, c_size_t, c_uint64
 from cudatool.sim import machine as state
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.textures import Array
-from cudatool.sim.transfers import Box, Extent
+from cudatool.sim.transfers import Box, CopyExtent
 
 __all__ = [
     "ARRAY",
@@ -16,9 +16,9 @@ __all__ = [
     "HOST",
     "UNIFIED",
     "BatchOperation",
+    "BoxSide",
     "Memcpy2D",
     "Memcpy3D",
-    "Side",
     "box_of",
     "read_2d",
     "read_3d",
@@ -28,7 +28,7 @@ HOST, DEVICE, ARRAY, UNIFIED = 1, 2, 3, 4  # CUmemorytype
 _OF_MEMORY, _OF_ARRAY = 1, 2  # CUmemcpy3DOperandType
 
 
-class Side(ctypes.Structure):
+class BoxSide(ctypes.Structure):
     """One half of CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER."""
 
     _fields_ = (
@@ -50,17 +50,17 @@ class Memcpy3D(ctypes.Structure):
     """CUDA_MEMCPY3D."""
 
     _fields_ = (
-        ("src", Side),
-        ("dst", Side),
+        ("src", BoxSide),
+        ("dst", BoxSide),
         ("WidthInBytes", c_size_t),
         ("Height", c_size_t),
         ("Depth", c_size_t),
     )
 
     @property
-    def extent(self) -> Extent:
+    def extent(self) -> CopyExtent:
         """How much is copied."""
-        return Extent(self.WidthInBytes, self.Height, self.Depth)
+        return CopyExtent(self.WidthInBytes, self.Height, self.Depth)
 
 
 class _Side2D(ctypes.Structure):
@@ -115,18 +115,18 @@ class _Operand(ctypes.Structure):
             raise DriverError(Result.INVALID_VALUE, f"{self.type} is not a type of operand")
         return None
 
-    def as_side(self, extent: list[int], element: int) -> Side:
+    def as_side(self, extent: list[int], element: int) -> BoxSide:
         """Return it as a half of a CUDA_MEMCPY3D."""
         if self.type == _OF_ARRAY:
             x, y, z = self.op.array.offset
-            return Side(x * element, y, z, 0, ARRAY, Array=self.op.array.array)
+            return BoxSide(x * element, y, z, 0, ARRAY, Array=self.op.array.array)
         memory = self.op.ptr
         row, height = memory.rowLength or extent[0], memory.layerHeight or extent[1]
         if row < extent[0] or height < extent[1]:
             raise DriverError(
                 Result.INVALID_VALUE, f"rows of {row} and layers of {height} are less than what is copied"
             )
-        return Side(MemoryType=UNIFIED, Device=memory.ptr, Pitch=row * element, Height=height)
+        return BoxSide(MemoryType=UNIFIED, Device=memory.ptr, Pitch=row * element, Height=height)
 
 
 class BatchOperation(ctypes.Structure):
@@ -165,7 +165,7 @@ def read_3d(address: int) -> Memcpy3D:
     return Memcpy3D.from_buffer_copy(Memcpy3D.from_address(address))
 
 
-def box_of(side: Side, extent: Extent) -> Box:
+def box_of(side: BoxSide, extent: CopyExtent) -> Box:
     """Return where the bytes of one side of a copy are.
 
     Raises
@@ -190,7 +190,7 @@ def box_of(side: Side, extent: Extent) -> Box:
     return Box(base and base + side.Z * box.slice + side.Y * box.pitch + side.XInBytes, box.pitch, box.slice)
 
 
-def _box_in(array: Array, side: Side, extent: Extent) -> Box:
+def _box_in(array: Array, side: BoxSide, extent: CopyExtent) -> Box:
     room = array.row_bytes, max(array.height, 1), max(array.depth, 1)
     corner = side.XInBytes, side.Y, side.Z
     if any(start + size > limit for start, size, limit in zip(corner, extent, room, strict=True)):

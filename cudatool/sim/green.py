@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cudatool.sim.machine import Context, Device
     from cudatool.sim.queue import Operation
 
-__all__ = ["Descriptor", "GreenContext", "Group", "Resource", "ResourceType", "split_by_count", "split_in_groups"]
+__all__ = ["Descriptor", "GreenContext", "Resource", "ResourceType", "SmGroup", "split_by_count", "split_in_groups"]
 
 _CLUSTERS: Final = (18, 16, 18, 16, 16, 16, 16, 16)
 """Multiprocessors of each cluster of a device."""
@@ -117,7 +117,7 @@ class Resource(ctypes.Structure):
             )
 
 
-class Group(ctypes.Structure):
+class SmGroup(ctypes.Structure):
     """CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
 
     _fields_ = (
@@ -145,7 +145,7 @@ def _take(free: list[int], count: int, together: int, *, backfill: bool = False)
     return taken
 
 
-def split_in_groups(whole: Resource, groups: list[Group], number: int) -> tuple[list[Resource], Resource]:
+def split_in_groups(whole: Resource, groups: list[SmGroup], number: int) -> tuple[list[Resource], Resource]:
     """Carry out cuDevSmResourceSplit: return a resource for each group, and what is left.
 
     Groups that ask for 0 multiprocessors get what there is, and learn how many; a resource may then be invalid.

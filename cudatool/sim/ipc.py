@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.loading.late_dataclasses import dataclass
-from cudatool.sim.abi import IpcHandle
+from cudatool.sim.abi import IpcHandleStruct
 from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, SharedFile, Store, unmap
 from cudatool.sim.results import DriverError, Result
 
@@ -38,7 +38,7 @@ class Handle(ctypes.Structure):
     )
 
 
-assert ctypes.sizeof(Handle) <= ctypes.sizeof(IpcHandle)
+assert ctypes.sizeof(Handle) <= ctypes.sizeof(IpcHandleStruct)
 
 
 @dataclass()

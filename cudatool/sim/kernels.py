@@ -18,7 +18,7 @@ from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import _queue, abi, jit, profile
 from cudatool.sim import machine as state
 from cudatool.sim.addresses import place_of, pointer_behind
-from cudatool.sim.arena import Allocation, Variable
+from cudatool.sim.arena import Allocation, ModuleVariable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device, stream_of
 from cudatool.sim.observe.checkers import CheckFinding
@@ -78,7 +78,7 @@ class Library:
         variables, end = [], 0
         for name, variable in module.globals.items():
             start = -(-end // variable.align) * variable.align
-            variables.append(Variable(name, start, max(variable.size, 1), variable.constant))
+            variables.append(ModuleVariable(name, start, max(variable.size, 1), variable.constant))
             end = start + variables[-1].size + _BETWEEN_VARIABLES
         addresses = {}
         if variables:
@@ -164,9 +164,9 @@ class Function:
         self.fitting.clear()
 
     @cached_property
-    def work(self) -> profile.Work:
+    def work(self) -> profile.ThreadWork:
         """What a thread of it is taken to do."""
-        return profile.Work(*self._conduct.work)
+        return profile.ThreadWork(*self._conduct.work)
 
     @cached_property
     def optimizing(self) -> Optimizing:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
-from cudatool.sim.arena import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory, Variable
+from cudatool.sim.arena import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory, ModuleVariable
 from cudatool.sim.graph.allocations import GraphMemory
 from cudatool.sim.graph.capture import Captures
 from cudatool.sim.green import GreenContext
@@ -35,7 +35,7 @@ __all__ = [
     "Context",
     "Device",
     "Machine",
-    "Options",
+    "MachineOptions",
     "clamped_priority",
     "context_behind",
     "create",
@@ -58,7 +58,7 @@ LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
 
-class Options:
+class MachineOptions:
     """What the software machine looks like.
 
     Attributes
@@ -149,7 +149,7 @@ class _Thread(threading.local):
 class Machine:
     """All state of the software driver in this process."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: MachineOptions) -> None:
         self.options = options
         self.initialized = False
         self.measure_accesses = False
@@ -323,7 +323,7 @@ class Machine:
         *,
         context: Context | None,
         pool: int = 0,
-        variables: Sequence[Variable] = (),
+        variables: Sequence[ModuleVariable] = (),
     ) -> Allocation:
         """Take device memory, for the `variables` of a module if there are any.
 
@@ -401,7 +401,7 @@ class Machine:
 machine: Machine = None  # type: ignore[assignment]  # set once by create(), before any entry point can be called
 
 
-def create(options: Options) -> Machine:
+def create(options: MachineOptions) -> Machine:
     """Make the machine of this process."""
     global machine
     machine = Machine(options)

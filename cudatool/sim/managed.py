@@ -11,14 +11,14 @@ from enum import IntEnum
 
 from cudatool.loading.late_dataclasses import dataclass, replace
 
-__all__ = ["NOWHERE", "Advice", "Advised", "Location", "ManagedState"]
+__all__ = ["NOWHERE", "Advised", "Location", "ManagedState", "MemoryAdvice"]
 
 Location = tuple[int, int]
 """CUmemLocationType and id."""
 NOWHERE: Location = (0, 0)
 
 
-class Advice(IntEnum):
+class MemoryAdvice(IntEnum):
     """CUmem_advise."""
 
     SET_READ_MOSTLY = 1
@@ -38,18 +38,18 @@ class ManagedState:
     accessed_by: frozenset[Location] = frozenset()
     prefetched: Location = NOWHERE
 
-    def advised(self, advice: Advice, location: Location) -> ManagedState:
+    def advised(self, advice: MemoryAdvice, location: Location) -> ManagedState:
         """Return the state after a piece of advice."""
         match advice:
-            case Advice.SET_READ_MOSTLY | Advice.UNSET_READ_MOSTLY:
-                return replace(self, read_mostly=advice is Advice.SET_READ_MOSTLY)
-            case Advice.SET_PREFERRED_LOCATION:
+            case MemoryAdvice.SET_READ_MOSTLY | MemoryAdvice.UNSET_READ_MOSTLY:
+                return replace(self, read_mostly=advice is MemoryAdvice.SET_READ_MOSTLY)
+            case MemoryAdvice.SET_PREFERRED_LOCATION:
                 return replace(self, preferred=location)
-            case Advice.UNSET_PREFERRED_LOCATION:
+            case MemoryAdvice.UNSET_PREFERRED_LOCATION:
                 return replace(self, preferred=NOWHERE)
-            case Advice.SET_ACCESSED_BY:
+            case MemoryAdvice.SET_ACCESSED_BY:
                 return replace(self, accessed_by=self.accessed_by | {location})
-            case Advice.UNSET_ACCESSED_BY:
+            case MemoryAdvice.UNSET_ACCESSED_BY:
                 return replace(self, accessed_by=self.accessed_by - {location})
 
 
@@ -63,7 +63,7 @@ class Advised:
         """Return the states that occur in a range."""
         return [state for low, high, state in self._parts if low < end and start < high]
 
-    def advise(self, start: int, end: int, advice: Advice, location: Location) -> None:
+    def advise(self, start: int, end: int, advice: MemoryAdvice, location: Location) -> None:
         """Apply advice to a range."""
         self._update(start, end, lambda state: state.advised(advice, location))
 

@@ -18,7 +18,7 @@ __all__ = [
     "MAX_SHARED",
     "MAX_SHARED_OPTIN",
     "NAME",
-    "Work",
+    "ThreadWork",
     "copy_cost",
     "kernel_cost",
     "memset_cost",
@@ -110,7 +110,7 @@ def memset_cost(size: int) -> int:
     return _COPY_LATENCY_NS + size // _MEMORY_BYTES_PER_NS
 
 
-class Work(NamedTuple):
+class ThreadWork(NamedTuple):
     """What a thread of a kernel is taken to do: instructions executed, bytes moved, ns slept."""
 
     instructions: int
@@ -118,7 +118,7 @@ class Work(NamedTuple):
     slept: int
 
 
-def kernel_cost(threads: int, work: Work) -> int:
+def kernel_cost(threads: int, work: ThreadWork) -> int:
     """Return the virtual ns of a kernel of `threads` threads that do so much each. All of them sleep at a time."""
     busy = max(threads * work.instructions / _INSTRUCTIONS_PER_NS, threads * work.moved / _MEMORY_BYTES_PER_NS)
     return _KERNEL_LATENCY_NS + int(busy) + work.slept

@@ -1,7 +1,7 @@
 """Arrays, and the records that texture and surface handles point to.
 
 An array's elements lie row by row, as in any other memory; GPUs keep them in an order of their own that no program
-sees. A handle is the address of a :class:`Record`, which kernels read (``cudatool/sim/_texture.c``).
+sees. A handle is the address of a :class:`TextureRecord`, which kernels read (``cudatool/sim/_texture.c``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim.arena import Allocation
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["FORMATS", "Array", "MipmappedArray", "Record", "SurfaceObject", "TextureObject", "describe"]
+__all__ = ["FORMATS", "Array", "MipmappedArray", "SurfaceObject", "TextureObject", "TextureRecord", "describe"]
 
 _UNSIGNED, _SIGNED, _FLOATING = range(3)
 
@@ -31,7 +31,7 @@ FORMATS = {number: (kind, CHANNEL_BYTES[number]) for number, kind in _KINDS.item
 """``CUarray_format`` -> kind, and bytes of a channel."""
 
 
-class Record(ctypes.Structure):
+class TextureRecord(ctypes.Structure):
     """What a handle points to. The same fields as ``struct texture`` in ``_texture.c``."""
 
     _fields_ = (
@@ -108,7 +108,7 @@ class Array:
         """Bytes from one slice or layer to the next."""
         return self.row_bytes * max(self.height, 1)
 
-    def record(self) -> Record:
+    def record(self) -> TextureRecord:
         """Return a record of the array, without what a texture adds."""
         record = describe(self.address, self.format, self.channels, self.width, max(self.height, 1))
         record.depth = max(self.depth, 1)
@@ -124,19 +124,21 @@ class MipmappedArray:
     levels: list[Array]
     allocation: Allocation
 
-    def records(self) -> ctypes.Array[Record]:
+    def records(self) -> ctypes.Array[TextureRecord]:
         """Return the records of all levels, one after the other."""
-        made = (Record * len(self.levels))(*(level.record() for level in self.levels))
+        made = (TextureRecord * len(self.levels))(*(level.record() for level in self.levels))
         made[0].levels = len(self.levels)
         return made
 
 
-def describe(address: int, format_: int, channels: int, width: int, height: int) -> Record:
+def describe(address: int, format_: int, channels: int, width: int, height: int) -> TextureRecord:
     """Return a record of elements at an address. Fails with CUDA_ERROR_INVALID_VALUE for an unknown format."""
     if format_ not in FORMATS or channels not in (1, 2, 4):
         raise DriverError(Result.INVALID_VALUE, f"array format {format_:#x} with {channels} channels")
     kind, size = FORMATS[format_]
-    record = Record(data=address, width=width, height=height, depth=1, channels=channels, channel_bytes=size, kind=kind)
+    record = TextureRecord(
+        data=address, width=width, height=height, depth=1, channels=channels, channel_bytes=size, kind=kind
+    )
     record.row_bytes = record.slice_bytes = width * channels * size
     return record
 
@@ -145,7 +147,7 @@ def describe(address: int, format_: int, channels: int, width: int, height: int)
 class _Object:
     """The record of a handle, and the descriptors that it was made from."""
 
-    record: Record
+    record: TextureRecord
     resource: bytes
 
 

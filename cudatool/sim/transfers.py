@@ -17,7 +17,7 @@ from cudatool.sim.machine import stream_of
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["Box", "Extent", "copy", "copy_box", "fill", "fill_row", "need_device"]
+__all__ = ["Box", "CopyExtent", "copy", "copy_box", "fill", "fill_row", "need_device"]
 
 _READ: Final = 1  # flags of Operation.footprint
 _WRITE: Final = 2
@@ -26,7 +26,7 @@ _POISON: Final = 0xA5
 _WATCHED: Final = 0
 
 
-class Extent(NamedTuple):
+class CopyExtent(NamedTuple):
     """Bytes of a row, rows of a slice, slices."""
 
     width: int
@@ -46,23 +46,23 @@ class Box(NamedTuple):
     pitch: int = 0
     slice: int = 0
 
-    def rows(self, extent: Extent) -> Iterable[int]:
+    def rows(self, extent: CopyExtent) -> Iterable[int]:
         """Return the address of each row."""
         if extent.height == extent.depth == 1:  # most copies
             return (self.address,)
         return self._rows(extent)
 
-    def _rows(self, extent: Extent) -> Iterator[int]:
+    def _rows(self, extent: CopyExtent) -> Iterator[int]:
         for z in range(extent.depth):
             start = self.address + z * self.slice
             for y in range(extent.height):
                 yield start + y * self.pitch
 
-    def span(self, extent: Extent) -> int:
+    def span(self, extent: CopyExtent) -> int:
         """Return the bytes from the first to the last."""
         return (extent.depth - 1) * self.slice + (extent.height - 1) * self.pitch + extent.width
 
-    def is_dense(self, extent: Extent) -> bool:
+    def is_dense(self, extent: CopyExtent) -> bool:
         """Return whether there are no gaps between the rows."""
         return self.span(extent) == extent.size
 
@@ -107,13 +107,13 @@ def copy(
     footprint: bool = False,
 ) -> None:
     """Enqueue a copy of `size` bytes; the keywords are those of :func:`copy_box`."""
-    copy_box(Box(dst), Box(src), Extent(size), hStream, name, known=known, peer=peer, now=now, footprint=footprint)
+    copy_box(Box(dst), Box(src), CopyExtent(size), hStream, name, known=known, peer=peer, now=now, footprint=footprint)
 
 
 def copy_box(
     to: Box,
     source: Box,
-    extent: Extent,
+    extent: CopyExtent,
     hStream: int | None,
     name: str,
     *,
@@ -180,7 +180,7 @@ def _wait(operation: Operation, *, promised: bool) -> None:
 class _Move:
     """The bytes of one copy, from its call until it has run; an allocation is None where memory is pageable."""
 
-    def __init__(self, operation: Operation, to: Box, source: Box, extent: Extent) -> None:
+    def __init__(self, operation: Operation, to: Box, source: Box, extent: CopyExtent) -> None:
         self._operation = operation
         self._to = to
         self._source = source
@@ -190,7 +190,7 @@ class _Move:
         self.read, self.written = (source.address, source_span), (to.address, to_span)
         # Without gaps on either side, the box is one row.
         is_dense = extent.width < to_span == source_span == extent.size
-        self._lines = Extent(extent.size) if is_dense else extent
+        self._lines = CopyExtent(extent.size) if is_dense else extent
         self._staged: list[bytes] = []
         self.to_device = self.target is not None and self.target.device >= 0
         self.from_device = self.origin is not None and self.origin.device >= 0
@@ -281,7 +281,7 @@ def fill(
     """Enqueue setting `height` rows of `count` elements of `width` bytes to a value. `footprint` as in `copy_box`."""
     machine = state.machine
     stream = stream_of(hStream or 0)
-    extent = Extent(count * width, height)
+    extent = CopyExtent(count * width, height)
     if not extent.size:
         return
     if box.address % width or (height > 1 and (box.pitch % width or box.pitch < extent.width)):
@@ -292,7 +292,7 @@ def fill(
     operation = Operation(stream, "memset", name, abi.call.correlation)
     target = machine.locate(box.address, box.span(extent), to_write=True)
     _check_access([target], stream)
-    lines = Extent(extent.size) if box.is_dense(extent) else extent
+    lines = CopyExtent(extent.size) if box.is_dense(extent) else extent
 
     def run(_: Operation) -> None:
         if target is not None and machine.allocations.at(target.address) is not target:

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cudatool.loading.late_dataclasses import dataclass
-from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE, Allocation, Ranges, SharedFile, Store
+from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE, AddressRanges, Allocation, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class VirtualMemory:
         self._space = machine.arena.ranges
         # A process can have few files open, so all memory that is not for other processes is in one.
         self._store = Store()
-        self._reservations: Ranges[Reservation] = Ranges()
-        self._mappings: Ranges[Mapping] = Ranges()
+        self._reservations: AddressRanges[Reservation] = AddressRanges()
+        self._mappings: AddressRanges[Mapping] = AddressRanges()
         self.dropped: list[Physical] = []  # by the latest release or unmap: what that left without handle and mapping
 
     def reserve(self, size: int, alignment: int) -> int:

@@ -10,7 +10,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame, Trace
 from cudatool.units import format_bytes
 
-__all__ = ["Memory", "describe", "memory_of"]
+__all__ = ["MemoryUse", "describe", "memory_of"]
 
 _ON_DEVICE = {alloc: free for alloc, free in ALLOCATIONS.items() if alloc is not Kind.HOST_ALLOC}
 _FREES = {free: alloc for alloc, free in _ON_DEVICE.items()}
@@ -19,7 +19,7 @@ _FRAMES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """What the allocations within some records came to.
 
     Attributes
@@ -40,7 +40,7 @@ class Memory:
     left_bytes: int
 
 
-def memory_of(records: Records) -> Memory:
+def memory_of(records: Records) -> MemoryUse:
     """Return what the records allocated themselves: blocks of a caching allocator, and device memory of the driver.
 
     What was there before counts neither as allocated nor as freed.
@@ -63,7 +63,7 @@ def memory_of(records: Records) -> Memory:
             total -= int(records["size"][living.pop((_FREES[kind], address))])
     if grown:
         at_peak = tuple(living.values())
-    return Memory(peak, at_peak, tuple(living.values()), total)
+    return MemoryUse(peak, at_peak, tuple(living.values()), total)
 
 
 def describe(trace: Trace, rows: Iterable[int]) -> str:

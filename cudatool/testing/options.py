@@ -9,7 +9,7 @@ import pytest
 from cudatool.errors import CudatoolError
 
 if TYPE_CHECKING:
-    from cudatool.testing.settings import Options
+    from cudatool.testing.settings import SessionOptions
 
 __all__ = ["DEFAULT_CHECKS", "add_options", "given", "is_on", "options_of"]
 
@@ -68,10 +68,10 @@ def is_on(config: pytest.Config) -> bool:
     return bool(given(config, "cudatool"))
 
 
-_OPTIONS: Final = pytest.StashKey["Options"]()
+_OPTIONS: Final = pytest.StashKey["SessionOptions"]()
 
 
-def options_of(config: pytest.Config) -> Options:
+def options_of(config: pytest.Config) -> SessionOptions:
     """Return the options, read once; also choose the device.
 
     Raises

@@ -13,7 +13,7 @@ import pytest
 
 from cudatool.errors import ConfigError, CudatoolError, UsageError
 from cudatool.testing.options import add_options, is_on, options_of
-from cudatool.testing.terminal_summary import Summary
+from cudatool.testing.terminal_summary import SummaryPlugin
 from cudatool.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Say what the markers are."""
     for line in _MARKERS.values():
         config.addinivalue_line("markers", line)
-    config.pluginmanager.register(Summary(config))
+    config.pluginmanager.register(SummaryPlugin(config))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

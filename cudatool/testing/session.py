@@ -25,9 +25,9 @@ from cudatool.recording import drain, is_observing, narrow, release_caches, sour
 from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known, render_text
 from cudatool.sanitize.coverage import LeftOpen, find_gaps
 from cudatool.sanitize.device import leaks
-from cudatool.testing.allocations import Memory, describe, memory_of
+from cudatool.testing.allocations import MemoryUse, describe, memory_of
 from cudatool.testing.past import Past, Records
-from cudatool.testing.settings import Options
+from cudatool.testing.settings import SessionOptions
 from cudatool.testing.totals import packed
 from cudatool.trace import hooks
 from cudatool.trace.events import WORK, Kind
@@ -97,7 +97,7 @@ class Session:
         See :mod:`cudatool._driver`.
     """
 
-    def __init__(self, options: Options, checks: Iterable[str]) -> None:
+    def __init__(self, options: SessionOptions, checks: Iterable[str]) -> None:
         self.options = options
         self._checks = frozenset(checks)
         self._sources = ExitStack()
@@ -239,7 +239,7 @@ class Session:
         drain()
         return self._check(self.log.records(), checks)
 
-    def memory(self, test: Test) -> Memory:
+    def memory(self, test: Test) -> MemoryUse:
         """Return what the call of the test allocated."""
         return memory_of(self.log.records(test.call))
 

@@ -12,19 +12,19 @@ import pytest
 from cudatool import _driver
 from cudatool.config import DEVICE
 from cudatool.errors import UsageError
-from cudatool.sanitize import Baseline, Outputs, Rule, parse_checks, parse_rules
+from cudatool.sanitize import Baseline, Outputs, SuppressionRule, parse_checks, parse_rules
 from cudatool.sanitize.report.outputs import FORMATS, Output
 from cudatool.testing.options import DEFAULT_CHECKS, given
 from cudatool.text import printable, shortened
 
-__all__ = ["Options", "marked_checks", "read"]
+__all__ = ["SessionOptions", "marked_checks", "read"]
 
 _DEFAULT_MOST: Final = "5"
 _DIGITS: Final = 9  # of a number of tests
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SessionOptions:
     """What a run asks for.
 
     Attributes
@@ -47,7 +47,7 @@ class Options:
 
     device: str
     checks: tuple[str, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[SuppressionRule, ...]
     baseline: Baseline
     baseline_path: str
     updates_baseline: bool
@@ -56,7 +56,7 @@ class Options:
     most: int
 
 
-def read(config: pytest.Config) -> Options:
+def read(config: pytest.Config) -> SessionOptions:
     """Read the options, and choose the device.
 
     Raises
@@ -77,7 +77,7 @@ def read(config: pytest.Config) -> Options:
     most = given(config, "cudatool_most_allocations") or _DEFAULT_MOST
     if not most.isdecimal() or len(most) > _DIGITS:
         raise UsageError(f"--cudatool-most-allocations={shortened(printable(most[:60]), 60)}: not a number")
-    return Options(
+    return SessionOptions(
         device=device,
         checks=parse_checks(given(config, "cudatool_checks") or DEFAULT_CHECKS),
         rules=parse_rules(suppress),

@@ -11,10 +11,10 @@ from cudatool.testing.options import is_on
 if TYPE_CHECKING:
     from cudatool.testing.totals import Totals
 
-__all__ = ["Summary"]
+__all__ = ["SummaryPlugin"]
 
 
-class Summary:
+class SummaryPlugin:
     """A plugin of its own in each process; the one that prints has heard of every test."""
 
     def __init__(self, config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ import pytest
 import cudatool
 from cudatool import amp, blas, ops, optim
 from cudatool.amp import _grad_scaler
-from cudatool.amp._policy import POLICIES, Policy
+from cudatool.amp._policy import POLICIES, CastPolicy
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
 from cudatool.ops import registered
@@ -285,9 +285,9 @@ FLOAT32 = """
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot vdot"
 OURS = "addmm_activation mm_epilogue"  # products that cuBLASLt fuses with more
 CLASSES = {
-    **dict.fromkeys(f"{LOWER} {OURS}".split(), (Policy.LOWER_PRECISION,)),
-    **dict.fromkeys(FLOAT32.split(), (Policy.FLOAT32, Policy.FLOAT32_RESULT)),
-    **dict.fromkeys(WIDEST.split(), (Policy.WIDEST,)),
+    **dict.fromkeys(f"{LOWER} {OURS}".split(), (CastPolicy.LOWER_PRECISION,)),
+    **dict.fromkeys(FLOAT32.split(), (CastPolicy.FLOAT32, CastPolicy.FLOAT32_RESULT)),
+    **dict.fromkeys(WIDEST.split(), (CastPolicy.WIDEST,)),
 }
 
 
@@ -305,7 +305,7 @@ def test_no_class_names_an_operation_that_does_not_exist() -> None:
 
 
 def test_operations_whose_result_has_a_dtype_of_its_own_take_one() -> None:
-    wanting = {name for name, policy in POLICIES.items() if policy is Policy.FLOAT32_RESULT}
+    wanting = {name for name, policy in POLICIES.items() if policy is CastPolicy.FLOAT32_RESULT}
     assert wanting == {name for name in wanting if "dtype" in inspect.signature(registered()[name]).parameters}
 
 

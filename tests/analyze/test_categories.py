@@ -13,7 +13,7 @@ ADAM = "/x/site-packages/torch/optim/adam.py"
 MODULE = "/x/site-packages/torch/nn/modules/module.py"
 
 
-def rules_of(made: Trace) -> list[analyze.Rule]:
+def rules_of(made: Trace) -> list[analyze.CategoryRule]:
     """Return the rule that decided for each block."""
     blocks, segments = analyze.blocks(made), analyze.segments(made)
     curve, steps = analyze.timeline(made, blocks, segments), analyze.find_steps(made, blocks, 0)

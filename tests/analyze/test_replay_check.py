@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from recordings import path_of
 
-from cudatool.analyze import Check, advise, check, recorded_settings
+from cudatool.analyze import ReplayCheck, advise, check, recorded_settings
 from cudatool.analyze.calls import Verb, call_time, change_time
 from cudatool.analyze.replay_pass import ReplayPass
 from cudatool.analyze.requests import requests
@@ -48,7 +48,7 @@ def facts_of(name: str) -> dict[str, Any]:
     return facts
 
 
-def checked(path: Path, name: str, *, with_stats: bool = True) -> Check:
+def checked(path: Path, name: str, *, with_stats: bool = True) -> ReplayCheck:
     facts = facts_of(name)
     snapshot = torch_snapshot.read(path)
     settings, _ = recorded_settings(snapshot)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import cudatool as ct
-from cudatool.callbacks._steps import Steps
+from cudatool.callbacks._steps import TrainingSteps
 from cudatool.errors import UsageError
 from cudatool.trace import hooks, reader
 from cudatool.trace.events import Kind
@@ -23,7 +23,7 @@ def ranges(trace: Trace) -> list[str]:
 
 
 def test_what_begins_ends_what_was_open(tmp_path: Path) -> None:
-    steps = Steps(False, {})
+    steps = TrainingSteps(False, {})
     with ct.record(tmp_path / "run.ctrace"):
         steps.start()
         steps.begin("step 1")
@@ -36,7 +36,7 @@ def test_what_begins_ends_what_was_open(tmp_path: Path) -> None:
 
 
 def test_process_is_armed_from_start_to_stop(tmp_path: Path) -> None:
-    steps = Steps(True, {"directory": str(tmp_path), "name": "job", "on_oom": False})
+    steps = TrainingSteps(True, {"directory": str(tmp_path), "name": "job", "on_oom": False})
     steps.start()
     steps.start()
     steps.begin("step 1")
@@ -49,7 +49,7 @@ def test_process_is_armed_from_start_to_stop(tmp_path: Path) -> None:
 
 
 def test_recorded_process_is_not_armed(tmp_path: Path) -> None:
-    steps = Steps(True, {"directory": str(tmp_path)})
+    steps = TrainingSteps(True, {"directory": str(tmp_path)})
     with ct.record(tmp_path / "run.ctrace"):
         steps.start()
         assert [] == ct.trigger("why")
@@ -58,7 +58,7 @@ def test_recorded_process_is_not_armed(tmp_path: Path) -> None:
 
 def test_option_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UsageError, match="nonsense"):
-        Steps(True, {"nonsense": 1})
+        TrainingSteps(True, {"nonsense": 1})
 
 
 @pytest.mark.filterwarnings("default")  # the frameworks' own

@@ -261,7 +261,7 @@ def test_streams_that_a_forked_process_knew_are_no_use_of_the_device(tmp_path):
     from cudatool.recording import children
     from cudatool.trace.events import RECORD
 
-    settings = children.Settings(str(tmp_path / "a.ctrace"), "run", True, False, (), "kernels")
+    settings = children.ChildSettings(str(tmp_path / "a.ctrace"), "run", True, False, (), "kernels")
     recorder = children._ChildRecorder(settings, {})
     rows = np.zeros(2, RECORD)
     rows["kind"] = Kind.STREAM_CREATE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudatool.ptx import Access, Base, BaseKind, Doubt, Mode, PtxError, infer_accesses, parse
+from cudatool.ptx import AccessDoubt, AddressAccess, Base, BaseKind, Mode, PtxError, infer_accesses, parse
 
 HEADER = ".version 8.3\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<20>; .reg .b64 %d<20>; .reg .f32 %f<8>; .reg .f64 %g<4>;\n"
@@ -89,7 +89,7 @@ def test_a_byte_index_is_told_apart_where_the_compiler_knows_the_pointer():
     either = infer(params, body.format("mov.u64 %d3, %d1;"))
     assert {"p": W, "n": W} == modes(either)
     bases = (Base(BaseKind.PARAMETER, "n"), Base(BaseKind.PARAMETER, "p"))
-    assert (Access(bases, W, (1,)),) == either.accesses
+    assert (AddressAccess(bases, W, (1,)),) == either.accesses
 
 
 def test_pointer_that_moves_through_a_loop():
@@ -128,7 +128,7 @@ def test_null_until_it_is_assigned(index):
 )
 def test_addresses_that_are_not_followed_are_said(code):
     result = infer(P, "ld.param.u64 %d1, [p];" + code)
-    assert frozenset({Doubt.UNKNOWN_ADDRESS}) == result.doubts
+    assert frozenset({AccessDoubt.UNKNOWN_ADDRESS}) == result.doubts
 
 
 def test_pointer_to_pointers():
@@ -136,7 +136,7 @@ def test_pointer_to_pointers():
         ld.global.u64 %d3, [%d2]; red.global.add.u32 [%d3], 1;"""
     result = infer(P, body)
     assert {("p", 0): (R, R | W | A)} == fields(result)
-    assert frozenset({Doubt.LOADED_POINTER}) == result.doubts
+    assert frozenset({AccessDoubt.LOADED_POINTER}) == result.doubts
 
 
 def test_pointer_loaded_in_halves():
@@ -270,7 +270,7 @@ def test_variables():
     result = infer("", body, before)
     found = {one.name: (one.mode, one.loaded_mode) for one in result.variables}
     assert {"counter": (A, Mode(0)), "table": (R, Mode(0)), "where": (R, W)} == found
-    assert frozenset({Doubt.LOADED_POINTER}) == result.doubts
+    assert frozenset({AccessDoubt.LOADED_POINTER}) == result.doubts
 
 
 # ---- calls ----
@@ -339,14 +339,14 @@ def test_indirect_call_may_touch_anything():
         + "{ .param .b64 a; st.param.b64 [a], %d1; PROTO: .callprototype _ (.param .b64 _); call %d2, (a), PROTO; }"
     )
     result = infer(PQ, body)
-    assert frozenset({Doubt.INDIRECT_CALL}) == result.doubts
+    assert frozenset({AccessDoubt.INDIRECT_CALL}) == result.doubts
     assert result.parameters[0].fields[0].escapes
 
 
 def test_external_call_may_touch_anything():
     before = ".extern .func store(.param .b64 at);"
     result = infer(P, "ld.param.u64 %d1, [p];" + call("store", "%d1"), before)
-    assert frozenset({Doubt.EXTERNAL_CALL}) == result.doubts
+    assert frozenset({AccessDoubt.EXTERNAL_CALL}) == result.doubts
     assert result.parameters[0].fields[0].escapes
 
 
@@ -374,7 +374,7 @@ def test_pointer_that_is_stored_escapes():
 
 def test_textures_are_said():
     result = infer(P, "ld.param.u64 %d1, [p]; suld.b.1d.b32.trap {%r1}, [%d1];")
-    assert frozenset({Doubt.TEXTURE}) == result.doubts
+    assert frozenset({AccessDoubt.TEXTURE}) == result.doubts
 
 
 def test_values_with_very_many_origins_stay_sound():

@@ -22,11 +22,11 @@ def test_every_opcode_that_the_software_device_translates_has_a_row() -> None:
 
 def test_an_opcode_without_a_row_may_do_anything() -> None:
     row = isa.opcode_of("newer")
-    assert (isa.Access.UNKNOWN, False) == (row.access, row.is_pure)
+    assert (isa.OpcodeAccess.UNKNOWN, False) == (row.access, row.is_pure)
 
 
 def test_what_may_be_computed_again_writes_no_memory() -> None:
-    writing = {isa.Access.WRITE, isa.Access.ATOMIC, isa.Access.BY_MODIFIER}
+    writing = {isa.OpcodeAccess.WRITE, isa.OpcodeAccess.ATOMIC, isa.OpcodeAccess.BY_MODIFIER}
     assert not [opcodes for opcodes, row in isa._ROWS.items() if row.is_pure and row.access in writing]
 
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from cudatool.ptx import AccessRange, Doubt, Mode, PtxError, accesses_of_launch, infer_accesses, parse
+from cudatool.ptx import AccessDoubt, AccessRange, Mode, PtxError, accesses_of_launch, infer_accesses, parse
 
 R, W, A = Mode.READ, Mode.WRITE, Mode.ATOMIC
 HIGH = 1 << 40
@@ -47,7 +47,7 @@ def test_numbers_are_not_accessed(number):
 def test_pointer_to_no_known_allocation_makes_the_launch_unknown():
     found = launch(PQ, COPY, HIGH + 0x9000, HIGH + 0x8000)
     assert (AccessRange(HIGH + 0x9000, 0x200, R),) == found.ranges
-    assert (True, frozenset({Doubt.UNKNOWN_ADDRESS})) == (found.unknown, found.doubts)
+    assert (True, frozenset({AccessDoubt.UNKNOWN_ADDRESS})) == (found.unknown, found.doubts)
 
 
 def test_index_that_could_be_a_pointer_is_settled_by_its_value():
@@ -70,7 +70,7 @@ def test_choice_of_two_needs_both():
 def test_pointer_read_from_memory_is_not_followed():
     found = launch(PQ, LOAD + "ld.global.u64 %d3, [%d1]; st.global.u8 [%d3], 0;", HIGH + 0x9000, HIGH + 0x7000)
     assert (AccessRange(HIGH + 0x9000, 0x200, R),) == found.ranges
-    assert frozenset({Doubt.LOADED_POINTER}) == found.doubts
+    assert frozenset({AccessDoubt.LOADED_POINTER}) == found.doubts
 
 
 def test_offset_read_from_memory_is_settled_by_the_pointer():
@@ -105,8 +105,8 @@ def test_variables_are_named():
 def test_doubts_about_the_code_remain():
     body = LOAD + "{ .param .b64 a; st.param.b64 [a], %d1; call elsewhere, (a); }"
     found = launch(PQ, body, HIGH + 0x9000, 0, before=".extern .func elsewhere(.param .b64 a);")
-    assert frozenset({Doubt.EXTERNAL_CALL}) == found.doubts
-    assert launch(PQ, "ld.global.u8 %r1, [%d7];", 0, 0).doubts == {Doubt.UNKNOWN_ADDRESS}
+    assert frozenset({AccessDoubt.EXTERNAL_CALL}) == found.doubts
+    assert launch(PQ, "ld.global.u8 %r1, [%d7];", 0, 0).doubts == {AccessDoubt.UNKNOWN_ADDRESS}
 
 
 def test_too_few_argument_bytes():

@@ -18,7 +18,7 @@ from cudatool import _driver
 from cudatool.analyze import blocks
 from cudatool.errors import UsageError
 from cudatool.recording import armed
-from cudatool.recording.triggers import Condition, Metric, RangeOf, Reason, Watch
+from cudatool.recording.triggers import Metric, RangeOf, Reason, TriggerCondition, Watch
 from cudatool.trace.events import Event, Kind
 from cudatool.trace.reader import read
 
@@ -208,7 +208,7 @@ def test_run_with_triggers_says_that_none_came(tmp_path):
     ],
 )
 def test_condition_is_read(text, metric, includes, share, size):
-    found = Condition.parse(text)
+    found = TriggerCondition.parse(text)
     assert (found.metric, found.includes, found.share, found.size) == (metric, includes, share, size)
 
 
@@ -217,12 +217,12 @@ def test_condition_is_read(text, metric, includes, share, size):
 )
 def test_condition_that_makes_no_sense_is_refused(text):
     with pytest.raises(UsageError, match="no condition"):
-        Condition.parse(text)
+        TriggerCondition.parse(text)
 
 
 def test_share_of_more_than_all_memory_is_refused():
     with pytest.raises(UsageError, match="at most 100%"):
-        Condition.parse("allocated > 300%")
+        TriggerCondition.parse("allocated > 300%")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_options_that_make_no_sense_are_refused(given):
 def test_limit_is_exact_and_met_once_a_minute_until_it_was_not():
     met = []
     watch = Watch(
-        Condition.parse("allocated > 50%"),
+        TriggerCondition.parse("allocated > 50%"),
         None,
         total_of=lambda device: 100,
         met=lambda reason, text: met.append((reason, text)),
@@ -349,7 +349,7 @@ def test_limit_is_exact_and_met_once_a_minute_until_it_was_not():
 
 def _watched(limit: str) -> tuple[Watch, list[Reason]]:
     met: list[Reason] = []
-    condition = Condition.parse(f"allocated > {limit}")
+    condition = TriggerCondition.parse(f"allocated > {limit}")
     watch = Watch(
         condition, None, total_of=lambda device: 0, met=lambda reason, _: met.append(reason), began=lambda: None
     )

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sanitize_program import Program, R, W
 from test_sanitize_oracle import Oracle, actions, play
 
-from cudatool.sanitize.legal import Order, Steps
+from cudatool.sanitize.legal import LegalSteps, Order
 from cudatool.trace.events import Kind
 
 
-def violations(steps: Steps, oracle: Oracle, order: Order) -> list[tuple[int, int]]:
+def violations(steps: LegalSteps, oracle: Oracle, order: Order) -> list[tuple[int, int]]:
     """Return the pairs of records that an order runs against what must come first."""
     node_of = {record: node for node, _, _, record in oracle.accesses}
     records = [steps.all[index].operation.record for index in order]
@@ -30,7 +30,7 @@ def violations(steps: Steps, oracle: Oracle, order: Order) -> list[tuple[int, in
 @given(st.lists(actions, max_size=25), st.integers(0, 2**32))
 def test_every_order_is_legal(program_steps: list[Any], seed: int) -> None:
     program, oracle = play(program_steps)
-    steps = Steps(program.trace())
+    steps = LegalSteps(program.trace())
     choose = random.Random(seed)
     orders = [steps.program_order(), steps.any_order(choose)]
     everything = set(orders[0])
@@ -51,7 +51,7 @@ def test_every_order_is_legal(program_steps: list[Any], seed: int) -> None:
 @given(st.lists(actions, max_size=25))
 def test_before_and_behind_agree_with_reachability(program_steps: list[Any]) -> None:
     program, oracle = play(program_steps)
-    steps = Steps(program.trace())
+    steps = LegalSteps(program.trace())
     node_of = {record: node for node, _, _, record in oracle.accesses}
     nodes = [node_of[step.operation.record] for step in steps.all]
     for index, node in enumerate(nodes):
@@ -65,7 +65,7 @@ def test_unordered_pair_changes_places_in_both_ways() -> None:
     program.kernel(one, (W, 0, 4))
     program.kernel(two, (R, 0, 4))
     program.kernel(one, (R, 64, 4))
-    steps = Steps(program.trace())
+    steps = LegalSteps(program.trace())
     assert steps.advanced([0, 1, 2], 1, steps.before(1)) == [1, 0, 2]
     assert steps.delayed([0, 1, 2], 0, 1) == [1, 0, 2]
 
@@ -76,7 +76,7 @@ def test_a_race_is_exchanged_alone_where_that_is_possible() -> None:
     program.kernel(one, (W, 0, 4))  # 0 races with 2
     program.kernel(two, (W, 64, 4))  # 1 races with 2
     program.kernel(three, (R, 0, 4), (R, 64, 4))
-    steps = Steps(program.trace())
+    steps = LegalSteps(program.trace())
     races = steps.races()
     assert races == [(0, 2), (1, 2)]
     alone = steps.before_but(2, 0, races)
@@ -90,7 +90,7 @@ def test_a_race_that_another_one_decides_is_not_exchanged_alone() -> None:
     program.kernel(one, (R, 0, 4))
     program.kernel(one, (W, 64, 4))
     program.kernel(two, (W, 0, 4), (R, 64, 4))
-    steps = Steps(program.trace())
+    steps = LegalSteps(program.trace())
     assert 0 in steps.before_but(2, 0, steps.races())
 
 
@@ -102,7 +102,7 @@ def test_users_of_memory_come_before_those_of_its_next_owner() -> None:
     program.free(0, 64, one)
     program.alloc(0, 64, two)  # the pool sees to it that the free has run
     program.kernel(two, (W, 0, 64))
-    steps = Steps(program.trace())
+    steps = LegalSteps(program.trace())
     assert steps.before(1) == {0}
     assert steps.later(0) == {1}
     assert steps.any_order(random.Random(1)) == [0, 1]
@@ -124,7 +124,7 @@ def graph_launches(launches: int) -> Program:
 
 
 def test_nodes_of_a_launch_are_ordered_by_the_edges_of_their_graph() -> None:
-    steps = Steps(graph_launches(1).trace())
+    steps = LegalSteps(graph_launches(1).trace())
     one, two, three = (next(i for i, step in enumerate(steps.all) if step.node == node) for node in (1, 2, 3))
     assert (steps.before(one), steps.before(two), steps.before(three)) == (set(), set(), {one})
     assert (steps.later(one), steps.later(two), steps.later(three)) == ({three}, set(), set())
@@ -134,7 +134,7 @@ def test_nodes_of_a_launch_are_ordered_by_the_edges_of_their_graph() -> None:
 
 
 def test_launches_of_a_graph_follow_each_other() -> None:
-    steps = Steps(graph_launches(2).trace())
+    steps = LegalSteps(graph_launches(2).trace())
     assert len(steps.all) == 6
     assert [steps.before(index) >= {0, 1, 2} for index in range(6)] == [False] * 3 + [True] * 3
     assert all(set(steps.any_order(random.Random(seed))[:3]) == {0, 1, 2} for seed in range(20))
@@ -147,7 +147,7 @@ def test_memory_of_its_own_orders_nothing() -> None:
     program.alloc(64, 64, two)
     program.kernel(one, (W, 0, 64))
     program.kernel(two, (W, 64, 64))
-    assert Steps(program.trace()).before(1) == set()
+    assert LegalSteps(program.trace()).before(1) == set()
 
 
 def test_written_memory_is_merged_into_runs() -> None:
@@ -155,4 +155,4 @@ def test_written_memory_is_merged_into_runs() -> None:
     one = program.stream()
     program.kernel(one, (W, 8, 8), (R, 100, 4))
     program.kernel(one, (W, 0, 8), (W, 12, 8))
-    assert Steps(program.trace()).memory_written() == [(0, 20)]
+    assert LegalSteps(program.trace()).memory_written() == [(0, 20)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudatool.sim import abi
-from cudatool.sim.green import Group, Resource
+from cudatool.sim.green import Resource, SmGroup
 
 SM, CONFIG, QUEUE = 1, 1000, 10000
 BACKFILL, LOCALITY = 1, 2
@@ -34,7 +34,7 @@ def device(driver):
 
 def split(whole, *groups, results=True):
     """Split into groups of (count, together, flags); return error, what each group is told, parts, remainder."""
-    wanted = (Group * len(groups))(*(Group(count, together, 0, flags) for count, together, flags in groups))
+    wanted = (SmGroup * len(groups))(*(SmGroup(count, together, 0, flags) for count, together, flags in groups))
     parts, rest = (Resource * len(groups))(), Resource()
     to = ctypes.addressof(parts) if results else 0
     error = call(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cudatool.sim import Result, abi
-from cudatool.sim.abi import IpcHandle
+from cudatool.sim.abi import IpcHandleStruct
 
 # A process that does what it reads, a line at a time, with memory or an event of its parent.
 _CHILD = """
@@ -22,7 +22,7 @@ _driver.choose("sim")
 _driver.initialize()
 from cuda.bindings import driver
 from cudatool.sim import Result, abi
-from cudatool.sim.abi import IpcHandle
+from cudatool.sim.abi import IpcHandleStruct
 
 def ok(result):
     assert result[0] == 0, result
@@ -30,7 +30,7 @@ def ok(result):
 
 def opened(name, text, *more):
     out = ctypes.c_size_t()
-    handle = IpcHandle.from_buffer_copy(bytes.fromhex(text))
+    handle = IpcHandleStruct.from_buffer_copy(bytes.fromhex(text))
     number = abi.invoke(abi.ENTRIES[name], (ctypes.addressof(out), handle, *more), 1)
     return Result(number).name, out.value
 
@@ -70,13 +70,13 @@ def unshared(machine, monkeypatch):
 
 def exported(name, what):
     """Return error and text of a handle for another process."""
-    handle = IpcHandle()
+    handle = IpcHandleStruct()
     number = abi.invoke(abi.ENTRIES[name], (ctypes.addressof(handle), int(what)), 1)
     return Result(number).name, bytes(handle).hex()
 
 
 def opened(name, text, *more):
-    out, handle = ctypes.c_size_t(), IpcHandle.from_buffer_copy(bytes.fromhex(text))
+    out, handle = ctypes.c_size_t(), IpcHandleStruct.from_buffer_copy(bytes.fromhex(text))
     return Result(abi.invoke(abi.ENTRIES[name], (ctypes.addressof(out), handle, *more), 1)).name
 
 

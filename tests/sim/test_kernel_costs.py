@@ -12,7 +12,7 @@ from cudatool.sim import profile
 from cudatool.sim.jit.kernel_work import work_of_a_thread
 
 
-def work(text: str) -> profile.Work:
+def work(text: str) -> profile.ThreadWork:
     """Return the guessed work of a thread of a kernel."""
     registers = ".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %d<9>;"
     return work_of_a_thread(

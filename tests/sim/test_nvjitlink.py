@@ -192,7 +192,7 @@ def test_linked_ptx_is_nvidia_s_own(nvjitlink):
 
 
 def test_machine_code_is_refused_and_said_to_be(nvjitlink):
-    from cudatool.sim.toolchain.nvjitlink import Input, _Link
+    from cudatool.sim.toolchain.nvjitlink import InputType, _Link
 
     class Anything:
         """A linker that finds nothing wrong."""
@@ -202,7 +202,7 @@ def test_machine_code_is_refused_and_said_to_be(nvjitlink):
 
     link = _Link([b"-arch=sm_90a"])
     assert 90 == link.arch
-    link.take(Anything(), 1, Input.CUBIN, CUBIN, b"a.cubin")
+    link.take(Anything(), 1, InputType.CUBIN, CUBIN, b"a.cubin")
     assert 3 == link.finish(Anything(), 1)
     assert b"ERROR: a.cubin: machine code without PTX, which the software device cannot run\n" == link.error
 

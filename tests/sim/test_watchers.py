@@ -15,17 +15,17 @@ class Watcher:
     def __init__(self, name: str, told: list[Any], fails: str = "") -> None:
         self.name, self.told, self.fails = name, told, fails
 
-    def enter(self, entry: abi.Entry, arguments: tuple[Any, ...], correlation: int) -> None:
+    def enter(self, entry: abi.EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
         self._tell("enter", entry, arguments, correlation)
 
-    def leave(self, entry: abi.Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
+    def leave(self, entry: abi.EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         self._tell("leave", entry, arguments, correlation, result)
 
     def enqueued(self, operation: Any) -> None: ...
 
     def executed(self, operation: Any) -> None: ...
 
-    def _tell(self, what: str, entry: abi.Entry, *facts: Any) -> None:
+    def _tell(self, what: str, entry: abi.EntryPoint, *facts: Any) -> None:
         self.told.append((self.name, what, entry.name, *facts))
         if what == self.fails:
             raise ValueError(self.name)

@@ -14,9 +14,9 @@ from twin import payload_of, unpack
 from cudatool import viz
 from cudatool.fleet.compare import Comparison, Metric, MetricChange, SiteChange
 from cudatool.fleet.pace import Collectives, RankWait, StepTime
-from cudatool.fleet.pair import MemoryDifference, Pair, PairDifference
+from cudatool.fleet.pair import MemoryDifference, PairDifference, RankPair
 from cudatool.fleet.picture import Picture, SiteBytes, StepMemory
-from cudatool.fleet.report import Difference, Finding, RankEnd, RankMemory, RunReport
+from cudatool.fleet.report import Difference, RankEnd, RankFinding, RankMemory, RunReport
 from cudatool.fleet.words import described, described_pair
 from cudatool.viz.fleet_page import fleet_page, fleet_payload
 
@@ -35,9 +35,9 @@ def pictured(count: int = 8, *, name: str = "nightly", differs: int | None = 5, 
         peak[row] += np.arange(STEPS) * 9 * MIB
         peak[row, 15:] = -1
         findings = [
-            Finding(differs, Difference.OOM, value=10**18),
-            Finding(differs, Difference.LEAK, f"{name}.py:3 (grow)", value=135 * MIB, usual=0),
-            Finding(
+            RankFinding(differs, Difference.OOM, value=10**18),
+            RankFinding(differs, Difference.LEAK, f"{name}.py:3 (grow)", value=135 * MIB, usual=0),
+            RankFinding(
                 differs, Difference.SIZE, "a.py:1 (f)", "a.py:1 (f)", value=20 * MIB + 512, usual=20 * MIB, sequence=7
             ),
         ]
@@ -107,7 +107,7 @@ def two_ranks() -> Picture:
     found = PairDifference(Difference.SIZE, ("a.py:1 (f)",) * 2, (MIB, 3 * MIB), 7, (2, 2))
     one = pictured(2, differs=None)
     held = (MemoryDifference("site", "a.py:1 (f)", (MIB, 3 * MIB)), MemoryDifference("library", "nccl", (2 * MIB, 0)))
-    return replace(one, report=replace(one.report, pair=Pair((0, 1), (found,), held, (("nccl",), ()))))
+    return replace(one, report=replace(one.report, pair=RankPair((0, 1), (found,), held, (("nccl",), ()))))
 
 
 def test_the_payload_of_two_ranks_names_both() -> None:
@@ -125,7 +125,7 @@ def test_the_payload_of_two_ranks_names_both() -> None:
 
 @in_browser
 def test_two_ranks_are_shown_side_by_side_and_none_is_accused(tmp_path: Path) -> None:
-    same = replace(two_ranks(), report=replace(two_ranks().report, pair=Pair((0, 1), (), (), ((), ()))))
+    same = replace(two_ranks(), report=replace(two_ranks().report, pair=RankPair((0, 1), (), (), ((), ()))))
     viz.write_fleet("set", [same, two_ranks()], None, tmp_path / "fleet.html")
     with Page(tmp_path / "fleet.html") as page:
         assert ["0 and 1", "size"] == rows(page, "findings")[0][:2]
@@ -179,7 +179,7 @@ def test_the_payload_of_many_ranks_is_small() -> None:
 
 
 def test_sizes_that_differ_are_not_written_alike() -> None:
-    finding = Finding(1, Difference.SIZE, "a", "a", value=20 * MIB + 512, usual=20 * MIB, sequence=3)
+    finding = RankFinding(1, Difference.SIZE, "a", "a", value=20 * MIB + 512, usual=20 * MIB, sequence=3)
     assert "requests 20,972,032 B, the others 20,971,520 B" in described(finding)
     assert "requests 24 MiB, the others 20 MiB" in described(replace(finding, value=24 * MIB))
 

@@ -14,8 +14,8 @@ from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report.text import render_entry
 from cudatool.sanitize.report.views import (
-    Entry,
     ReportContext,
+    ReportEntry,
     describe,
     entries,
     failure,
@@ -93,7 +93,7 @@ def render_summary(report: Report, run: ReportContext) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(entry: Entry, root: str) -> str:
+def _row(entry: ReportEntry, root: str) -> str:
     frame = place(entry.finding)
     where = f"{shown_path(frame.file, root)}:{frame.line}" if frame else ""
     standing = f"{entry.aside.by}: {why_aside(entry.aside, root)}" if entry.aside else entry.level

@@ -10,8 +10,8 @@ from cudatool.sanitize.kinds import CHECKS, KINDS, check_of
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report.text import render_entry
 from cudatool.sanitize.report.views import (
-    Entry,
     ReportContext,
+    ReportEntry,
     describe,
     entries,
     failure,
@@ -75,7 +75,7 @@ def render_junit(report: Report, run: ReportContext) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suites, encoding="unicode")
 
 
-def _case(suite: ET.Element, entry: Entry, run: ReportContext) -> None:
+def _case(suite: ET.Element, entry: ReportEntry, run: ReportContext) -> None:
     finding = entry.finding
     case = ET.SubElement(
         suite,

@@ -18,7 +18,7 @@ from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of, help_url
 from cudatool.sanitize.places import relative_path
-from cudatool.sanitize.report.views import Entry, ReportContext, Site, around, entries, failure, sites, sources
+from cudatool.sanitize.report.views import ReportContext, ReportEntry, Site, around, entries, failure, sites, sources
 from cudatool.source_text import SourceLine
 from cudatool.text import json_text
 from cudatool.trace.model import Frame
@@ -106,7 +106,7 @@ class _Result:
         self._root = root
         self._related: list[dict[str, Any]] = []
 
-    def of(self, entry: Entry) -> dict[str, Any]:
+    def of(self, entry: ReportEntry) -> dict[str, Any]:
         finding = entry.finding
         shown, *others = sites(finding)
         parts = [_plain(shown.text)]

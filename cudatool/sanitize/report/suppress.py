@@ -28,13 +28,13 @@ from cudatool.sanitize.kinds import CHECKS, check_of
 from cudatool.text import quoted, short_arguments
 from cudatool.trace.model import Frame
 
-__all__ = ["Rule", "parse_rules"]
+__all__ = ["SuppressionRule", "parse_rules"]
 
 _TERMS = ("kind", "file", "function", "operation", "fingerprint")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SuppressionRule:
     """A pattern for each term that the rule has, and the line that it was written as."""
 
     text: str
@@ -68,7 +68,7 @@ class Rule:
         return in_file and (not self.function or fnmatchcase(frame.function, self.function))
 
 
-def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+def parse_rules(texts: Iterable[str]) -> tuple[SuppressionRule, ...]:
     """Return the rules that `texts` are, or, for ``@FILE``, that the lines of a file are.
 
     Raises
@@ -76,7 +76,7 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     UsageError
         A rule or file that cannot be read, or too many of them (:mod:`cudatool.limits`); the message names the line.
     """
-    rules: list[Rule] = []
+    rules: list[SuppressionRule] = []
     room = RULES_BYTES
     for line, where in _lines(texts):
         room -= len(line)
@@ -106,7 +106,7 @@ def _lines(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield line + "\n", f"{path}:{number}"
 
 
-def _parse(text: str, where: str) -> Rule | None:
+def _parse(text: str, where: str) -> SuppressionRule | None:
     text = text.strip()
     if not text or text.startswith("#"):
         return None
@@ -131,4 +131,4 @@ def _parse(text: str, where: str) -> Rule | None:
     names = [*CHECKS, *FindingKind]
     if (kind := terms.get("kind")) and not any(fnmatchcase(name, kind) for name in names):
         raise UsageError(f"{where}: no kind of finding is {quoted(kind)}; there are {', '.join(names)}")
-    return Rule(" ".join(words), **terms) if terms else None
+    return SuppressionRule(" ".join(words), **terms) if terms else None

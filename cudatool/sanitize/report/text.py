@@ -13,8 +13,8 @@ from cudatool.sanitize.findings import DeviceFinding, Finding, Outcome, Report, 
 from cudatool.sanitize.kinds import KINDS, check_of
 from cudatool.sanitize.places import shown_path, source_line
 from cudatool.sanitize.report.views import (
-    Entry,
     ReportContext,
+    ReportEntry,
     Site,
     entries,
     not_asked_for,
@@ -80,7 +80,7 @@ def render_text(report: Report, run: ReportContext | None = None, *, color: bool
     return "\n\n".join(blocks)
 
 
-def render_entry(entry: Entry, run: ReportContext) -> str:
+def render_entry(entry: ReportEntry, run: ReportContext) -> str:
     """Return one finding as the text report has it."""
     return _Style(False, 100, run).entry(entry)
 
@@ -101,7 +101,7 @@ class _Style:
             printable(text), self._width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
         )
 
-    def entry(self, entry: Entry, number: str = "") -> str:
+    def entry(self, entry: ReportEntry, number: str = "") -> str:
         finding = entry.finding
         check = "" if check_of(finding) == "race" else f"{check_of(finding)}: "
         title = f"{number}{check}{KINDS[finding.kind].title} [{finding.kind}]{times(finding)}"

@@ -9,12 +9,12 @@ from datetime import date
 from cudatool.sanitize.findings import DeviceFinding, Finding, GapKind, Report, SetAside
 from cudatool.sanitize.report.baseline import Baseline
 from cudatool.sanitize.report.comments import Comments
-from cudatool.sanitize.report.suppress import Rule
+from cudatool.sanitize.report.suppress import SuppressionRule
 
 __all__ = ["accepted", "known"]
 
 
-def accepted(report: Report, rules: Sequence[Rule] = (), files: Iterable[str] = ()) -> Report:
+def accepted(report: Report, rules: Sequence[SuppressionRule] = (), files: Iterable[str] = ()) -> Report:
     """Return the report without the findings that a comment in the source or one of `rules` accepts.
 
     They are in ``set_aside``. Mistakes in comments are in ``remarks``: in the files that findings point to, and in

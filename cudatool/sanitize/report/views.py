@@ -30,8 +30,8 @@ from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
 __all__ = [
-    "Entry",
     "ReportContext",
+    "ReportEntry",
     "Site",
     "ThreadPlace",
     "around",
@@ -74,7 +74,7 @@ class ReportContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ReportEntry:
     """A finding and how it stands.
 
     Attributes
@@ -110,7 +110,7 @@ class Site:
         return self.chosen or user_frame(self.stack)
 
 
-def entries(report: Report) -> Iterator[Entry]:
+def entries(report: Report) -> Iterator[ReportEntry]:
     """Yield every finding: those that fail the run, the possible ones, and those set aside."""
     expired = {known.fingerprint: known for known in report.expired}
     certain = len(report.findings) + len(report.on_device)
@@ -119,8 +119,8 @@ def entries(report: Report) -> Iterator[Entry]:
         if known := expired.get(finding.fingerprint):
             because = f" ({known.reason})" if known.reason else ""
             remark = f"The baseline knows it{because}, but only until {known.expires}."
-        yield Entry(finding, "error" if index < certain else "warning", remark=remark)
-    yield from (Entry(aside.finding, "none", aside) for aside in report.set_aside)
+        yield ReportEntry(finding, "error" if index < certain else "warning", remark=remark)
+    yield from (ReportEntry(aside.finding, "none", aside) for aside in report.set_aside)
 
 
 def sites(finding: Finding | DeviceFinding) -> tuple[Site, ...]:

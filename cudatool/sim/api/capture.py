@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from cudatool.sim import abi
 from cudatool.sim import machine as state
-from cudatool.sim.abi import Entry, entry, write
+from cudatool.sim.abi import EntryPoint, entry, write
 from cudatool.sim.api.copy import batch_of, batch_of_boxes, check_peers, reads_now
 from cudatool.sim.api.graph import add_node, edges_from, graph_object
 from cudatool.sim.boxes import Memcpy3D, read_2d, read_3d
 from cudatool.sim.graph import params
-from cudatool.sim.graph.capture import Capture, CapturedEvent, CaptureStatus, Mode
+from cudatool.sim.graph.capture import Capture, CapturedEvent, CaptureMode, CaptureStatus
 from cudatool.sim.graph.model import PLAIN_EDGE, Graph, Node, Work
 from cudatool.sim.graph.nodes import BatchOfValues, Copy, RecordEvent, WaitForEvent
 from cudatool.sim.graph.params import KernelParams, MemAllocParams, MemsetParams
@@ -32,10 +32,10 @@ from cudatool.sim.values import BatchMemOp, batch, batch_op, batch_ops_at
 # ---- Beginning and ending ----
 
 
-def _mode(number: int) -> Mode:
-    if number not in Mode.__members__.values():
+def _mode(number: int) -> CaptureMode:
+    if number not in CaptureMode.__members__.values():
         raise DriverError(Result.INVALID_VALUE, f"{number} is not a capture mode")
-    return Mode(number)
+    return CaptureMode(number)
 
 
 @entry("cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode)")
@@ -185,7 +185,7 @@ def _captured(variant: _Variant) -> _Variant:
     return variant
 
 
-def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
+def _guard(entry: EntryPoint, arguments: tuple[Any, ...]) -> None:
     """Carry out a driver call while some stream captures."""
     captures = state.machine.captures
     name = entry.name
@@ -223,7 +223,7 @@ def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
         variant(capture, stream, *arguments)
 
 
-def _stream(entry: Entry, arguments: tuple[Any, ...]) -> StreamState | None:
+def _stream(entry: EntryPoint, arguments: tuple[Any, ...]) -> StreamState | None:
     """Return the stream that a call works in, None if the call has no stream."""
     if entry.name == "cuLaunchKernelEx":
         return stream_of(LaunchConfig.from_address(arguments[0]).hStream) if arguments[0] else None

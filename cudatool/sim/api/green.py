@@ -10,7 +10,7 @@ from typing import Final
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.green import Descriptor, GreenContext, Group, Resource, split_by_count, split_in_groups
+from cudatool.sim.green import Descriptor, GreenContext, Resource, SmGroup, split_by_count, split_in_groups
 from cudatool.sim.machine import Context, context_behind, current_green, stream_of
 from cudatool.sim.queue import EventState, Operation
 from cudatool.sim.results import DriverError, Result
@@ -71,8 +71,8 @@ def cuDevSmResourceSplit(result: int, nbGroups: int, input: int, remainder: int,
     state.machine.device(0)
     if not nbGroups or not input or not groupParams or flags:
         raise DriverError(Result.INVALID_VALUE)
-    groups = (Group * nbGroups).from_address(groupParams)
-    wanted = [Group.from_buffer_copy(group) for group in groups]
+    groups = (SmGroup * nbGroups).from_address(groupParams)
+    wanted = [SmGroup.from_buffer_copy(group) for group in groups]
     parts, rest = split_in_groups(Resource.from_address(input), wanted, next(_splits))
     if result and not all(group.smCount for group in wanted):
         raise DriverError(Result.INVALID_RESOURCE_CONFIGURATION, "each group needs at least one multiprocessor")

@@ -7,7 +7,7 @@ import os
 from ctypes import c_size_t, c_uint64
 
 from cudatool.sim import machine as state
-from cudatool.sim.abi import IpcHandle, entry, write
+from cudatool.sim.abi import IpcHandleStruct, entry, write
 from cudatool.sim.ipc import EventHandle, Handle, SharedEvent
 from cudatool.sim.machine import current_context
 from cudatool.sim.queue import DISABLE_TIMING, INTERPROCESS, EventState
@@ -30,12 +30,12 @@ def cuIpcGetMemHandle(pHandle: int, dptr: int) -> None:
     file, offset = machine.devices[allocation.device].memory.share(allocation.address, allocation.size)
     machine.share(allocation)
     handle = Handle(os.getpid(), file.opened, allocation.device, file.inode, offset, allocation.size, allocation.serial)
-    ctypes.memset(pHandle, 0, ctypes.sizeof(IpcHandle))
+    ctypes.memset(pHandle, 0, ctypes.sizeof(IpcHandleStruct))
     ctypes.memmove(pHandle, ctypes.addressof(handle), ctypes.sizeof(handle))
 
 
 @entry("cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)")
-def cuIpcOpenMemHandle(pdptr: int, handle: IpcHandle, Flags: int) -> None:
+def cuIpcOpenMemHandle(pdptr: int, handle: IpcHandleStruct, Flags: int) -> None:
     context = current_context()
     if not pdptr or Flags != _LAZY_ENABLE_PEER_ACCESS:
         raise DriverError(Result.INVALID_VALUE, "Flags must be CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS")
@@ -58,12 +58,12 @@ def cuIpcGetEventHandle(pHandle: int, event: int) -> None:
     if found.shared is None:
         raise DriverError(Result.INVALID_HANDLE, "the event was not created with CU_EVENT_INTERPROCESS")
     handle = found.shared.handle()
-    ctypes.memset(pHandle, 0, ctypes.sizeof(IpcHandle))
+    ctypes.memset(pHandle, 0, ctypes.sizeof(IpcHandleStruct))
     ctypes.memmove(pHandle, ctypes.addressof(handle), ctypes.sizeof(handle))
 
 
 @entry("cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle handle)")
-def cuIpcOpenEventHandle(phEvent: int, handle: IpcHandle) -> None:
+def cuIpcOpenEventHandle(phEvent: int, handle: IpcHandleStruct) -> None:
     context = current_context()
     wanted = EventHandle.from_buffer_copy(handle)
     if not phEvent:

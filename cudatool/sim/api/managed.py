@@ -15,7 +15,7 @@ from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
 from cudatool.sim.arena import Allocation
 from cudatool.sim.machine import current_context, stream_of
-from cudatool.sim.managed import NOWHERE, Advice, Advised, Location, ManagedState
+from cudatool.sim.managed import NOWHERE, Advised, Location, ManagedState, MemoryAdvice
 from cudatool.sim.pool import DEVICE, HOST, HOST_NUMA
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
@@ -93,13 +93,13 @@ def _advised(allocation: Allocation) -> Advised:
 @entry("cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location)")
 def cuMemAdvise(devPtr: int, count: int, advice: int, location: int) -> None:
     current_context()
-    if advice not in Advice._value2member_map_:
+    if advice not in MemoryAdvice._value2member_map_:
         raise DriverError(Result.INVALID_VALUE)
-    kind, place = Advice(advice), _unpack(location)
-    if kind in (Advice.SET_PREFERRED_LOCATION, Advice.SET_ACCESSED_BY, Advice.UNSET_ACCESSED_BY):
+    kind, place = MemoryAdvice(advice), _unpack(location)
+    if kind in (MemoryAdvice.SET_PREFERRED_LOCATION, MemoryAdvice.SET_ACCESSED_BY, MemoryAdvice.UNSET_ACCESSED_BY):
         _check_place(place)
         # "the host is specified by CU_MEM_LOCATION_TYPE_HOST" for access; NUMA nodes are for preferences only.
-        if kind is not Advice.SET_PREFERRED_LOCATION and place[0] not in (DEVICE, HOST):
+        if kind is not MemoryAdvice.SET_PREFERRED_LOCATION and place[0] not in (DEVICE, HOST):
             raise DriverError(Result.INVALID_VALUE, "this call takes no NUMA node")
     advised, start, end = _managed(devPtr, count)
     advised.advise(start, end, kind, (HOST, 0) if place[0] == HOST else place)

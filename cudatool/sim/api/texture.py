@@ -15,7 +15,7 @@ from cudatool.sim import profile
 from cudatool.sim.abi import entry, write
 from cudatool.sim.machine import current_context
 from cudatool.sim.results import DriverError, Result
-from cudatool.sim.textures import FORMATS, Array, MipmappedArray, Record, SurfaceObject, TextureObject, describe
+from cudatool.sim.textures import FORMATS, Array, MipmappedArray, SurfaceObject, TextureObject, TextureRecord, describe
 from cudatool.sim.transfers import copy
 
 __all__ = ["array_of"]
@@ -249,7 +249,7 @@ def cuMemcpyAtoHAsync(dstHost: int, srcArray: int, srcOffset: int, ByteCount: in
 # ---- texture and surface objects ----
 
 
-def _resource_record(resource: _ResourceDescriptor) -> Record:
+def _resource_record(resource: _ResourceDescriptor) -> TextureRecord:
     if resource.flags:
         raise DriverError(Result.INVALID_VALUE, "flags of a resource descriptor must be zero")
     if resource.resType == _ARRAY:
@@ -274,7 +274,7 @@ def _resource_record(resource: _ResourceDescriptor) -> Record:
     return record
 
 
-def _add_sampler(record: Record, kind: int, texture: _TextureDescriptor) -> None:
+def _add_sampler(record: TextureRecord, kind: int, texture: _TextureDescriptor) -> None:
     """Write into the record of a texture how it is sampled."""
     if kind == _LINEAR:  # addressing and filter are ignored; beyond its end there is zero
         record.mode = (3, 3, 3)
@@ -328,7 +328,7 @@ def cuSurfObjectCreate(pSurfObject: int, pResDesc: int) -> None:
     write(pSurfObject, c_uint64, handle)
 
 
-_destroyed: list[Record] = []  # kept, so that their addresses are not used again and stale handles fault
+_destroyed: list[TextureRecord] = []  # kept, so that their addresses are not used again and stale handles fault
 
 
 def _destroy(handle: int, kind: type[TextureObject] | type[SurfaceObject]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudatool.loading.late_dataclasses import dataclass, field
-from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, Ranges
+from cudatool.sim.arena import PAGE, READ_WRITE, AddressRanges, Allocation
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GraphMemory:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._space = machine.arena.ranges
-        self._slots: Ranges[Slot] = Ranges()
+        self._slots: AddressRanges[Slot] = AddressRanges()
         self._high: dict[tuple[int, str], int] = {}
 
     def reserve(self, size: int, context: Context, device: Device, *, is_managed: bool = False) -> Slot:

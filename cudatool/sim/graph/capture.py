@@ -18,10 +18,10 @@ from cudatool.sim.graph.model import Graph, Node
 from cudatool.sim.queue import StreamState
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["Capture", "CaptureStatus", "CapturedEvent", "Captures", "Mode"]
+__all__ = ["Capture", "CaptureMode", "CaptureStatus", "CapturedEvent", "Captures"]
 
 
-class Mode(IntEnum):
+class CaptureMode(IntEnum):
     """CUstreamCaptureMode: of a capture, and of a thread."""
 
     GLOBAL = 0
@@ -56,7 +56,7 @@ class Capture:
 
     _ids = itertools.count(1)
 
-    def __init__(self, origin: StreamState, mode: Mode, graph: Graph, *, owns_graph: bool) -> None:
+    def __init__(self, origin: StreamState, mode: CaptureMode, graph: Graph, *, owns_graph: bool) -> None:
         self.id = next(self._ids)
         self.origin = origin
         self.mode = mode
@@ -100,7 +100,7 @@ class CapturedEvent:
 
 
 class _Thread(threading.local):
-    mode = Mode.GLOBAL
+    mode = CaptureMode.GLOBAL
 
 
 class Captures:
@@ -125,7 +125,7 @@ class Captures:
                     return stream, node
         return None
 
-    def begin(self, stream: StreamState, mode: Mode, graph: Graph | None, tail: dict[Node, bytes]) -> Capture:
+    def begin(self, stream: StreamState, mode: CaptureMode, graph: Graph | None, tail: dict[Node, bytes]) -> Capture:
         """Begin to capture in a stream, into a new graph if none is given.
 
         Raises
@@ -175,7 +175,7 @@ class Captures:
         if capture.origin is not stream:
             capture.invalidate()
             raise DriverError(Result.STREAM_CAPTURE_UNMATCHED)
-        if capture.mode is not Mode.RELAXED and capture.thread != threading.get_ident():
+        if capture.mode is not CaptureMode.RELAXED and capture.thread != threading.get_ident():
             raise DriverError(Result.STREAM_CAPTURE_WRONG_THREAD)
         joined = capture.is_joined
         self._end(capture, failed=capture.status is not CaptureStatus.ACTIVE or not joined)
@@ -217,14 +217,14 @@ class Captures:
 
     def check_unsafe(self) -> None:
         """Fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if this thread must not call what capture cannot see."""
-        if self.thread.mode is Mode.RELAXED:
+        if self.thread.mode is CaptureMode.RELAXED:
             return
         me = threading.get_ident()
         conflicting = [
             capture
             for capture in self._by_stream.values()
-            if (capture.thread == me and capture.mode is not Mode.RELAXED)
-            or (capture.thread != me and capture.mode is Mode.GLOBAL and self.thread.mode is Mode.GLOBAL)
+            if (capture.thread == me and capture.mode is not CaptureMode.RELAXED)
+            or (capture.thread != me and capture.mode is CaptureMode.GLOBAL and self.thread.mode is CaptureMode.GLOBAL)
         ]
         if conflicting:
             self._refuse(conflicting, Result.STREAM_CAPTURE_UNSUPPORTED)

@@ -8,7 +8,7 @@ from ctypes import c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_
 from typing import Any, Final
 
 from cudatool.sim import machine as state
-from cudatool.sim.boxes import ARRAY, DEVICE, HOST, Memcpy3D, Side, box_of
+from cudatool.sim.boxes import ARRAY, DEVICE, HOST, BoxSide, Memcpy3D, box_of
 from cudatool.sim.graph.model import Graph, Node, NodeType, Work
 from cudatool.sim.graph.nodes import (
     Allocate,
@@ -31,7 +31,7 @@ from cudatool.sim.kernels import Function, checked_launch
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
 from cudatool.sim.results import DriverError, Result
-from cudatool.sim.transfers import Extent
+from cudatool.sim.transfers import CopyExtent
 from cudatool.sim.values import BatchMemOp, batch, batch_ops_at
 
 __all__ = [
@@ -232,7 +232,7 @@ def copy_of(params: Memcpy3D, context: Context) -> Copy:
     return copy
 
 
-def _operand(side: Side, extent: Extent) -> Operand:
+def _operand(side: BoxSide, extent: CopyExtent) -> Operand:
     box = box_of(side, extent)
     is_known = side.MemoryType in (DEVICE, ARRAY) or memory_at(box.address)[0] != ""
     return Operand(box.address, box.pitch, box.slice, side.MemoryType, is_known)

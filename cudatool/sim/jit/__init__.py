@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.host_places import HostPlaces
-from cudatool.sim.jit.instrument import Defect, Instrument
+from cudatool.sim.jit.instrument import DefectCode, Instrument
 from cudatool.sim.jit.kernel import JitKernel
 from cudatool.sim.jit.launch import (
     KernelAssert,
@@ -23,7 +23,7 @@ from cudatool.sim.jit.launch import (
 )
 from cudatool.sim.jit.launch_options import LaunchOptions, LaunchShape
 from cudatool.sim.jit.module import JitModule, load
-from cudatool.sim.jit.race_engine import Reason
+from cudatool.sim.jit.race_engine import RaceReason
 from cudatool.sim.jit.source import Conduct, GlobalVariable, Param, Source
 from cudatool.sim.jit.unsupported import UnsupportedInstruction
 
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
     from cudatool.sim.jit.shadow import Found, Shadow
 
 __all__ = [
-    "load",
-    "JitModule",
-    "JitKernel",
-    "LaunchOptions",
-    "LaunchShape",
-    "Param",
-    "GlobalVariable",
-    "Source",
     "Conduct",
+    "DefectCode",
     "Footprint",
+    "Found",
+    "GlobalVariable",
     "HostPlaces",
     "Instrument",
-    "Reason",
-    "Shadow",
-    "Found",
-    "Defect",
+    "JitKernel",
+    "JitModule",
+    "KernelAssert",
+    "KernelBadFree",
+    "KernelDeadlock",
     "KernelError",
     "KernelFault",
     "KernelStackOverflow",
     "KernelTimeout",
     "KernelTrap",
-    "KernelAssert",
-    "KernelBadFree",
-    "KernelDeadlock",
+    "LaunchOptions",
+    "LaunchShape",
+    "Param",
+    "RaceReason",
+    "Shadow",
+    "Source",
     "UnsupportedInstruction",
+    "load",
 ]
 
 

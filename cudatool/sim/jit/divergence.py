@@ -26,7 +26,7 @@ from __future__ import annotations
 from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.emit import ENVIRONMENT
-from cudatool.sim.jit.instrument import Defect
+from cudatool.sim.jit.instrument import DefectCode
 from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
 __all__ = ["divergent"]
@@ -467,7 +467,7 @@ quit:
 }}
 """
 _MASK_CHECK = f"""  %lt.i = trunc i64 %lt to i32
-  call void @sync_check(ptr %context, i1 %lacks, i32 {int(Defect.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
+  call void @sync_check(ptr %context, i1 %lacks, i32 {int(DefectCode.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
 """
 _SITE_BEGIN = "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
 # Whether all threads at one barrier number come from one line.
@@ -492,7 +492,7 @@ _BARRIER_CHECK = f"""  %some.ended = icmp ult i32 %living, %n
   %wrong = or i1 %short, %apart.sites
   %bad = and i1 %open, %wrong
   %waiting.thread = load i32, ptr %stuck
-  call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
+  call void @sync_check(ptr %context, i1 %bad, i32 {int(DefectCode.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
     i32 %waiting.thread)"""
 # At which barrier each warp has arrived as a whole, and 32 times how many warps have at each.
 _WARPS_AT = """\

@@ -22,7 +22,7 @@ from cudatool.ptx import (
 )
 from cudatool.sim.jit.argument_ranges import Near
 from cudatool.sim.jit.context import EXIT, Context, Stop
-from cudatool.sim.jit.instrument import Flag, Instrument, Mode, Needless, observe
+from cudatool.sim.jit.instrument import Flag, Instrument, Needless, RaceMode, observe
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.special_registers import SPECIAL
 from cudatool.sim.jit.unsupported import UnsupportedInstruction
@@ -41,7 +41,7 @@ __all__ = [
 # addresses are offsets from it, which lets loops over threads be vectorized.
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
-READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
+READ, WRITE, ATOMIC = RaceMode.READ, RaceMode.WRITE, RaceMode.ATOMIC
 
 _LLVM = {
     "pred": "i1",
@@ -396,7 +396,7 @@ class Emitter:
         return ", !llvm.access.group !1"
 
     def guarded(
-        self, space: str, pointer: str, size: int, mode: Mode, site: Instruction, *, flags: Flag = Flag.NONE
+        self, space: str, pointer: str, size: int, mode: RaceMode, site: Instruction, *, flags: Flag = Flag.NONE
     ) -> str:
         """Observe an access before it is made: the one place where checkers and recorders see memory.
 

@@ -34,7 +34,7 @@ __all__ = [
     "ORDERED",
     "PURE",
     "WIDTH",
-    "Check",
+    "DistanceCheck",
     "Even",
     "Part",
     "Region",
@@ -76,7 +76,7 @@ _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"})
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DistanceCheck:
     """What must hold for the result of an instruction to have its distance.
 
     Attributes
@@ -95,7 +95,7 @@ class Check:
     same: bool
 
 
-ToCheck = Callable[[Instruction, list[int]], Check | None]
+ToCheck = Callable[[Instruction, list[int]], DistanceCheck | None]
 """Says what must be checked for an instruction, as :func:`whole_check` does."""
 
 
@@ -505,7 +505,7 @@ def _product(sources: Sequence[Operand], by: list[int], type_name: str) -> int |
     return distance * value + sum(by[2:])
 
 
-def whole_check(i: Instruction, by: list[int]) -> Check | None:
+def whole_check(i: Instruction, by: list[int]) -> DistanceCheck | None:
     """Return what must hold for an instruction that is not linear to have a distance, None if none can have it.
 
     `by` are the distances of what it reads. The check is of all threads that run the region together.
@@ -522,17 +522,17 @@ def whole_check(i: Instruction, by: list[int]) -> Check | None:
         return None
     if i.opcode == "setp" and len(by) == 2 and _COMPARISONS.intersection(i.modifiers):
         signed = source[0] == "s" and not {"lo", "ls", "hi", "hs"} & {*i.modifiers}
-        return Check(operand.name, distance, f"{'s' if signed else 'u'}{bits}", same=True)
+        return DistanceCheck(operand.name, distance, f"{'s' if signed else 'u'}{bits}", same=True)
     if i.opcode in ("div", "shr") and place == 0:  # the result only grows with the operand, or only falls
-        return Check(operand.name, distance, f"{'s' if source[0] == 's' else 'u'}{bits}", same=True)
+        return DistanceCheck(operand.name, distance, f"{'s' if source[0] == 's' else 'u'}{bits}", same=True)
     if (i.opcode == "cvt" and len(types) == 2 and type_bytes(types[0]) > type_bytes(source)) or (
         i.opcode in ("mul", "mad") and "wide" in i.modifiers and place < 2
     ):
-        return None if source[0] == "b" else Check(operand.name, distance, source, same=False)
+        return None if source[0] == "b" else DistanceCheck(operand.name, distance, source, same=False)
     return None
 
 
-def check_of(i: Instruction, distances: Mapping[str, int], to_check: ToCheck = whole_check) -> Check | None:
+def check_of(i: Instruction, distances: Mapping[str, int], to_check: ToCheck = whole_check) -> DistanceCheck | None:
     """Return what must be checked for an instruction whose result is scalar, None if nothing must."""
     by = [_operand(operand, distances)[1] or 0 for operand in i.operands[1:]]
     return to_check(i, by) if any(by) else None

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.ptx import Flow, Function, Symbol
-from cudatool.ptx.affine import AffineAddresses, Site
+from cudatool.ptx.affine import AffineAddresses, MemoryInstruction
 from cudatool.ptx.forms import THREAD_INDICES, Form, may_meet
 from cudatool.ptx.isa import Mode
 from cudatool.ptx.operands import GENERIC, space_of
@@ -37,7 +37,7 @@ from cudatool.sim.jit.instrument import Instrument, Needless
 if TYPE_CHECKING:
     from cudatool.sim.jit.shadow import Shadow
 
-__all__ = ["Independent", "OfLaunch", "Reach", "needless"]
+__all__ = ["Independent", "LaunchFacts", "Reach", "needless"]
 
 _OF_ACCESSES = Instrument.MEMCHECK | Instrument.INITCHECK | Instrument.RACECHECK  # what alone they look at
 _KEPT = 64  # launches that are remembered
@@ -57,7 +57,7 @@ class Reach(NamedTuple):
     """Each address is a multiple of the access' size."""
 
 
-class OfLaunch(NamedTuple):
+class LaunchFacts(NamedTuple):
     """What is known of a launch before it runs."""
 
     lines: frozenset[int]
@@ -88,7 +88,7 @@ class Independent:
         self._sites = self._addresses.sites or ()
         self._uses_local = any(space_of(i) == "local" or i.opcode == "alloca" for i in function.instructions)
         self._stretches = self._find_stretches(function) if plain else [list(range(len(self._sites)))]
-        self._known: dict[tuple[object, ...], OfLaunch] = {}
+        self._known: dict[tuple[object, ...], LaunchFacts] = {}
 
     def _find_stretches(self, function: Function) -> list[list[int]]:
         """Return the sites that can execute between two barriers, for each first one; all sites if threads may part."""
@@ -125,7 +125,7 @@ class Independent:
         block: Sequence[int],
         device: range,
         address_of: Callable[[Symbol], int | None],
-    ) -> OfLaunch:
+    ) -> LaunchFacts:
         """Return what is known of a launch.
 
         Parameters
@@ -136,7 +136,7 @@ class Independent:
             Given a variable: its address, or where it lies in shared memory.
         """
         if self._addresses.sites is None:
-            return OfLaunch(frozenset(), None, (), frozenset())
+            return LaunchFacts(frozenset(), None, (), frozenset())
         key = arguments, tuple(grid), tuple(block), device
         if key not in self._known:
             if len(self._known) >= _KEPT:
@@ -163,7 +163,7 @@ class Independent:
         block: Sequence[int],
         device: range,
         address_of: Callable[[Symbol], int | None],
-    ) -> OfLaunch:
+    ) -> LaunchFacts:
         places = []
         forms, extents = self._addresses.forms(arguments, grid, block, address_of)
         for site, form in zip(self._sites, forms, strict=True):
@@ -185,9 +185,9 @@ class Independent:
         reaches = tuple(_reach(site, form, extents) for site, form in places if form is not None)
         unknown = {site.line for site, form in places if form is None}
         followed = frozenset(reach.line for reach in reaches) - unknown
-        return OfLaunch(self._lines(places, extents), written, reaches, followed)
+        return LaunchFacts(self._lines(places, extents), written, reaches, followed)
 
-    def _lines(self, places: list[tuple[Site, Form | None]], extents: tuple[int, ...]) -> frozenset[int]:
+    def _lines(self, places: list[tuple[MemoryInstruction, Form | None]], extents: tuple[int, ...]) -> frozenset[int]:
         bad = {site.line for site, _ in places if not site.weak}
         groups = [([*range(len(places))], "global", extents)]
         groups += [
@@ -207,14 +207,14 @@ class Independent:
         return frozenset(site.line for site, _ in places) - bad
 
 
-def _reach(site: Site, form: Form, extents: tuple[int, ...]) -> Reach:
+def _reach(site: MemoryInstruction, form: Form, extents: tuple[int, ...]) -> Reach:
     steps = [coefficient for coefficient, extent in zip(form.coefficients, extents, strict=True) if extent > 1]
     aligned = not any(one % site.width for one in (form.constant, *steps))
     first, stop = form.low, form.high + site.width
     return Reach(site.line, site.space, first, stop, site.mode is not Mode.READ, aligned)
 
 
-def needless(known: OfLaunch, kinds: Instrument, shadow: Shadow, shared_bytes: int) -> Needless:
+def needless(known: LaunchFacts, kinds: Instrument, shadow: Shadow, shared_bytes: int) -> Needless:
     """Return which checks of which lines would find nothing in a launch."""
     found: set[tuple[Instrument, int]] = set()
     if kinds & Instrument.RACECHECK:
@@ -236,7 +236,7 @@ def needless(known: OfLaunch, kinds: Instrument, shadow: Shadow, shared_bytes: i
     return frozenset(found)
 
 
-def _is_stale(writer: tuple[Site, Form | None], other: tuple[Site, Form | None]) -> bool:
+def _is_stale(writer: tuple[MemoryInstruction, Form | None], other: tuple[MemoryInstruction, Form | None]) -> bool:
     """Whether a read through the read-only cache may find what any thread writes; forms of both are known."""
     a, b = writer[1], other[1]
     if not other[0].read_only or a is None or b is None:
@@ -244,5 +244,7 @@ def _is_stale(writer: tuple[Site, Form | None], other: tuple[Site, Form | None])
     return a.low < b.high + other[0].width and b.low < a.high + writer[0].width
 
 
-def _meet(a: tuple[Site, Form | None], b: tuple[Site, Form | None], extents: tuple[int, ...]) -> bool:
+def _meet(
+    a: tuple[MemoryInstruction, Form | None], b: tuple[MemoryInstruction, Form | None], extents: tuple[int, ...]
+) -> bool:
     return a[1] is None or b[1] is None or may_meet(a[1], a[0].width, b[1], b[0].width, extents)

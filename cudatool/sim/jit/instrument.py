@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, NamedTuple
 
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, AccessRun, Engine, Reads
+from cudatool.sim.jit.race_engine import ATOMIC_WORD, PAIR_BIT, RUNS, AccessRun, EngineState, Reads
 
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
@@ -26,12 +26,12 @@ __all__ = [
     "WHO",
     "WORD",
     "Checked",
-    "Defect",
+    "DefectCode",
     "Flag",
     "FoundRecord",
     "Instrument",
-    "Mode",
     "Needless",
+    "RaceMode",
     "host_place",
     "observe",
     "ones",
@@ -78,7 +78,7 @@ class Checked(NamedTuple):
     fills: bool
 
 
-class Defect(IntEnum):
+class DefectCode(IntEnum):
     """The arguments of ``@report``."""
 
     INVALID = 0
@@ -99,10 +99,10 @@ class Defect(IntEnum):
     """A read through a cache that does not see what the launch writes, of what it writes."""
 
 
-KINDS = len(Defect)
+KINDS = len(DefectCode)
 
 
-class Mode(IntEnum):
+class RaceMode(IntEnum):
     """Of an access."""
 
     READ = 1
@@ -111,7 +111,7 @@ class Mode(IntEnum):
 
 
 class Flag(IntFlag):
-    """What else races depend on, beside :class:`Mode`."""
+    """What else races depend on, beside :class:`RaceMode`."""
 
     NONE = 0
     STRONG = 4
@@ -169,7 +169,9 @@ WHO = "i32 %bx, i32 %by, i32 %bz, i32 %t"
 """The thread that accesses, as arguments of the functions that instrumented code calls (:mod:`.checking`)."""
 
 
-def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line: int, align: int, flags: Flag) -> str:
+def observe(
+    e: Emitter, space: str, pointer: str, size: int, mode: RaceMode, *, line: int, align: int, flags: Flag
+) -> str:
     """Emit the checks of an access and what records it; return the pointer to use, elsewhere if it must not be made."""
     kinds = e.instrument
     for check in (Instrument.MEMCHECK, Instrument.INITCHECK, Instrument.RACECHECK):
@@ -235,7 +237,7 @@ def _observe(
     space: str,
     pointer: str,
     size: int,
-    mode: Mode,
+    mode: RaceMode,
     *,
     line: int,
     align: int,
@@ -278,7 +280,7 @@ def _observe(
     e.emit(f"br label %{placed}")
     e.label(placed)
     place = e.op(f"phi i64 [ {place}, %{host} ], [ {offset}, %{known} ]")
-    if kinds & Instrument.RACECHECK and mode is Mode.READ:
+    if kinds & Instrument.RACECHECK and mode is RaceMode.READ:
         _race_read_of_written(e, offset, place, size, line, flags)
     elif kinds & Instrument.RACECHECK:
         race_access(e, place, size, mode, line, 0, flags)
@@ -289,7 +291,7 @@ def _observe(
     return pointer
 
 
-def _observe_shared(e: Emitter, address: str, size: int, mode: Mode, line: int, flags: Flag, after: str) -> None:
+def _observe_shared(e: Emitter, address: str, size: int, mode: RaceMode, line: int, flags: Flag, after: str) -> None:
     """Emit that a generic access is looked at if it is one of shared memory, and go on at the label `after` then."""
     within = e.op(f"sub i64 {address}, {e.op('ptrtoint ptr %shared to i64')}")
     shared, elsewhere = e.new_label(), e.new_label()
@@ -317,7 +319,7 @@ def _shadow(e: Emitter, name: str, offset: str) -> str:
     return e.op(f"getelementptr i8, ptr {base}, i64 {offset}")
 
 
-def _report(e: Emitter, defect: Defect, line: int, address: str, size: int, mode: Mode, space: int) -> None:
+def _report(e: Emitter, defect: DefectCode, line: int, address: str, size: int, mode: RaceMode, space: int) -> None:
     e.emit(
         f"call void @report(ptr %context, i32 {int(defect)}, i32 {line}, i64 {address}, i32 {size}, i32 {int(mode)}, "
         f"i32 {space}, {WHO})"
@@ -325,7 +327,7 @@ def _report(e: Emitter, defect: Defect, line: int, address: str, size: int, mode
 
 
 def _check_memory(
-    e: Emitter, space: str, pointer: str, address: str, size: int, mode: Mode, line: int, align: int
+    e: Emitter, space: str, pointer: str, address: str, size: int, mode: RaceMode, line: int, align: int
 ) -> str:
     number = {"shared": 1, "local": 2}.get(space, 0)
     shown = address
@@ -342,16 +344,16 @@ def _check_memory(
         function = "preserve_mostcc i1 @valid_apart" if line in e.ranges else "i1 @valid"
         valid = e.op(
             f"call {function}{size}(ptr %context, i64 {address}, ptr %shared, i64 {base}, i64 {e.layout.local_bytes}, "
-            f"i1 {str(mode is not Mode.READ).lower()})"
+            f"i1 {str(mode is not RaceMode.READ).lower()})"
         )
         e.validated.add(size)
     if align > 1:
         low = e.op(f"and i64 {shown}, {align - 1}")
         aligned = e.op(f"icmp eq i64 {low}, 0")
         good = e.op(f"and i1 {valid}, {aligned}")
-        kind = e.op(f"select i1 {valid}, i32 {int(Defect.MISALIGNED)}, i32 {int(Defect.INVALID)}")
+        kind = e.op(f"select i1 {valid}, i32 {int(DefectCode.MISALIGNED)}, i32 {int(DefectCode.INVALID)}")
     else:
-        good, kind = valid, str(int(Defect.INVALID))
+        good, kind = valid, str(int(DefectCode.INVALID))
     before, bad, after = e.new_label(), e.new_label(), e.new_label()
     e.emit(f"br label %{before}")
     e.label(before)
@@ -361,25 +363,25 @@ def _check_memory(
         f"call void @report(ptr %context, i32 {kind}, i32 {line}, i64 {shown}, i32 {size}, i32 {int(mode)}, "
         f"i32 {number}, {WHO})"
     )
-    nowhere = e.op(f"inttoptr i64 {e.field('nowhere_read' if mode is Mode.READ else 'nowhere')} to ptr")
+    nowhere = e.op(f"inttoptr i64 {e.field('nowhere_read' if mode is RaceMode.READ else 'nowhere')} to ptr")
     e.emit(f"br label %{after}")
     e.label(after)
     return e.op(f"phi ptr [ {pointer}, %{before} ], [ {nowhere}, %{bad} ]")
 
 
-def _check_initialized(e: Emitter, space: str, address: str, offset: str, size: int, mode: Mode, line: int) -> None:
+def _check_initialized(e: Emitter, space: str, address: str, offset: str, size: int, mode: RaceMode, line: int) -> None:
     cell = _shadow(e, "shadow_init", offset)
     width = f"i{8 * size}"
-    if mode is not Mode.WRITE:
+    if mode is not RaceMode.WRITE:
         state = e.op(f"load {width}, ptr {cell}, align 1")
         known = e.op(f"icmp eq {width} {state}, {ones(size)}")
         bad, after = e.new_label(), e.new_label()
         e.emit(f"br i1 {known}, label %{after}, label %{bad}, !prof !4")
         e.label(bad)
-        _report(e, Defect.UNINITIALIZED, line, address, size, mode, 0)
+        _report(e, DefectCode.UNINITIALIZED, line, address, size, mode, 0)
         e.emit(f"br label %{after}")
         e.label(after)
-    if mode is not Mode.READ:
+    if mode is not RaceMode.READ:
         e.emit(f"store {width} {ones(size)}, ptr {cell}, align 1{e.group(space)}")
 
 
@@ -405,14 +407,14 @@ def _race_read(e: Emitter, offset: str, size: int, line: int, flags: Flag) -> No
     whole = not size % _WORD_BYTES and not e.orders_by_flags  # else no read is ever settled
     if flags & Flag.READ_ONLY and whole:
         with e.when(_lacks(e, offset, size, Reads.CACHED | Reads.SETTLED)):
-            race_access(e, offset, size, Mode.READ, line, 0, weak)
+            race_access(e, offset, size, RaceMode.READ, line, 0, weak)
             race_call(e, "cached", *arguments)
         return
     if flags is Flag.NONE and whole:
         with e.when(_lacks(e, offset, size, Reads.SETTLED)):
-            race_access(e, offset, size, Mode.READ, line, 0, weak)
+            race_access(e, offset, size, RaceMode.READ, line, 0, weak)
         return
-    race_access(e, offset, size, Mode.READ, line, 0, weak)
+    race_access(e, offset, size, RaceMode.READ, line, 0, weak)
     if flags & Flag.READ_ONLY:
         with e.when(_lacks(e, offset, size, Reads.CACHED)):
             race_call(e, "cached", *arguments)
@@ -426,7 +428,7 @@ def _lacks(e: Emitter, offset: str, size: int, known: Reads) -> str:
     kind, splat = f"i{8 * part}", ones(part)
     reads_of, stamp = (
         e.op(f"load i64, ptr {e.op(f'getelementptr i8, ptr {engine}, i64 {field.offset}')}, !invariant.load !0")
-        for field in (Engine.reads_of, Engine.stamp)
+        for field in (EngineState.reads_of, EngineState.stamp)
     )
     stamp = stamp if part == 8 else e.op(f"trunc i64 {stamp} to {kind}")
     expected = e.op(f"or {kind} {stamp}, {splat * known}")
@@ -446,7 +448,7 @@ def _engine(e: Emitter) -> str:
     return e.op(f"load ptr, ptr {pointer}, !invariant.load !0")
 
 
-def race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int, space: int, flags: Flag) -> None:
+def race_access(e: Emitter, offset: str, size: int | str, mode: RaceMode, line: int, space: int, flags: Flag) -> None:
     """Emit that the engine looks at an access to `offset` of device memory (`space` 0) or shared memory (1).
 
     What lies in the system's part of shared memory is no data of the program: all lanes of a warp may write one value.
@@ -460,7 +462,7 @@ def race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int,
     _race_access(e, offset, size, mode, line, space, flags)
 
 
-def _race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int, space: int, flags: Flag) -> None:
+def _race_access(e: Emitter, offset: str, size: int | str, mode: RaceMode, line: int, space: int, flags: Flag) -> None:
     if e.counts_accesses and flags is Flag.NONE and isinstance(size, int):
         e.define("declare i32 @llvm.umin.i32(i32, i32)")  # as the kernel's own minimum declares it, too
         e.define(_STEP)
@@ -469,7 +471,7 @@ def _race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int
         e.emit(f"call void @race_step(ptr {engine}, ptr %accesses, i64 {offset}, i64 {key}, i32 %t)")
         return
     arguments = f"i32 {size}", f"i32 {int(mode) | int(flags)}", f"i32 {line}", f"i32 {space}", "i32 %t"
-    if space == 1 and size == _WORD_BYTES and mode is Mode.ATOMIC and flags == Flag.STRONG | Flag.WIDE:
+    if space == 1 and size == _WORD_BYTES and mode is RaceMode.ATOMIC and flags == Flag.STRONG | Flag.WIDE:
         e.define(_IS_KNOWN)
         known, more = e.op(f"call i1 @race_is_known(ptr {_engine(e)}, i64 {offset})"), e.new_label()
         after = e.new_label()
@@ -482,7 +484,7 @@ def _race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int
     race_call(e, "access", f"i64 {offset}", *arguments)
 
 
-def run_key(line: int, size: int, mode: Mode, space: int) -> int:
+def run_key(line: int, size: int, mode: RaceMode, space: int) -> int:
     """Return what tells the accesses of a run from others, in 32 bits (``close_run`` of ``_races.c``)."""
     return line << 9 | size << 3 | mode << 1 | space
 
@@ -492,7 +494,7 @@ _WORD_BYTES = 4  # of memory, that a word of the history is of
 # Whether an atomic update of four bytes of shared memory adds nothing to the history: two threads made one at the same
 # moment (``note`` of _races.c).
 _IS_KNOWN = f"""define internal i1 @race_is_known(ptr %race, i64 %offset) alwaysinline {{
-  %bytes.p = getelementptr i8, ptr %race, i64 {Engine.shared_bytes.offset}
+  %bytes.p = getelementptr i8, ptr %race, i64 {EngineState.shared_bytes.offset}
   %bytes = load i64, ptr %bytes.p, !invariant.load !0
   %inside = icmp ult i64 %offset, %bytes
   %low = and i64 %offset, {_WORD_BYTES - 1}
@@ -500,12 +502,12 @@ _IS_KNOWN = f"""define internal i1 @race_is_known(ptr %race, i64 %offset) always
   %has.word = and i1 %inside, %aligned
   br i1 %has.word, label %look, label %no
 look:
-  %words.p = getelementptr i8, ptr %race, i64 {Engine.shared_words.offset}
+  %words.p = getelementptr i8, ptr %race, i64 {EngineState.shared_words.offset}
   %words = load ptr, ptr %words.p
   %place = mul i64 %offset, {WORD // _WORD_BYTES}
   %word.p = getelementptr i8, ptr %words, i64 %place
   %word = load i64, ptr %word.p
-  %now.p = getelementptr i8, ptr %race, i64 {Engine.now.offset}
+  %now.p = getelementptr i8, ptr %race, i64 {EngineState.now.offset}
   %now = load i32, ptr %now.p
   %now.l = zext i32 %now to i64
   %moment = shl i64 %now.l, 4
@@ -553,10 +555,10 @@ open:
 }}"""
 
 
-_MAPS = {Mode.READ: "shadow_read", Mode.WRITE: "shadow_write", Mode.ATOMIC: "shadow_atomic"}
+_MAPS = {RaceMode.READ: "shadow_read", RaceMode.WRITE: "shadow_write", RaceMode.ATOMIC: "shadow_atomic"}
 
 
-def _mark(e: Emitter, space: str, offset: str, size: int, mode: Mode) -> None:
+def _mark(e: Emitter, space: str, offset: str, size: int, mode: RaceMode) -> None:
     """Set a byte of the footprint per byte, and mark the page."""
     group = e.group(space)
     cell = _shadow(e, _MAPS[mode], offset)

@@ -19,7 +19,7 @@ from cudatool.sim.jit.instrument import Checked, Instrument, Needless
 from cudatool.sim.jit.launch import KernelError, NativeLaunch, Stopped, run, workers_for
 from cudatool.sim.jit.launch_options import LaunchOptions, LaunchShape
 from cudatool.sim.jit.source import DeclaredKernel, Sizes
-from cudatool.sim.jit.team import Plan, Team, run_plain, why_ended
+from cudatool.sim.jit.team import Team, TeamPlan, run_plain, why_ended
 from cudatool.sim.jit.translation import Translated, Translation, Variant
 from cudatool.sim.optimizing import enough
 from cudatool.source_text import SourceLine
@@ -57,7 +57,7 @@ class JitKernel:
         self.translation = Translation(declared.digest, lambda: self.text, image.source.cache)
         self._rounds = ctypes.c_uint64()
         self._accesses: ptx.KernelAccesses | None = None
-        self._plans: dict[tuple[LaunchShape, int, bool], Plan | None] = {}
+        self._plans: dict[tuple[LaunchShape, int, bool], TeamPlan | None] = {}
         self._enough: dict[Instrument, int] = {}
         self.name = name
         self.params = declared.params
@@ -245,7 +245,7 @@ class JitKernel:
                 shadow.changed()
         return [found for launching in checked for found in launching.found()]
 
-    def plan(self, shape: LaunchShape, threads: int, *, optimized: bool) -> Plan | None:
+    def plan(self, shape: LaunchShape, threads: int, *, optimized: bool) -> TeamPlan | None:
         """Return what plain launches of this shape need, found out once so that small ones cost little.
 
         None if no launch of this shape is so plain. `threads` and `optimized` are those of :class:`.LaunchOptions`.
@@ -259,7 +259,7 @@ class JitKernel:
             plan = self._plans[key] = self._plan(shape, threads, optimized=optimized)
             return plan
 
-    def launch_planned(self, plan: Plan, params: int) -> None:
+    def launch_planned(self, plan: TeamPlan, params: int) -> None:
         """Do as :meth:`launch` in the plainest case.
 
         If that is much work, which shows in code that is not optimized, optimized code runs the blocks that are left.
@@ -304,7 +304,7 @@ class JitKernel:
             steps=translated.steps,
         )
 
-    def _plan(self, shape: LaunchShape, threads: int, *, optimized: bool) -> Plan | None:
+    def _plan(self, shape: LaunchShape, threads: int, *, optimized: bool) -> TeamPlan | None:
         """Return what launches of this shape need, None if :func:`run_plain` is not for them."""
         if shape.is_large:
             return None
@@ -314,4 +314,4 @@ class JitKernel:
         launch = self._described(translated, shape)
         if launch.rounds is not None:
             launch = launch._replace(most_rounds=self.enough() // self._declared.instructions)
-        return Plan(launch, shape, workers_for(shape.grid, shape.block, threads), optimized)
+        return TeamPlan(launch, shape, workers_for(shape.grid, shape.block, threads), optimized)

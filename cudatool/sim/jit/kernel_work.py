@@ -9,14 +9,14 @@ from cudatool.ptx import Flow, Function, Immediate, Operand, Register, opcode_of
 from cudatool.ptx.effects import memory_operands
 from cudatool.ptx.flow import writes
 from cudatool.ptx.isa import Cost
-from cudatool.sim.profile import Work
+from cudatool.sim.profile import ThreadWork
 
 __all__ = ["work_of_a_thread"]
 
 _LOOP_COUNT: Final = 8
 
 
-def work_of_a_thread(function: Function) -> Work:
+def work_of_a_thread(function: Function) -> ThreadWork:
     """Guess a thread's work from the PTX of its kernel.
 
     Each loop runs 8 times, what is in more than four loops as often as in four. Sleeps of lengths that the PTX does not
@@ -34,7 +34,7 @@ def work_of_a_thread(function: Function) -> Work:
                 moved += weight * sum(one.width for one in memory_operands(instruction) if one.space == "global")
             elif cost is Cost.SLEEP and instruction.operands:
                 slept += weight * _constant(function, instruction.operands[0])
-    return Work(executed, moved, slept)
+    return ThreadWork(executed, moved, slept)
 
 
 def _constant(function: Function, operand: Operand) -> int:

@@ -9,7 +9,7 @@ from cudatool.sim.jit import races
 from cudatool.sim.jit.arithmetic import canonical, extreme
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import Flag
-from cudatool.sim.jit.races import Cluster
+from cudatool.sim.jit.races import ClusterBarrier
 from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
@@ -191,7 +191,7 @@ def _cluster_arrive(e: Emitter, i: Instruction) -> None:
     """Clusters are of one block: the barrier is where threads wait (:mod:`.collective`), not where they arrive."""
     if i.modifiers[:2] != ("cluster", "arrive"):
         raise e.unsupported()
-    races.cluster(e, Cluster.ARRIVE_RELAXED if "relaxed" in i.modifiers else Cluster.ARRIVE)
+    races.cluster(e, ClusterBarrier.ARRIVE_RELAXED if "relaxed" in i.modifiers else ClusterBarrier.ARRIVE)
 
 
 @lowers("createpolicy")

@@ -17,7 +17,7 @@ from cudatool.sim.jit.code import Code
 from cudatool.sim.jit.races import CALLABLE
 
 __all__ = [
-    "CompileError",
+    "LlvmError",
     "compile_text",
     "compiled",
     "load_object",
@@ -64,7 +64,7 @@ def processor() -> str:
     return f"{llvm.get_host_cpu_name()} {_features()}"
 
 
-class CompileError(Exception):
+class LlvmError(Exception):
     """LLVM refuses a module: the translator made a mistake.
 
     Parameters
@@ -81,7 +81,7 @@ class CompileError(Exception):
 
 
 def compile_text(text: str, *, optimized: bool = True, gathers: bool = False) -> bytes:
-    """Return the object code of an LLVM module; raise CompileError where LLVM refuses it.
+    """Return the object code of an LLVM module; raise LlvmError where LLVM refuses it.
 
     Code that is not `optimized` computes the same, takes a tenth of the time to compile, and several times as long to
     run. With `gathers`, these are made also where the host's processor is slow at it (:mod:`.gathers`).
@@ -128,7 +128,7 @@ def _compiled(text: str, *, optimized: bool, gathers: bool) -> bytes:
         module = llvm.parse_assembly(text)
     except RuntimeError as error:
         place = re.search(r"<string>:(\d+):\d+: error: (.*)", str(error))
-        raise CompileError(place[2] if place else str(error), int(place[1]) if place else 0) from None
+        raise LlvmError(place[2] if place else str(error), int(place[1]) if place else 0) from None
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=3)

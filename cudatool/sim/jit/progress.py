@@ -27,7 +27,7 @@ from dataclasses import replace
 from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register, opcode_of
 from cudatool.ptx.effects import has_result
 from cudatool.ptx.flow import reads, writes
-from cudatool.ptx.isa import Access
+from cudatool.ptx.isa import OpcodeAccess
 from cudatool.sim.jit.collective import suspension_of
 
 __all__ = ["insert_yields"]
@@ -110,7 +110,7 @@ def _may_poll(instruction: Instruction) -> bool:
     if instruction.opcode == "ld":
         # No other thread writes local memory.
         return "local" not in modifiers and not _POLLING_LOADS.isdisjoint(modifiers)
-    if opcode_of(instruction.opcode).access is not Access.ATOMIC or not has_result(instruction):
+    if opcode_of(instruction.opcode).access is not OpcodeAccess.ATOMIC or not has_result(instruction):
         return False
     if "exch" in modifiers or "cas" in modifiers:
         return True

@@ -13,13 +13,13 @@ __all__ = [
     "HISTORY_LIMIT",
     "PAIR_BIT",
     "RUNS",
-    "Engine",
+    "AccessRun",
+    "EngineState",
     "Order",
+    "RaceReason",
     "RaceRecord",
     "Races",
     "Reads",
-    "Reason",
-    "AccessRun",
 ]
 
 RUNS = 2048
@@ -35,7 +35,7 @@ PAIR_BIT = 4
 """What a word has if two threads did the same at its moment: a third one then adds nothing (``PAIR``)."""
 
 
-class Reason(IntEnum):
+class RaceReason(IntEnum):
     """Why nothing orders two accesses, or why order does not help."""
 
     NO_BARRIER = 0
@@ -88,7 +88,7 @@ class AccessRun(ctypes.Structure):
     )
 
 
-class Engine(ctypes.Structure):
+class EngineState(ctypes.Structure):
     """What instrumented code reads of the engine's state (the beginning of ``race_t`` of ``_races.c``).
 
     `shared_words` is the history of the shared memory, of `shared_bytes`, of the block that runs; `now` its moment.

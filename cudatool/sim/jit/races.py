@@ -64,17 +64,17 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from cudatool.sim.jit.context import Context
-from cudatool.sim.jit.instrument import Flag, Instrument, Mode, host_place, race_access, race_call
+from cudatool.sim.jit.instrument import Flag, Instrument, RaceMode, host_place, race_access, race_call
 
 if TYPE_CHECKING:
     from cudatool.ptx import Instruction
     from cudatool.sim.jit.emit import Emitter
 
 __all__ = [
-    "Arrival",
     "CALLABLE",
-    "Cluster",
     "NO_MOMENTS",
+    "Arrival",
+    "ClusterBarrier",
     "arrive",
     "cleared",
     "cluster",
@@ -104,7 +104,7 @@ class Arrival(IntEnum):
     """It releases what was before the thread's last fence."""
 
 
-class Cluster(IntEnum):
+class ClusterBarrier(IntEnum):
     """What a thread does at the barrier of a cluster."""
 
     ARRIVE = 0
@@ -173,7 +173,9 @@ def is_wide(i: Instruction) -> bool:
     return not {"cta", "cluster"}.intersection(i.modifiers)
 
 
-def strong(e: Emitter, i: Instruction, pointer: str, mode: Mode, *, wrote: str = "true", blind: bool = False) -> None:
+def strong(
+    e: Emitter, i: Instruction, pointer: str, mode: RaceMode, *, wrote: str = "true", blind: bool = False
+) -> None:
     """Emit that a strong access was made. `wrote` says whether (i1); `blind` that nothing of it is read."""
     if not e.instrument & Instrument.RACECHECK or not e.orders_by_flags:
         return
@@ -186,7 +188,7 @@ def strong(e: Emitter, i: Instruction, pointer: str, mode: Mode, *, wrote: str =
     _call(e, "strong", f"i64 {address}", f"i32 {int(flags)}", f"i32 {e.op(f'zext i1 {wrote} to i32')}", "i32 %t")
 
 
-def range_access(e: Emitter, i: Instruction, space: str, pointer: str, size: str, mode: Mode) -> None:
+def range_access(e: Emitter, i: Instruction, space: str, pointer: str, size: str, mode: RaceMode) -> None:
     """Emit that an asynchronous copy accesses `size` bytes of shared or device memory."""
     if not e.instrument & Instrument.RACECHECK:
         return
@@ -228,7 +230,7 @@ def wait(e: Emitter, keep: str = "-1", *, reads: bool = False) -> None:
     _call(e, "wait", f"i32 {keep}", f"i32 {int(reads)}", "i32 %t")
 
 
-def cluster(e: Emitter, what: Cluster) -> None:
+def cluster(e: Emitter, what: ClusterBarrier) -> None:
     """Emit what the thread does at the barrier of its cluster."""
     _call(e, "cluster", f"i32 {int(what)}", "i32 %t")
 

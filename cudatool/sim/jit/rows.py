@@ -22,7 +22,7 @@ from typing import Any
 from cudatool.ptx import Instruction, Register, space_of
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit.emit import Emitter, storage_type
-from cudatool.sim.jit.even import ORDERED, PURE, Check, Part
+from cudatool.sim.jit.even import ORDERED, PURE, DistanceCheck, Part
 from cudatool.sim.jit.grid import SIDE_BY_SIDE
 from cudatool.sim.jit.scheduler import UNPEELED
 from cudatool.sim.jit.together import UNROLLED, Body, Together, in_pieces
@@ -107,7 +107,7 @@ class ByRow(Together):
         code = (one for number in part.blocks for one in self._code(number))
         return all(one.opcode in PURE | {"ld", "bra"} and ORDERED.isdisjoint(one.modifiers) for one in code)
 
-    def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
+    def _checked(self, e: Emitter, one: Instruction, check: DistanceCheck, conditions: list[str]) -> None:
         """Emit a check. Where it does not hold, cut the row to the threads of which it does.
 
         What holds for some of the first threads holds for fewer, so the most are found by halving.
@@ -140,7 +140,7 @@ class ByRow(Together):
         e.label(done)
         self.count = e.op(f"phi i32 [ {count}, %{all_} ], [ {least}, %{found} ]")
 
-    def _holds(self, e: Emitter, one: Instruction, check: Check) -> str:
+    def _holds(self, e: Emitter, one: Instruction, check: DistanceCheck) -> str:
         conditions: list[str] = []
         super()._checked(e, one, check, conditions)
         holds = conditions[0]

@@ -19,8 +19,8 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
 from cudatool.sim.jit.host_places import HostPlaces
-from cudatool.sim.jit.instrument import CELL, KINDS, WORD, Defect, FoundRecord, Instrument
-from cudatool.sim.jit.race_engine import HISTORY_LIMIT, Order, RaceRecord, Races, Reason
+from cudatool.sim.jit.instrument import CELL, KINDS, WORD, DefectCode, FoundRecord, Instrument
+from cudatool.sim.jit.race_engine import HISTORY_LIMIT, Order, RaceReason, RaceRecord, Races
 from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
@@ -31,7 +31,12 @@ _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
 _LOOKED_AT = 64  # pages that are looked at byte by byte at once
 _LONGEST_RUN = 1 << 16  # pages before and after an argument that are looked at
 _READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
-_RACES = (Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE, Defect.STALE_READ)  # by kind
+_RACES = (
+    DefectCode.READ_AFTER_WRITE,
+    DefectCode.WRITE_AFTER_READ,
+    DefectCode.WRITE_AFTER_WRITE,
+    DefectCode.STALE_READ,
+)  # by kind
 _versions = itertools.count()  # of all shadows: a number is never given twice
 _STAMPS, _LAST_STAMP = 4, 252  # of launches, a byte: the distance from one to the next, and the last one
 _EVERYWHERE = range((1 << 64) - PAGE)  # an access that begins before it and ends in it must not wrap around
@@ -60,7 +65,7 @@ class Found:
         Why nothing orders the accesses of a race, or why order does not help; else None.
     """
 
-    defect: Defect
+    defect: DefectCode
     space: str
     address: int
     size: int
@@ -73,7 +78,7 @@ class Found:
     other_thread: int = 0
     other_block: tuple[int, int, int] | None = None
     other_mode: str = ""
-    reason: Reason | None = None
+    reason: RaceReason | None = None
 
 
 class Shadow:
@@ -431,12 +436,12 @@ class Launching:
             self._shadow._moment, raced, whole = self._races.end()
             found += [self._race(record) for record in raced]
             if not whole:
-                found.append(Found(Defect.UNCHECKED, "", 0, 0, "", (0, 0, 0), 0, 0, 1))
+                found.append(Found(DefectCode.UNCHECKED, "", 0, 0, "", (0, 0, 0), 0, 0, 1))
         return found
 
     def _one(self, record: FoundRecord) -> Found:
         return Found(
-            defect=Defect(record.kind),
+            defect=DefectCode(record.kind),
             space=("global", "shared", "local")[record.space],
             address=record.address,
             size=record.size,
@@ -463,7 +468,7 @@ class Launching:
             other_thread=record.other_thread,
             other_block=None if other == own else other,
             other_mode=_MODES[record.other_mode & 3],
-            reason=Reason(record.reason),
+            reason=RaceReason(record.reason),
         )
 
     def _coordinates(self, index: int) -> tuple[int, int, int]:

@@ -121,7 +121,7 @@ class Conduct(NamedTuple):
     Attributes
     ----------
     work
-        See :class:`cudatool.sim.profile.Work`.
+        See :class:`cudatool.sim.profile.ThreadWork`.
     orders_others
         See :func:`cudatool.ptx.orders_others`.
     """

@@ -32,7 +32,7 @@ from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import (
     MOST,
     MOST_BLOCKS,
-    Check,
+    DistanceCheck,
     Even,
     Part,
     Region,
@@ -73,7 +73,7 @@ each.end:
   ret i32 %n"""
 
 
-def _cut_check(i: Instruction, by: list[int]) -> Check | None:
+def _cut_check(i: Instruction, by: list[int]) -> DistanceCheck | None:
     """Return what a stretch is cut for, None where most of its neighbors would have other results."""
     if i.opcode in ("div", "rem"):
         divisor = i.operands[2]
@@ -86,7 +86,11 @@ def _cut_check(i: Instruction, by: list[int]) -> Check | None:
     if i.opcode == "selp" and by[0] != by[1] and not by[2] and INTEGERS.issuperset(types_of(i)):
         place = 0 if by[0] else 1
         register = i.operands[1 + place]
-        return Check(register.name, by[place], types_of(i)[0], same=False) if isinstance(register, Register) else None
+        return (
+            DistanceCheck(register.name, by[place], types_of(i)[0], same=False)
+            if isinstance(register, Register)
+            else None
+        )
     if i.opcode == "setp" and _EQUALS.intersection(i.modifiers):
         i = replace(i, modifiers=tuple("lt" if one in _EQUALS else one for one in i.modifiers))
     return whole_check(i, by)
@@ -183,7 +187,7 @@ class Stretches(Together):
     def _meet(self, e: Emitter, one: Instruction, conditions: list[str]) -> None:
         pass  # stretches end for comparisons and sums only
 
-    def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
+    def _checked(self, e: Emitter, one: Instruction, check: DistanceCheck, conditions: list[str]) -> None:
         if one.opcode == "selp":
             self._cut_where_it_chooses(e, one, check)
             self.kernel.instruction(e, one)
@@ -204,7 +208,7 @@ class Stretches(Together):
             self._cut_where_it_divides(e, one, check, value, kind)
         self.kernel.instruction(e, one)
 
-    def _cut_where_it_turns(self, e: Emitter, one: Instruction, check: Check, value: str, kind: str) -> None:
+    def _cut_where_it_turns(self, e: Emitter, one: Instruction, check: DistanceCheck, value: str, kind: str) -> None:
         """Cut the stretch before the first thread for which a comparison has another result, if its numbers grow
         or fall towards the other operand.
         """
@@ -227,7 +231,7 @@ class Stretches(Together):
             way = e.op(f"sub {kind} {way}, 1")
         self._cut(e, e.op(f"select i1 {comes}, {kind} {way}, {kind} -1"), kind, check.distance)
 
-    def _cut_where_it_divides(self, e: Emitter, one: Instruction, check: Check, value: str, kind: str) -> None:
+    def _cut_where_it_divides(self, e: Emitter, one: Instruction, check: DistanceCheck, value: str, kind: str) -> None:
         """Cut the stretch where the quotient changes: up to there remainders are at the distance of what is divided.
 
         Stretches would be short if the divisor is small, and quotients of numbers below zero are rounded towards it:
@@ -246,7 +250,7 @@ class Stretches(Together):
             room = e.op(f"sub {kind} {e.op(f'sub {kind} {divisor}, 1')}, {room}")
         self._cut(e, room, kind, check.distance)
 
-    def _cut_where_it_chooses(self, e: Emitter, one: Instruction, check: Check) -> None:
+    def _cut_where_it_chooses(self, e: Emitter, one: Instruction, check: DistanceCheck) -> None:
         """Cut the stretch to its first thread if it chooses the operand that is at another distance."""
         first = one.operands[1]
         is_first = isinstance(first, Register) and first.name == check.register

@@ -14,12 +14,12 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.launch import KernelFault, LaunchRun, NativeLaunch, Stopped, Worker, count_rounds
 from cudatool.sim.jit.launch_options import LaunchShape
 
-__all__ = ["Plan", "Team", "run_plain", "why_ended"]
+__all__ = ["Team", "TeamPlan", "run_plain", "why_ended"]
 
 _KEPT = 16  # idle teams
 
 
-class Plan:
+class TeamPlan:
     """What plain launches of one shape need, but for their arguments, in code that is optimized or not.
 
     Attributes
@@ -53,7 +53,7 @@ class _Calls(ctypes.Structure):
 class Team:
     """Workers whose contexts are filled for a plan. C code reads `plan` and `calls`, an address."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TeamPlan) -> None:
         self.workers = [Worker() for _ in range(plan.threads)]
         self.next_block = ctypes.c_uint64()
         count = len(self.workers)
@@ -72,7 +72,7 @@ class Team:
         self.calls = ctypes.addressof(self._calls)
         self.fill(plan)
 
-    def fill(self, plan: Plan) -> None:
+    def fill(self, plan: TeamPlan) -> None:
         """Fill the contexts for a plan."""
         self.plan = plan
         going = LaunchRun(plan.launch, self.workers, None)
@@ -92,7 +92,7 @@ class Team:
         return LaunchRun(self.plan.launch, self.workers, None).stopped()
 
 
-def _make(plan: Plan) -> Team:
+def _make(plan: TeamPlan) -> Team:
     """Return a team for a plan for which none is ready: an idle one that was not used for long, if there are many."""
     if len(_queue.teams) >= _KEPT:
         found = next((team for team in _queue.teams if len(team.workers) == plan.threads), None)
@@ -106,7 +106,7 @@ def _make(plan: Plan) -> Team:
     return Team(plan)
 
 
-def run_plain(plan: Plan, params: int, first: int = 0) -> tuple[Stopped | None, int]:
+def run_plain(plan: TeamPlan, params: int, first: int = 0) -> tuple[Stopped | None, int]:
     """Do as :func:`.launch.run` for a launch that has the packed arguments at `params`.
 
     It begins with the block `first`, and may leave blocks (:attr:`.NativeLaunch.most_rounds`). Returns, beside why it

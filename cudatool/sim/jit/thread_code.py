@@ -269,7 +269,7 @@ class ThreadCode(Regions):
         if instruction.guard is not None:
             _pass_unless(e, e.get(instruction.guard, "pred"), number)
         if "cluster" in instruction.modifiers:
-            races.cluster(e, races.Cluster.WAIT)
+            races.cluster(e, races.ClusterBarrier.WAIT)
         with whole(e):
             leaving = list(self.rows[index].leave(instruction))
         for name, operand, type_name in leaving:

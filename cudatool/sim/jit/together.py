@@ -11,8 +11,8 @@ between threads and lives from one part to the next lies in an array of as many 
 registers once its loops are gone. A scalar register is the value that the first thread has; from it each thread
 computes its own.
 
-Where a check fails (:class:`.even.Check`), the threads go on one after the other, in ``from_k``, from the head of the
-part: they find in their slots what they need.
+Where a check fails (:class:`.even.DistanceCheck`), the threads go on one after the other, in ``from_k``, from the head
+of the part: they find in their slots what they need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT, MAX_THREADS
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
-from cudatool.sim.jit.even import MOST, WIDTH, Check, Even, Part, check_of, distance_in_line, whole_check
+from cudatool.sim.jit.even import MOST, WIDTH, DistanceCheck, Even, Part, check_of, distance_in_line, whole_check
 from cudatool.sim.jit.scheduler import VALUES, Cell, parameters
 from cudatool.sim.jit.texture import first_in_line, take_word
 
@@ -232,7 +232,7 @@ class Together:
             return None
         return first_in_line(e, one, self._reach(e, distance, "i64"), conditions)
 
-    def _checked(self, e: Emitter, one: Instruction, check: Check, conditions: list[str]) -> None:
+    def _checked(self, e: Emitter, one: Instruction, check: DistanceCheck, conditions: list[str]) -> None:
         base, kind = e.read(check.register)
         bits = check.type_name[1:]
         narrow = e.convert(base, kind, f"i{bits}")

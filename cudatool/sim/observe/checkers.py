@@ -16,7 +16,7 @@ from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import abi, jit
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.arena import READ_ONLY, Allocation
-from cudatool.sim.jit import Defect, Instrument, Reason
+from cudatool.sim.jit import DefectCode, Instrument, RaceReason
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _FRESH: Final = (*_OWNED, "array")  # kinds in which nothing has a value before 
 
 _KINDS: Final = {check: Instrument[check.upper()] for check in CHECKS}
 
-# By the name of a `sim.jit.Defect`: the check, the kind of finding, and what is wrong where that needs no more looking.
+# By a `sim.jit.DefectCode`'s name: the check, the kind of finding, and what is wrong where that needs no more looking.
 _DEFECTS: Final = {
     "INVALID": ("memcheck", "out-of-bounds", ""),
     "MISALIGNED": ("memcheck", "misaligned", "the address is not a multiple of {size}"),
@@ -266,7 +266,7 @@ class Checkers:
         check, kind, text = _DEFECTS[found.defect.name]
         text = text.format(size=found.size, kernel=kernel.name, history_limit=format_bytes(self.shadow.history_limit))
         pointer = usable = 0
-        if found.defect is Defect.INVALID:
+        if found.defect is DefectCode.INVALID:
             if found.space == "global":
                 usable = self.shadow.usable_bytes(found.address, found.size)
                 pointer = pointer_behind(kernel.pointers_at(found.line, params), self._machine.allocations)
@@ -275,7 +275,7 @@ class Checkers:
         other_thread: tuple[int, ...] = ()
         other_source: SourceLine | None = None
         if kind in ("kernel-race", "stale-read"):
-            text = _race_text(found, Reason)
+            text = _race_text(found, RaceReason)
             other_block = found.other_block or found.block
             other_thread = _coordinates(found.other_thread, block)
             other_source = kernel.source_of(found.other_line)
@@ -375,7 +375,7 @@ class Checkers:
         return None
 
 
-def _race_text(found: Found, reasons: type[Reason]) -> str:
+def _race_text(found: Found, reasons: type[RaceReason]) -> str:
     """Return why nothing orders the accesses of a race, or why order does not help, and what would."""
     if found.reason is reasons.READ_ONLY_CACHE:
         return (

@@ -31,13 +31,13 @@ from cudatool.sim.observe.replay import HostRead, Replay
 from cudatool.sim.observe.watched import HostBytes, WatchedMemory, bytes_at, view
 
 if TYPE_CHECKING:
-    from cudatool.sim.abi import Entry
+    from cudatool.sim.abi import EntryPoint
     from cudatool.sim.kernels import Launch
     from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
     from cudatool.sim.results import Result
 
-__all__ = ["Piece", "Tape", "TapeEntry"]
+__all__ = ["CopiedRow", "Tape", "TapeEntry"]
 
 _LIMIT: Final = 1 << 30  # bytes of the host's data that a tape may hold
 _CHANGES: Final = 2 | 4  # flags of Operation.footprint: writes, atomic updates
@@ -48,7 +48,7 @@ _CALLS: Final = ("cuLaunchHostFunc", "cuStreamAddCallback", "host node")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CopiedRow:
     """A row of a copy.
 
     Attributes
@@ -91,7 +91,7 @@ class TapeEntry:
     name: str
     launch: Launch | None = None
     stack_bytes: int = 0
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[CopiedRow] = field(default_factory=list)
     rows: list[tuple[int, WatchedMemory | None]] = field(default_factory=list)  # of a fill
     width: int = 0
     pattern: bytes = b""
@@ -321,7 +321,7 @@ class Tape:
             else:
                 digest = self.digest(data or view(source, width))
                 self._copied += width
-            entry.pieces.append(Piece(to, source, width, target_memory, source_memory, to_device, data, digest))
+            entry.pieces.append(CopiedRow(to, source, width, target_memory, source_memory, to_device, data, digest))
 
     def filling(self, operation: Operation, rows: Iterable[int], pattern: bytes, width: int) -> None:
         """A fill of rows of `width` bytes."""
@@ -370,7 +370,7 @@ class Tape:
 
     # ---- calls and operations (cudatool.sim.Subscriber) ----
 
-    def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
+    def enter(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
         """The host has written what it said; and, of a call that enqueues a function: which."""
         self._flush()
         self._thread.function = (arguments[1], arguments[2]) if entry.name == "cuLaunchHostFunc" else None
@@ -399,7 +399,7 @@ class Tape:
             if any(memory is not None and memory not in in_use for memory in used):
                 self.refuse(f"kernel {kernel_name(operation.name)} finds pinned memory by a pointer in memory")
 
-    def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
+    def leave(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Nothing to do."""
 
     # ---- to be done again ----

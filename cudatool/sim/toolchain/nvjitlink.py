@@ -24,12 +24,12 @@ from cudatool.ptx.errors import PtxError
 from cudatool.sim import signals
 from cudatool.sim.abi import logger
 
-__all__ = ["Input", "install"]
+__all__ = ["InputType", "install"]
 
 _SUCCESS, _INVALID_INPUT, _INTERNAL = 0, 3, 6
 
 
-class Input(IntEnum):
+class InputType(IntEnum):
     """nvJitLinkInputType."""
 
     CUBIN = 1
@@ -66,9 +66,13 @@ class _Link:
 
     def take(self, real: _Real, handle: int, kind: int, data: bytes, name: bytes | None) -> int:
         """Give an input to the real nvJitLink, and keep what its PTX can be had from."""
-        if not ptx.is_container(data) and kind in (Input.CUBIN, Input.PTX, Input.ANY) and b".version" in data:
+        if (
+            not ptx.is_container(data)
+            and kind in (InputType.CUBIN, InputType.PTX, InputType.ANY)
+            and b".version" in data
+        ):
             for text in ptx.split(data):  # our NVRTC and this linker hand out PTX as machine code
-                status = real.add(handle, Input.PTX, text + b"\0", name)
+                status = real.add(handle, InputType.PTX, text + b"\0", name)
                 if status:
                     return status
             self.ptx.append(data)
@@ -77,7 +81,7 @@ class _Link:
         if status == _SUCCESS:
             if ptx.is_container(data):
                 self._unpack(kind, data, name)
-            elif kind in (Input.LTOIR, Input.ANY):
+            elif kind in (InputType.LTOIR, InputType.ANY):
                 self.ltoir.append((kind, data, name))
         return status
 
@@ -91,7 +95,7 @@ class _Link:
         except PtxError as error:
             self.error = b"ERROR: %s: %s\n" % (name or b"?", str(error).encode())
             return
-        if not texts and kind != Input.LIBRARY:
+        if not texts and kind != InputType.LIBRARY:
             self.error = b"ERROR: %s: machine code without PTX, which the software device cannot run\n" % (name or b"?")
         elif not texts:
             self.machine_code.append(name or b"?")
@@ -112,7 +116,7 @@ class _Link:
             inputs = list(self.ltoir)
             called = self._called_by_ptx()
             if called:
-                inputs.append((Input.LTOIR, _ltoir(_user_of(called), self.arch), b"cudatool"))
+                inputs.append((InputType.LTOIR, _ltoir(_user_of(called), self.arch), b"cudatool"))
             status, text, log_text = real.to_ptx([*self.options, b"-ptx"], inputs)
             if status:
                 self.error = log_text

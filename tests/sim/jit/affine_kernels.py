@@ -19,9 +19,9 @@ from itertools import product
 import numpy as np
 
 from cudatool.sim import jit
-from cudatool.sim.jit import Defect, Instrument
+from cudatool.sim.jit import DefectCode, Instrument
 from cudatool.sim.jit.argument_ranges import ArgumentRanges
-from cudatool.sim.jit.independent import OfLaunch
+from cudatool.sim.jit.independent import LaunchFacts
 
 SHARED, GLOBAL = 192, 512  # bytes
 SHAPES = [(1, 1), (2, 1), (7, 1), (33, 1), (40, 1), (4, 3), (5, 2), (8, 4), (2, 8)]
@@ -344,13 +344,13 @@ ld.param.u32 %r8, [zero];
             jit.LaunchOptions(shadow=shadow),
         )
         races = self.races()
-        stale = {one.line for one in found if one.defect is Defect.STALE_READ}
+        stale = {one.line for one in found if one.defect is DefectCode.STALE_READ}
         if false := stale - self.stale.keys():
             return f"{self.code}: false stale reads: {sorted(false)}"
         said_stale = set().union(*(self.stale[line] for line in stale))
         if missed := set().union(*self.stale.values()) - said_stale:  # at a byte, one line stands for all
             return f"{self.code}: missed stale reads of {sorted(missed)}"
-        found = [one for one in found if one.defect is not Defect.STALE_READ]
+        found = [one for one in found if one.defect is not DefectCode.STALE_READ]
         said = {(min(one.line, one.other_line), max(one.line, one.other_line)) for one in found}
         if false := said - races.keys():
             return f"{self.code}: false: {sorted(false)}"
@@ -402,8 +402,8 @@ class _Nothing:
     def leaves_nothing(self, *_: object) -> bool:
         return False
 
-    def of_launch(self, *_: object) -> OfLaunch:
-        return OfLaunch(frozenset(), None, (), frozenset())
+    def of_launch(self, *_: object) -> LaunchFacts:
+        return LaunchFacts(frozenset(), None, (), frozenset())
 
 
 def campaign(cases: int, seed: int = 0) -> list[str]:

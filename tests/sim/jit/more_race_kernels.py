@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from race_kernels import Pair
 
-from cudatool.sim.jit.race_engine import Reason
+from cudatool.sim.jit.race_engine import RaceReason
 
 __all__ = ["MORE_HELPERS", "MORE_PAIRS"]
 
@@ -27,9 +27,9 @@ __device__ inline void cluster_arrive_relaxed() { asm volatile("barrier.cluster.
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 """
 
-_NB, _NW, _NO, _NA = Reason.NO_BARRIER, Reason.NO_WARP_SYNC, Reason.NO_ORDER, Reason.NARROW_ATOMIC
-_NF, _FENCE, _COPY = Reason.NARROW_FENCE, Reason.NO_FENCE, Reason.NOT_WAITED
-_CACHE = Reason.READ_ONLY_CACHE
+_NB, _NW, _NO, _NA = RaceReason.NO_BARRIER, RaceReason.NO_WARP_SYNC, RaceReason.NO_ORDER, RaceReason.NARROW_ATOMIC
+_NF, _FENCE, _COPY = RaceReason.NARROW_FENCE, RaceReason.NO_FENCE, RaceReason.NOT_WAITED
+_CACHE = RaceReason.READ_ONLY_CACHE
 
 MORE_PAIRS = (
     Pair(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudatool.sim.jit.race_engine import Reason
+from cudatool.sim.jit.race_engine import RaceReason
 
 __all__ = ["HELPERS", "PAIRS", "Pair", "source"]
 
@@ -57,7 +57,7 @@ class Pair:
     name: str
     grid: int
     block: int
-    reason: Reason
+    reason: RaceReason
     racy: str
     correct: str
 
@@ -84,8 +84,8 @@ def _message(write: str, read: str, more: str = "") -> str:
     return f"if (!i) {{ if (!k) {{ a[8] = 1; {write} }} else {{ {read} a[16] = a[8]; {more} }} }}"
 
 
-_NB, _NW, _NO, _NA = Reason.NO_BARRIER, Reason.NO_WARP_SYNC, Reason.NO_ORDER, Reason.NARROW_ATOMIC
-_NF, _FENCE, _COPY = Reason.NARROW_FENCE, Reason.NO_FENCE, Reason.NOT_WAITED
+_NB, _NW, _NO, _NA = RaceReason.NO_BARRIER, RaceReason.NO_WARP_SYNC, RaceReason.NO_ORDER, RaceReason.NARROW_ATOMIC
+_NF, _FENCE, _COPY = RaceReason.NARROW_FENCE, RaceReason.NO_FENCE, RaceReason.NOT_WAITED
 
 PAIRS = [
     # ---- blocks ----

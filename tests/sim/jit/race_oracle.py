@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass, field
 
 from cudatool.sim.host_library import library
-from cudatool.sim.jit.instrument import CELL, WORD, Flag, Mode, run_key
-from cudatool.sim.jit.race_engine import RUNS, AccessRun, Engine, Order, RaceRecord, Races, Reads, Reason
+from cudatool.sim.jit.instrument import CELL, WORD, Flag, RaceMode, run_key
+from cudatool.sim.jit.race_engine import RUNS, AccessRun, EngineState, Order, RaceReason, RaceRecord, Races, Reads
 
 _STALE = 3  # the kind that a record of such a read has
 
@@ -84,7 +84,7 @@ class Case:
         self.before: list[int] = []  # for each event, the events before it as bits
         self.last: dict[tuple[int, int], int] = {}  # of each thread: its last event, as bits with all before
         self.accesses: list[Access] = []
-        self.through: list[tuple[Reason, int]] = []  # reads through a cache: which one, and the access' number
+        self.through: list[tuple[RaceReason, int]] = []  # reads through a cache: which one, and the access' number
         self.fenced: dict[tuple[int, int], list[set[int]]] = {}
         self.gained: dict[tuple[int, int], list[set[int]]] = {}
         self.flags: dict[int, Flagged] = {}
@@ -124,7 +124,7 @@ class Case:
 
     def is_settled(self, first: int, size: int, *, cached: bool = False) -> bool:
         """Whether inlined code leaves a read of device memory out (``_lacks`` of the instrumentation)."""
-        stamp, ignored = Engine.from_address(self.engine.handle).stamp & 255, 0 if cached else Reads.CACHED
+        stamp, ignored = EngineState.from_address(self.engine.handle).stamp & 255, 0 if cached else Reads.CACHED
         states = (ctypes.c_uint8 * size).from_address(self.reads_of + first)
         left_out = self.plain and not size % 4 and all(s | ignored == stamp | 3 for s in states)
         self.settled += left_out
@@ -134,30 +134,32 @@ class Case:
         space = self.random.randrange(2)
         size = self.random.choice((1, 2, 4, 4, 8))
         first = self.random.randrange(0, self.random.choice((4, 12, 12, 56)), size)
-        mode = self.random.choice((Mode.READ, Mode.WRITE))
+        mode = self.random.choice((RaceMode.READ, RaceMode.WRITE))
         if self.reads_mostly and not copies and self.random.random() < 0.85:
-            space, size, mode = 0, self.random.choice((4, 4, 8)), Mode.READ
+            space, size, mode = 0, self.random.choice((4, 4, 8)), RaceMode.READ
             first = self.random.randrange(0, 16, size)
         flags = int(mode)
         if copies:
             flags |= Flag.ASYNC
             number = self.event(self.last[key])
-            self.copies[key].append((number, self.groups[key], mode is Mode.READ))
+            self.copies[key].append((number, self.groups[key], mode is RaceMode.READ))
         else:
-            what = 1 if self.reads_mostly and mode is Mode.READ else self.random.random()
+            what = 1 if self.reads_mostly and mode is RaceMode.READ else self.random.random()
             if what < 0.15:
-                flags = Mode.ATOMIC | Flag.STRONG | (Flag.WIDE if self.random.random() < 0.8 else 0)
+                flags = RaceMode.ATOMIC | Flag.STRONG | (Flag.WIDE if self.random.random() < 0.8 else 0)
             elif what < 0.3:
                 flags |= Flag.STRONG | (Flag.WIDE if self.random.random() < 0.5 else 0)
             number = self.step(key)
         self.line += 1
         self.accesses.append(Access(number, key[0], key[1], space, first, size, int(flags), self.line))
-        if flags == Mode.READ and not space and self.is_settled(first, size):
+        if flags == RaceMode.READ and not space and self.is_settled(first, size):
             return
-        if flags not in (Mode.READ, Mode.WRITE) or self.random.random() < 0.3:
+        if flags not in (RaceMode.READ, RaceMode.WRITE) or self.random.random() < 0.3:
             self.call("access", ctypes.c_uint64(first), size, int(flags), self.line, space, key[1])
         else:
-            self.step_of_run(self.random.choice((0, 1, 5, RUNS)), first, self.line, size, Mode(flags), space, key[1])
+            self.step_of_run(
+                self.random.choice((0, 1, 5, RUNS)), first, self.line, size, RaceMode(flags), space, key[1]
+            )
 
     def read_through(self, key: tuple[int, int]) -> None:
         """A read through a cache that does not see what the launch writes."""
@@ -167,25 +169,27 @@ class Case:
             reason, line = self.through[-1][0], self.accesses[self.through[-1][1]].line
         else:
             self.line += 1
-            reason, line = self.random.choice((Reason.READ_ONLY_CACHE, Reason.TEXTURE_CACHE)), self.line
-        function = "cached" if reason is Reason.READ_ONLY_CACHE else "fetched"
+            reason, line = self.random.choice((RaceReason.READ_ONLY_CACHE, RaceReason.TEXTURE_CACHE)), self.line
+        function = "cached" if reason is RaceReason.READ_ONLY_CACHE else "fetched"
         self.through.append((reason, len(self.accesses)))
-        self.accesses.append(Access(self.step(key), key[0], key[1], 0, first, size, int(Mode.READ), line))
-        is_cached = reason is Reason.READ_ONLY_CACHE
+        self.accesses.append(Access(self.step(key), key[0], key[1], 0, first, size, int(RaceMode.READ), line))
+        is_cached = reason is RaceReason.READ_ONLY_CACHE
         if is_cached and self.is_settled(first, size, cached=True):
             return
         if self.random.random() < 0.5:
-            self.call("access", ctypes.c_uint64(first), size, int(Mode.READ), line, 0, key[1])
+            self.call("access", ctypes.c_uint64(first), size, int(RaceMode.READ), line, 0, key[1])
         else:
-            self.step_of_run(self.random.choice((0, 1, 5, RUNS)), first, line, size, Mode.READ, 0, key[1])
+            self.step_of_run(self.random.choice((0, 1, 5, RUNS)), first, line, size, RaceMode.READ, 0, key[1])
         self.call(function, ctypes.c_uint64(first), size, line, key[1])
         if size == 4 and self.random.random() < 0.3:  # and then the thread updates it
             self.line += 1
-            flags = int(Mode.ATOMIC | Flag.STRONG | Flag.WIDE)
+            flags = int(RaceMode.ATOMIC | Flag.STRONG | Flag.WIDE)
             self.accesses.append(Access(self.step(key), key[0], key[1], 0, first, size, flags, self.line))
             self.call("access", ctypes.c_uint64(first), size, flags, self.line, 0, key[1])
 
-    def step_of_run(self, number: int, offset: int, line: int, size: int, mode: Mode, space: int, thread: int) -> None:
+    def step_of_run(
+        self, number: int, offset: int, line: int, size: int, mode: RaceMode, space: int, thread: int
+    ) -> None:
         """What inlined code does for an access (``race_step``)."""
         run, this = self.runs[number], run_key(line, size, mode, space) << 32 | thread
         if (run.next, run.expected) == (offset, this):
@@ -213,7 +217,9 @@ class Case:
                 first = self.random.randrange(low // size, high // size + 1) * size
                 first = low if self.random.random() < 0.5 else first
                 self.line += 1
-                steps.append((self.line, size, places, first, self.random.choice((Mode.READ, Mode.READ, Mode.WRITE))))
+                steps.append(
+                    (self.line, size, places, first, self.random.choice((RaceMode.READ, RaceMode.READ, RaceMode.WRITE)))
+                )
         space = self.random.randrange(2)
         if self.random.random() < 0.4:
             self.sweep(block)  # with nothing between: threads come back to their words, or to others'
@@ -237,7 +243,7 @@ class Case:
 
     def strong(self, key: tuple[int, int]) -> None:
         address = self.random.choice((0x5000, 0x5008))
-        mode = self.random.choice((Mode.READ, Mode.WRITE, Mode.ATOMIC))
+        mode = self.random.choice((RaceMode.READ, RaceMode.WRITE, RaceMode.ATOMIC))
         wide = self.random.random() < 0.7
         acquires, releases = (self.random.random() < 0.3 for _ in range(2))
         flags = int(mode) | Flag.STRONG | (Flag.WIDE if wide else 0)
@@ -245,7 +251,7 @@ class Case:
         wrote = self.random.random() < 0.8
         flag = self.flags.get(address)
         more = 0
-        if mode != Mode.WRITE and flag is not None:
+        if mode != RaceMode.WRITE and flag is not None:
             near = flag.narrow if flag.block == key[0] else set()
             far = flag.wide if wide else set()
             if acquires:
@@ -255,11 +261,11 @@ class Case:
                 self.gained[key][1] |= far
         number = self.step(key, more)
         self.call("strong", ctypes.c_uint64(address), int(flags), int(wrote), key[1])
-        if mode == Mode.READ or not wrote:
+        if mode == RaceMode.READ or not wrote:
             return
         near = {number} if releases else set(self.fenced[key][0])
         far = ({number} if releases else set(self.fenced[key][1])) if wide else set()
-        if flag is not None and (mode == Mode.ATOMIC or (flag.block, flag.thread) == key):
+        if flag is not None and (mode == RaceMode.ATOMIC or (flag.block, flag.thread) == key):
             if flag.block == key[0]:
                 near |= flag.narrow
             if wide:
@@ -442,7 +448,7 @@ class Case:
             for old in self.accesses[:i]:
                 if old.space != new.space or (old.space and old.block != new.block):
                     continue
-                if not (old.flags | new.flags) & Mode.WRITE or self.before[new.event] >> old.event & 1:
+                if not (old.flags | new.flags) & RaceMode.WRITE or self.before[new.event] >> old.event & 1:
                     continue
                 both = old.flags & new.flags
                 if both & Flag.STRONG and (old.block == new.block or both & Flag.WIDE):
@@ -464,11 +470,11 @@ class Case:
         for reason, number in self.through:
             read = self.accesses[number]
             own = set(range(read.first, read.first + read.size))
-            if reason is Reason.READ_ONLY_CACHE:
+            if reason is RaceReason.READ_ONLY_CACHE:
                 own, seen = own - seen, seen | own
-            for write in self.accesses[: number if reason is Reason.TEXTURE_CACHE else None]:
+            for write in self.accesses[: number if reason is RaceReason.TEXTURE_CACHE else None]:
                 written = range(write.first, write.first + write.size)
-                if not write.space and write.flags & Mode.WRITE and own.intersection(written):
+                if not write.space and write.flags & RaceMode.WRITE and own.intersection(written):
                     found.setdefault(read.line, set()).add((read.block, read.thread, write.block, write.thread))
         return found
 

@@ -17,12 +17,12 @@ from race_rules import Pair, kernel_name, source
 from race_rules_all import MODULES, PAIRS
 
 from cudatool.sim import jit
-from cudatool.sim.jit import Defect, Found, Instrument
+from cudatool.sim.jit import DefectCode, Found, Instrument
 
 __all__ = ["Checker"]
 
 _INTEGERS = 16384  # of each of the two arrays
-_RACES = {Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE}
+_RACES = {DefectCode.READ_AFTER_WRITE, DefectCode.WRITE_AFTER_READ, DefectCode.WRITE_AFTER_WRITE}
 
 
 class Checker:
@@ -50,7 +50,7 @@ class Checker:
         if false := {one.defect for one in self.found(module, pair, racy=False)}:
             return f"{pair.name}: false: {sorted(false)} ({pair.rule})"
         found = {one.defect for one in self.found(module, pair, racy=True)}
-        if not found & ({Defect.STALE_READ} if pair.stale else _RACES):
+        if not found & ({DefectCode.STALE_READ} if pair.stale else _RACES):
             return f"{pair.name}: missed ({pair.rule})"
         return ""
 

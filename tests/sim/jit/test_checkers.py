@@ -12,7 +12,7 @@ import pytest
 
 from cudatool.sim import jit
 from cudatool.sim.device_runtime import Heap
-from cudatool.sim.jit import Defect, Instrument
+from cudatool.sim.jit import DefectCode, Instrument
 
 HEAD = """.reg .b64 %a<4>; .reg .b32 %r<8>; .reg .pred %p<3>;
 ld.param.u64 %a1, [p];
@@ -78,7 +78,7 @@ def check(memory, ptx_kernel) -> Check:
 
 def test_stores_behind_an_allocation_are_reported_and_not_made(check, memory):
     (found,) = check(Instrument.MEMCHECK, "st.global.u32 [%a2], 7;\nret;", allocated=100)
-    assert (Defect.INVALID, "write", "global", 4, 25, 39) == (
+    assert (DefectCode.INVALID, "write", "global", 4, 25, 39) == (
         found.defect,
         found.mode,
         found.space,
@@ -144,7 +144,7 @@ def test_constant_memory_may_be_read_and_not_written(memory, ptx_kernel, body, s
 
     assert [] == run("ld.b32 %r2, [%a2];\nld.v2.b32 {%r3, %r4}, [%a1];", 64)
     (found,) = run(body, 2)
-    assert (Defect.INVALID, True) == (found.defect, shadow.is_read_only(found.address, found.size))
+    assert (DefectCode.INVALID, True) == (found.defect, shadow.is_read_only(found.address, found.size))
     assert 1 == memory[:size].min() == memory[:size].max()
     params.value += size
     assert [] == run(body, 2)  # what follows is a variable
@@ -154,14 +154,14 @@ def test_constant_memory_may_be_read_and_not_written(memory, ptx_kernel, body, s
 def test_an_error_that_ends_a_kernel_has_what_was_found(check):
     with pytest.raises(jit.KernelTrap) as caught:
         check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+4096]; trap;", block=1)
-    assert [Defect.INVALID] == [found.defect for found in caught.value.found]
+    assert [DefectCode.INVALID] == [found.defect for found in caught.value.found]
 
 
 def test_misaligned_accesses_are_reported(check):
     (found,) = check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+2];\nret;", block=1)
-    assert Defect.MISALIGNED == found.defect
+    assert DefectCode.MISALIGNED == found.defect
     (found,) = check(Instrument.MEMCHECK, "ld.global.v4.u32 {%r2, %r3, %r4, %r5}, [%a1+8];\nret;", block=1)
-    assert (Defect.MISALIGNED, 16) == (found.defect, found.size)
+    assert (DefectCode.MISALIGNED, 16) == (found.defect, found.size)
     assert [] == check(Instrument.MEMCHECK, "ld.global.v4.u32 {%r2, %r3, %r4, %r5}, [%a1+16];\nret;", block=1)
 
 
@@ -308,7 +308,7 @@ ret;"""
 
 def test_of_accesses_near_each_other_only_the_wrong_one_is_reported(check, memory):
     (found,) = check(Instrument.MEMCHECK, NEAR)  # thread 63 reads what follows the allocation
-    assert (Defect.INVALID, memory.ctypes.data + 4096, 63, 1) == (
+    assert (DefectCode.INVALID, memory.ctypes.data + 4096, 63, 1) == (
         found.defect,
         found.address,
         found.thread,
@@ -316,9 +316,9 @@ def test_of_accesses_near_each_other_only_the_wrong_one_is_reported(check, memor
     )
     assert [] == check(Instrument.MEMCHECK, NEAR, allocated=8192)
     found = check(Instrument.MEMCHECK, NEAR, address=memory.ctypes.data + 2, block=32)
-    assert [(Defect.MISALIGNED, 32)] * 5 == [(one.defect, one.count) for one in found]
+    assert [(DefectCode.MISALIGNED, 32)] * 5 == [(one.defect, one.count) for one in found]
     (found,) = check(Instrument.INITCHECK, NEAR, allocated=8192)
-    assert (Defect.UNINITIALIZED, 63) == (found.defect, found.thread)
+    assert (DefectCode.UNINITIALIZED, 63) == (found.defect, found.thread)
 
 
 def test_an_address_that_changes_is_looked_at_anew(check, memory):
@@ -345,7 +345,7 @@ def alike(memory, ptx_kernel) -> Callable[..., list[jit.Found]]:
     kernels: dict[str, jit.JitKernel] = {}
     params = ctypes.c_uint64(memory.ctypes.data)
 
-    def run(shadow: jit.Shadow, body: str) -> list[Defect]:
+    def run(shadow: jit.Shadow, body: str) -> list[DefectCode]:
         if body not in kernels:
             kernels[body] = ptx_kernel(".param .u64 p", HEAD + body)
         launch = kernels[body].launch
@@ -369,19 +369,19 @@ def test_launches_that_are_alike_are_checked_by_what_memory_is_now(memory, alike
     shadow.allocated(start, 16384)
     shadow.written(start + 8192, 4096)
     for _ in range(2):
-        assert [Defect.UNINITIALIZED] == alike(shadow, reads)
+        assert [DefectCode.UNINITIALIZED] == alike(shadow, reads)
     for _ in range(2):
         assert [] == alike(shadow, writes)
         assert [] == alike(shadow, reads)
     shadow.freed(start, 4096)
-    assert [Defect.INVALID] == alike(shadow, writes)
-    assert Defect.INVALID in alike(shadow, reads)
+    assert [DefectCode.INVALID] == alike(shadow, writes)
+    assert DefectCode.INVALID in alike(shadow, reads)
     shadow.allocated(start, 4096)
-    assert [Defect.UNINITIALIZED] == alike(shadow, reads)
+    assert [DefectCode.UNINITIALIZED] == alike(shadow, reads)
     shadow.written(start, 4096)
     assert [] == alike(shadow, reads)
     shadow.read_only(start, 4096)
-    assert [Defect.INVALID] == alike(shadow, writes)
+    assert [DefectCode.INVALID] == alike(shadow, writes)
     shadow.narrow(Instrument.INITCHECK)
     assert [] == alike(shadow, writes)
 
@@ -390,7 +390,7 @@ def test_reads_of_memory_that_was_never_written_are_reported(check, memory):
     body = "ld.global.u32 %r2, [%a2];\nret;"
     assert [] == check(Instrument.INITCHECK, body, block=16, written=64)
     (found,) = check(Instrument.INITCHECK, body, block=20, written=64)
-    assert (Defect.UNINITIALIZED, 4, memory.ctypes.data + 64) == (found.defect, found.count, found.address)
+    assert (DefectCode.UNINITIALIZED, 4, memory.ctypes.data + 64) == (found.defect, found.count, found.address)
 
 
 def test_what_a_kernel_wrote_may_be_read(check, memory):
@@ -421,7 +421,7 @@ EXCHANGE = "st.shared.u32 [%s1], %r1;\n{}xor.b32 %s2, %s1, 4;\nld.shared.u32 %r2
 
 def test_an_exchange_through_shared_memory_needs_a_barrier(check):
     found = check(Instrument.RACECHECK, SHARED + EXCHANGE.format(""))
-    assert {Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ} == {one.defect for one in found}
+    assert {DefectCode.READ_AFTER_WRITE, DefectCode.WRITE_AFTER_READ} == {one.defect for one in found}
     assert {"shared"} == {one.space for one in found}
     for order in ("bar.sync 0;\n", "bar.warp.sync -1;\n", "barrier.sync 0;\n"):
         assert [] == check(Instrument.RACECHECK, SHARED + EXCHANGE.format(order)), order
@@ -454,7 +454,7 @@ ld.global.u32 %r2, [%a1];
 @%p1 st.global.u32 [%a1], 1;
 ret;"""
     (found,) = check(Instrument.RACECHECK, body)
-    assert (Defect.WRITE_AFTER_READ, 63) == (found.defect, found.thread)
+    assert (DefectCode.WRITE_AFTER_READ, 63) == (found.defect, found.thread)
 
 
 def test_atomics_race_with_plain_accesses_alone(check):
@@ -466,7 +466,7 @@ def test_atomics_race_with_plain_accesses_alone(check):
 
 def test_blocks_of_a_launch_are_in_no_order(check):
     (found,) = check(Instrument.RACECHECK, "st.global.u32 [%a2], 1;\nret;", grid=3)
-    assert (Defect.WRITE_AFTER_WRITE, (1, 0, 0), (0, 0, 0), 128) == (
+    assert (DefectCode.WRITE_AFTER_WRITE, (1, 0, 0), (0, 0, 0), 128) == (
         found.defect,
         found.block,
         found.other_block,
@@ -518,7 +518,7 @@ FREE = "{ .param .b64 q; st.param.b64 [q], %b1; call.uni free, (q); }"
 
 
 @pytest.fixture
-def heap_check(memory, ptx_kernel) -> Iterator[Callable[[Instrument, str], list[tuple[Defect, int]]]]:
+def heap_check(memory, ptx_kernel) -> Iterator[Callable[[Instrument, str], list[tuple[DefectCode, int]]]]:
     """Run a body of 8 threads, each with a block of 24 bytes at ``%b1``; return defects and how often each occurred.
 
     What is invalid is in a freed block if the body frees it before its last store.
@@ -526,7 +526,7 @@ def heap_check(memory, ptx_kernel) -> Iterator[Callable[[Instrument, str], list[
     heap = Heap(memory.ctypes.data, memory.nbytes)
     shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.NONE)
 
-    def run(kinds: Instrument, body: str) -> list[tuple[Defect, int]]:
+    def run(kinds: Instrument, body: str) -> list[tuple[DefectCode, int]]:
         shadow.reset(kinds)
         shadow.heap(memory.ctypes.data, memory.nbytes)
         kernel = ptx_kernel("", TAKE + body, before=HEAP_CALLS)
@@ -536,7 +536,7 @@ def heap_check(memory, ptx_kernel) -> Iterator[Callable[[Instrument, str], list[
         assert all(
             shadow.in_freed_block(f.address) == ("free" in body.rpartition("st.b32")[0])
             for f in found
-            if f.defect is Defect.INVALID
+            if f.defect is DefectCode.INVALID
         )
         return [(f.defect, f.count) for f in found]
 
@@ -557,12 +557,12 @@ def heap_check(memory, ptx_kernel) -> Iterator[Callable[[Instrument, str], list[
     ],
 )
 def test_each_block_of_the_heap_is_memory_of_its_own(heap_check, body, bad):
-    assert ([(Defect.INVALID, bad)] if bad else []) == heap_check(Instrument.MEMCHECK, body)
+    assert ([(DefectCode.INVALID, bad)] if bad else []) == heap_check(Instrument.MEMCHECK, body)
 
 
 def test_blocks_of_the_heap_have_no_values_at_first(heap_check):
     reads = "ld.b32 %v, [%b1+8]; st.b32 [%b1+12], %v; ld.b32 %v, [%b1+12]; ret;"
-    assert [(Defect.UNINITIALIZED, 8)] == heap_check(Instrument.INITCHECK, "mov.b32 %v, 0;" + reads)
+    assert [(DefectCode.UNINITIALIZED, 8)] == heap_check(Instrument.INITCHECK, "mov.b32 %v, 0;" + reads)
 
 
 def test_a_block_that_a_kernel_gave_back_is_not_in_use_for_the_next_launch(memory, ptx_kernel):
@@ -574,7 +574,7 @@ def test_a_block_that_a_kernel_gave_back_is_not_in_use_for_the_next_launch(memor
     shadow.usable(start + half, half)
     place = memory[half : half + 8].view(np.uint64)
 
-    def launch(kernel: jit.JitKernel, argument: int) -> list[Defect]:
+    def launch(kernel: jit.JitKernel, argument: int) -> list[DefectCode]:
         params = ctypes.c_uint64(argument)
         found = kernel.launch(
             jit.LaunchShape((1, 1, 1), (1, 1, 1), heap=heap.handle),
@@ -594,7 +594,7 @@ def test_a_block_that_a_kernel_gave_back_is_not_in_use_for_the_next_launch(memor
         for _ in range(2):
             assert [] == launch(use, int(place[0]))
         assert [] == launch(free, int(place[0]))
-        assert [Defect.INVALID] == launch(use, int(place[0]))
+        assert [DefectCode.INVALID] == launch(use, int(place[0]))
     finally:
         heap.close()
 

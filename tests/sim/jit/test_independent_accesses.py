@@ -304,7 +304,7 @@ def test_a_read_after_the_write_is_reported_though_reads_before_it_stood_for_all
     found = kernel.launch(
         jit.LaunchShape((6, 1, 1), (1, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
     )
-    races = {(one.defect, one.block[0]) for one in found if one.defect is not jit.Defect.STALE_READ}
-    assert {(jit.Defect.WRITE_AFTER_READ, 4), (jit.Defect.READ_AFTER_WRITE, 5)} == races
-    stale = [(one.block[0], one.count) for one in found if one.defect is jit.Defect.STALE_READ]
+    races = {(one.defect, one.block[0]) for one in found if one.defect is not jit.DefectCode.STALE_READ}
+    assert {(jit.DefectCode.WRITE_AFTER_READ, 4), (jit.DefectCode.READ_AFTER_WRITE, 5)} == races
+    stale = [(one.block[0], one.count) for one in found if one.defect is jit.DefectCode.STALE_READ]
     assert ([(0, 1)] if load == "__ldg" else []) == stale  # of each byte the first read

@@ -11,7 +11,7 @@ from race_kernels import PAIRS, Pair, source
 
 from cudatool.sim import jit
 from cudatool.sim.jit import Instrument
-from cudatool.sim.jit.race_engine import Reason
+from cudatool.sim.jit.race_engine import RaceReason
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_a_race_that_depends_on_which_warp_comes_first_is_found_under_some_order
     ).kernels["lock"]
     params = ctypes.c_uint64(memory.ctypes.data)
 
-    def found(seed: int | None) -> set[Reason | None]:
+    def found(seed: int | None) -> set[RaceReason | None]:
         memory[:] = 0
         races = kernel.launch(
             jit.LaunchShape((1, 1, 1), (64, 1, 1)),
@@ -90,4 +90,4 @@ def test_a_race_that_depends_on_which_warp_comes_first_is_found_under_some_order
         return {one.reason for one in races}
 
     assert set() == found(None)
-    assert {frozenset(), frozenset([Reason.NO_FENCE])} == {frozenset(found(seed)) for seed in range(8)}
+    assert {frozenset(), frozenset([RaceReason.NO_FENCE])} == {frozenset(found(seed)) for seed in range(8)}

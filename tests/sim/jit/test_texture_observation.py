@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cudatool.sim import jit
-from cudatool.sim.jit import Defect, Instrument, texture
+from cudatool.sim.jit import DefectCode, Instrument, texture
 from cudatool.sim.jit.footprint import READ, WRITE
-from cudatool.sim.textures import Record, describe
+from cudatool.sim.textures import TextureRecord, describe
 
 FLOAT, BYTE = 0x20, 0x01
 
@@ -24,7 +24,7 @@ def memory() -> np.ndarray:
     return region
 
 
-def fetch(memory, ptx_kernel, record: Record, instruction: str, threads: int = 1, **options) -> list[jit.Found]:
+def fetch(memory, ptx_kernel, record: TextureRecord, instruction: str, threads: int = 1, **options) -> list[jit.Found]:
     """Fetch at (thread + 0.5, 1.5), or what integer coordinates say; results lie from byte 32768 on, 16 for each."""
     body = f""".reg .b64 %a, %h; .reg .b32 %t, %r<5>; .reg .f32 %x, %y;
     mov.u32 %t, %tid.x; cvt.rn.f32.u32 %x, %t; add.f32 %x, %x, 0.5; mov.f32 %y, 1.5; mov.u32 %r4, 1;
@@ -69,7 +69,7 @@ def test_texels_behind_the_memory_are_reported_and_read_as_zero(memory, ptx_kern
     memory[:32768] = 1
     found = fetch(memory, ptx_kernel, record, FETCH, threads=4, shadow=shadow)
     pieces = channels * record.channel_bytes // size
-    assert [(Defect.INVALID, "read", size, 2 * pieces)] == [(f.defect, f.mode, f.size, f.count) for f in found]
+    assert [(DefectCode.INVALID, "read", size, 2 * pieces)] == [(f.defect, f.mode, f.size, f.count) for f in found]
     out = memory[32768:].view("u4")[:16].reshape(-1, 4)
     one = int.from_bytes(bytes([1]) * record.channel_bytes, "little")
     assert [one, one, 0, 0] == out[:, 0].tolist()
@@ -81,17 +81,19 @@ def test_texels_that_were_never_written_are_reported(memory, ptx_kernel):
     shadow.allocated(memory.ctypes.data, memory.nbytes)
     shadow.written(memory.ctypes.data + 64, 12)
     found = fetch(memory, ptx_kernel, record, FETCH, threads=8, shadow=shadow)
-    assert [(Defect.UNINITIALIZED, memory.ctypes.data + 76, 5)] == [(f.defect, f.address, f.count) for f in found]
+    assert [(DefectCode.UNINITIALIZED, memory.ctypes.data + 76, 5)] == [(f.defect, f.address, f.count) for f in found]
 
 
 def test_a_store_races_with_another_threads_fetch(memory, ptx_kernel):
     record = describe(memory[32768:].ctypes.data, FLOAT, 1, 16, 16)
     shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
     found = fetch(memory, ptx_kernel, record, FETCH, threads=8, shadow=shadow)
-    assert Defect.WRITE_AFTER_READ in {f.defect for f in found}
+    assert DefectCode.WRITE_AFTER_READ in {f.defect for f in found}
 
 
-@pytest.mark.parametrize(("first", "second", "expected"), [("st", "tex", {Defect.STALE_READ: 8}), ("tex", "st", {})])
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [("st", "tex", {DefectCode.STALE_READ: 8}), ("tex", "st", {})]
+)
 def test_a_fetch_after_a_write_of_its_own_launch_is_reported_and_one_before_it_is_not(
     memory, ptx_kernel, first, second, expected
 ):
@@ -116,7 +118,7 @@ def test_a_fetch_after_a_write_of_its_own_launch_is_reported_and_one_before_it_i
 
 
 def test_a_fetch_between_levels_of_detail_reads_both(memory, ptx_kernel):
-    records = (Record * 2)(
+    records = (TextureRecord * 2)(
         describe(memory.ctypes.data, FLOAT, 1, 16, 16), describe(memory.ctypes.data + 1024, FLOAT, 1, 8, 8)
     )
     for record in records:
@@ -130,7 +132,7 @@ def test_a_fetch_between_levels_of_detail_reads_both(memory, ptx_kernel):
 
 def test_the_fields_of_a_record_are_where_kernels_look_for_them():
     renamed = {"array_size": "depth", "normalized_coords": "normalized"}
-    assert texture._FIELDS == {name: getattr(Record, renamed.get(name, name)).offset for name in texture._FIELDS}
+    assert texture._FIELDS == {name: getattr(TextureRecord, renamed.get(name, name)).offset for name in texture._FIELDS}
 
 
 def test_a_fetch_at_an_integer_place_reads_most_texels_itself(ptx_kernel):
