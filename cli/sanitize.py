@@ -21,6 +21,7 @@ from cudatool.cli._recording_files import beside
 from cudatool.cli._schedules import explored
 from cudatool.cli._supervised import leave
 from cudatool.cli._text import path_from, say
+from cudatool.config import DEFAULT_CHECKS
 from cudatool.errors import UsageError
 from cudatool.sanitize import Outcome, Outputs, ReportContext, joined_processes, of_process, parse_checks, render_text
 from cudatool.sanitize.coverage import ended
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["sanitize"]
 
 _INTERRUPTED = 130  # Ctrl-C, which the workload receives too
-_DEFAULT = "race,memcheck,synccheck"
 
 
 def _checks() -> list[str]:
@@ -82,7 +82,7 @@ def _formats() -> list[str]:
     setting="checks",
     type=Listed(_checks, separator=","),
     group="Checks",
-    default=_DEFAULT,
+    default=DEFAULT_CHECKS,
     show_default=True,
     metavar="LIST",
     help="What to look for, separated by commas: race, memcheck, initcheck, racecheck, synccheck, leak, or all.",

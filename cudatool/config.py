@@ -1,4 +1,4 @@
-"""The environment variables of cudatool: each once, with its default and what it is for.
+"""The environment variables of cudatool, each once, with its default and what it is for; and the checks by default.
 
 docs/command-line.md lists :data:`TABLE`; tests compare the two, and find names that the code has elsewhere. Options of
 commands, and settings of a project, are declared where the commands are (``cli/_options.py``).
@@ -16,6 +16,7 @@ __all__ = [
     "CHILD",
     "COMPLETE",
     "DEBUG",
+    "DEFAULT_CHECKS",
     "DEVICE",
     "DOCS",
     "QUIET",
@@ -81,6 +82,9 @@ TUNABLEOP_PREFIXES: Final = (TUNABLEOP.name.removesuffix("*"), "PYTORCH_TUNABLEO
 
 TABLE: Final = (DEVICE, ALLOC_CONF, CACHE_DIR, CACHE_SIZE, TUNABLEOP, DOCS, DEBUG)
 """Those that people set."""
+
+DEFAULT_CHECKS: Final = "race,memcheck,synccheck"
+"""What ``sanitize``, ``%%cudatool sanitize`` and the pytest plugin look for unless told otherwise."""
 
 # ---- what our own processes tell each other, and a shell ----
 

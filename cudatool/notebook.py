@@ -25,6 +25,7 @@ from cudatool.cli._run_text import print_summary
 from cudatool.cli._snapshot_text import print_report
 from cudatool.cli._sources import read_trace
 from cudatool.cli._text import html_of, text_of
+from cudatool.config import DEFAULT_CHECKS
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.recording import record
 from cudatool.sanitize import parse_checks, render_text
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Recording", "diff", "load", "snapshot"]
 
 _WIDTH: Final = 110  # columns of what is shown
-_DEFAULT_CHECKS: Final = "race,memcheck"
 
 
 class Recording:
@@ -177,7 +177,7 @@ def _parser() -> _Parser:
     parser.add_argument("-o", "--output", metavar="FILE")
     parser.add_argument("-f", "--force", action="store_true")
     parser.add_argument("--device")
-    parser.add_argument("--checks", default=_DEFAULT_CHECKS)
+    parser.add_argument("--checks", default=DEFAULT_CHECKS)
     return parser
 
 

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from cudatool.config import DEFAULT_CHECKS
 from cudatool.errors import CudatoolError
 
 if TYPE_CHECKING:
     from cudatool.testing.settings import SessionOptions
 
-__all__ = ["DEFAULT_CHECKS", "add_options", "given", "is_on", "options_of"]
-
-DEFAULT_CHECKS: Final = "race,memcheck,synccheck"
+__all__ = ["add_options", "given", "is_on", "options_of"]
 
 
 def add_options(parser: pytest.Parser) -> None:

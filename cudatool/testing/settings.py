@@ -10,11 +10,11 @@ from typing import Final
 import pytest
 
 from cudatool import _driver
-from cudatool.config import DEVICE
+from cudatool.config import DEFAULT_CHECKS, DEVICE
 from cudatool.errors import UsageError
 from cudatool.sanitize import Baseline, Outputs, SuppressionRule, parse_checks, parse_rules
 from cudatool.sanitize.report.outputs import FORMATS, Output
-from cudatool.testing.options import DEFAULT_CHECKS, given
+from cudatool.testing.options import given
 from cudatool.text import printable, shortened
 
 __all__ = ["SessionOptions", "marked_checks", "read"]

@@ -97,13 +97,18 @@ with ct.stream(a): x.fill_(1)
 with ct.stream(b): x.fill_(2)
 """
     clean = "%%cudatool sanitize\nx.fill_(3); ct.synchronize()"
-    outputs = _execute(tmp_path, wrong, races, clean, "[len(one.findings.findings) for one in (_3, _4)]")
+    waits = """%%cudatool sanitize
+k = ct.compile('extern "C" __global__ void w(float *x) { if (threadIdx.x < 9) { x[0] = 1; __syncthreads(); } }', "w")
+k[1, 64](x)
+"""
+    outputs = _execute(tmp_path, wrong, races, clean, "[len(one.findings.findings) for one in (_3, _4)]", waits)
     assert "out-of-bounds" in _text(outputs[0])
     assert "In[2]:5 in <module>" in _text(outputs[0])
     assert "race-waw" in _text(outputs[1])
     assert re.search(r"In\[3\]:[23] in <module>", _text(outputs[1]))
     assert "0 findings" in _text(outputs[2]) or "clean" in _text(outputs[2]) or "no finding" in _text(outputs[2])
     assert outputs[3][0]["data"]["text/plain"] == "[1, 0]"
+    assert "barrier-divergence" in _text(outputs[4])
 
 
 def test_html_shows_names_of_the_program_as_text(tmp_path):
