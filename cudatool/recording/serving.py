@@ -54,11 +54,11 @@ _FORMATS: Final = {"json": "application/json", "text": "text/plain", "html": "te
 
 
 class _Refused(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error; `header`, name and value, goes with it."""
 
-    def __init__(self, status: HTTPStatus, reason: str) -> None:
+    def __init__(self, status: HTTPStatus, reason: str, header: tuple[str, str] | None = None) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.header = status, header
 
 
 class Server:
@@ -123,7 +123,7 @@ class Server:
             raise _Refused(HTTPStatus.NOT_FOUND, "there is /, /start, /stop and /snapshot")
         expected, act = known.get(path, ("GET", self._status))
         if method != expected:
-            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {expected}")
+            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {expected}", ("Allow", expected))
         if path == "/":
             return _FORMATS["json"], json.dumps(self._status()).encode()
         with self._busy:
@@ -224,38 +224,47 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
     server: _Listener
 
-    def do_GET(self) -> None:
-        """Answer a question."""
-        self._do()
-
-    def do_POST(self) -> None:
-        """Start or stop something. Its content is not read."""
-        self._do()
+    def __getattr__(self, name: str) -> Any:
+        # The base class asks for the method do_GET, do_PUT ... of a request. The server says which of them it takes.
+        if name.startswith("do_"):
+            return self._do
+        raise AttributeError(name)
 
     def _do(self) -> None:
+        """Answer a request. Its content is not read."""
         parts = urlsplit(self.path)
         try:
             scheme, _, given = self.headers.get("Authorization", "").partition(" ")
             if scheme != "Bearer" or not hmac.compare_digest(given.encode(), self.server.owner.token.encode()):
-                raise _Refused(HTTPStatus.UNAUTHORIZED, "send the header: Authorization: Bearer TOKEN")
-            kind, content = self.server.owner.answer(self.command, parts.path, parse_qs(parts.query))
-            status = HTTPStatus.OK
+                reason = "send the header: Authorization: Bearer TOKEN"
+                raise _Refused(HTTPStatus.UNAUTHORIZED, reason, ("WWW-Authenticate", "Bearer"))
+            self._send(HTTPStatus.OK, *self.server.owner.answer(self.command, parts.path, parse_qs(parts.query)))
         except _Refused as refused:
-            status, kind = refused.status, _FORMATS["json"]
-            content = json.dumps({"schema": _SCHEMA, "error": str(refused)}).encode()
+            self._send(refused.status, *_error(str(refused)), refused.header)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no request of HTTP as other errors are; the base class would send a page."""
+        self._send(HTTPStatus(code), *_error(message or HTTPStatus(code).phrase))
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, header: tuple[str, str] | None = None) -> None:
         self.send_response_only(status)
-        if status is HTTPStatus.UNAUTHORIZED:
-            self.send_header("WWW-Authenticate", "Bearer")
+        if header is not None:
+            self.send_header(*header)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
         self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Leave the program's stderr alone."""
+
+
+def _error(reason: str) -> tuple[str, bytes]:
+    return _FORMATS["json"], json.dumps({"schema": _SCHEMA, "error": reason}).encode()
 
 
 def serve(

@@ -107,14 +107,37 @@ def test_nothing_is_answered_without_the_token(server: Server, token: str, tmp_p
         ("GET", "/start", 405),
         ("POST", "/", 405),
         ("POST", "/snapshot", 405),
+        ("PUT", "/start", 405),
+        ("DELETE", "/", 405),
         ("GET", "/../../etc/passwd", 404),
         ("GET", "/snapshot?format=pickle", 400),
-        ("PUT", "/start", 501),
     ],
 )
 def test_request_that_makes_no_sense_is_refused(server: Server, method: str, path: str, status: int) -> None:
     assert status == ask(server, method, path)[0]
     assert not hooks.active
+
+
+@pytest.mark.parametrize(("path", "takes"), [("/start", "POST"), ("/", "GET")])
+def test_a_method_that_a_path_does_not_take_is_answered_with_the_one_that_it_takes(
+    server: Server, path: str, takes: str
+) -> None:
+    connection = http.client.HTTPConnection(str(urlsplit(server.url).hostname), urlsplit(server.url).port, timeout=60)
+    connection.request("PUT", path, headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = connection.getresponse()
+    assert (405, takes) == (answer.status, answer.headers["Allow"])
+    assert f"{path} takes {takes}" == json.loads(answer.read())["error"]
+    connection.request("HEAD", path, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert 405 == connection.getresponse().status
+
+
+def test_what_is_no_request_of_http_is_answered_in_one_line(server: Server) -> None:
+    place = urlsplit(server.url)
+    with socket.create_connection((str(place.hostname), int(place.port or 0)), timeout=60) as connection:
+        connection.sendall(b"GET / or else HTTP/1.1\r\n\r\n")
+        head, _, content = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert b" 400 " in head.splitlines()[0]
+    assert json.loads(content)["error"] == "Bad request syntax ('GET / or else HTTP/1.1')"
 
 
 def test_program_that_is_recorded_by_something_else_says_so(server: Server, tmp_path: Path) -> None:
