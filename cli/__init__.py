@@ -18,10 +18,11 @@ from typing import Any
 
 import click
 
+from cudatool.cli._text import say
 from cudatool.config import COMPLETE, DEBUG
 from cudatool.errors import CudatoolError, OutputError, did_you_mean
 from cudatool.files import open_standard_files
-from cudatool.text import QUOTED, printable, shortened
+from cudatool.text import QUOTED, shortened
 
 __all__ = ["group", "main"]
 
@@ -122,10 +123,7 @@ def group() -> None:
 def _say(message: str) -> None:
     """Print a message, perhaps of several lines, such as a compiler's log; its quotes may be untrusted text."""
     for line in message.split("\n"):
-        try:
-            click.echo(printable(shortened(line, _LONGEST)), err=True)
-        except OSError:
-            pass  # stderr is full or closed: the status still reports it
+        say(shortened(line, _LONGEST))
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import click
 
 from cudatool.cli._proof import Proof
 from cudatool.cli._recorded import checked, trace_of
+from cudatool.cli._text import say
 from cudatool.config import QUIET
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.sanitize import joined_processes, parse_checks, render_json
@@ -73,11 +74,12 @@ def _explored(device: str | None, number: int, job: _Job) -> Report:
         waiting = {pool.submit(_run, schedule, chosen, job): schedule for schedule, chosen in devices.items()}
         for done in as_completed(waiting):
             runs[waiting[done]] = done.result()
-            _say(f"cudatool: {len(runs)} of {number} schedules done")
+            say(f"cudatool: {len(runs)} of {number} schedules done")
     ordered = [runs[schedule] for schedule in devices]
     for run in ordered:
         if run is ordered[0] or run.status:
-            _say("\n".join((f"cudatool: what the program printed under {run.schedule}:", *run.output)))
+            for line in (f"cudatool: what the program printed under {run.schedule}:", *run.output):
+                say(line)
     again = ordered[0]
     if any(run.output != again.output for run in ordered):
         again = _run(*next(iter(devices.items())), job)  # differences here do not come from the order
@@ -108,10 +110,6 @@ def _run(schedule: SeededSchedule, device: str, job: _Job) -> ScheduleOutcome:
         return ScheduleOutcome(name, report_from_json(answered["report"]), int(answered["status"]), output)
     except (ValueError, KeyError, TypeError) as error:
         raise CudatoolError(f"schedule {name}: no report, exit status {done.returncode}") from error
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def answer() -> None:

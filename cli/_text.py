@@ -7,7 +7,8 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
@@ -64,14 +65,32 @@ def html_of(print_to: Callable[[Console], None], width: int) -> str:
     return console.export_html(inline_styles=True, code_format=frame)
 
 
+class _Stderr:
+    """Standard error as it is now. Where it is full or closed, messages have no reader: the exit status still tells."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            if sys.stderr is not None:
+                sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            if sys.stderr is not None:
+                sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
 def messages() -> Console:
     """Return the console for warnings and next steps on stderr, each on one line."""
-    return _console_type()(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+    return _console_type()(file=cast("IO[str]", _Stderr()), highlight=False, emoji=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
     """Print one line to stderr, with any names in it made printable."""
-    click.echo(printable(text), err=True)
+    click.echo(printable(text), file=cast("IO[str]", _Stderr()))
 
 
 def path_from(folder: str, path: str) -> str:

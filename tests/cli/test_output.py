@@ -27,6 +27,7 @@ for _ in range(8):
 
 
 _FULL = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+_MUTE = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n"
 _GONE = "import os; ours, theirs = os.pipe(); os.close(ours); os.dup2(theirs, 1)\n"
 
 
@@ -53,6 +54,27 @@ def test_full_disk_under_stdout_is_one_line_and_status_2(folder, words):
     done = run(folder, *words, before=_FULL)
     assert done.returncode == 2
     assert done.stderr == "cudatool: error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["leaks", "{folder}/t.ctrace"], 1),
+        (["leaks", "nowhere.ctrace"], 2),
+        (["run", "works.py"], 0),
+        (["run", "speaks.py"], 1),
+        (["sanitize", "works.py"], 0),
+        (["sanitize", "speaks.py"], 3),
+        (["sanitize", "--explore", "1", "works.py"], 0),
+    ],
+)
+def test_messages_that_stderr_has_no_room_for_change_no_status(folder, tmp_path, words, status):
+    (tmp_path / "works.py").write_text("import cudatool as ct; ct.ones(8); ct.synchronize()")
+    (tmp_path / "speaks.py").write_text("import sys; print(1, file=sys.stderr)")
+    done = run(tmp_path, *(word.format(folder=folder) for word in words), before=_MUTE)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert "Traceback" not in done.stdout
 
 
 @pytest.mark.parametrize("words", READERS)
