@@ -211,6 +211,7 @@ class _Memory:
     split: tuple[Fragmentation, ...]  # at the peak, and at the request that failed
     outside: Outside
     has_segments: bool
+    knows_reserved: bool
     held: tuple[CallSite, ...]
     categories: Categories
     modules: Modules | None
@@ -226,7 +227,7 @@ class _Memory:
         """Reserved bytes in no live block; None if that is not known."""
         if self.last is not None:
             return self.last.reserved - self.last.active
-        return None if self.has_segments or self.held else 0  # nothing was ever reserved
+        return 0 if self.knows_reserved and not self.has_segments else None  # 0: nothing was ever reserved
 
 
 def _memory(part: Trace, device: int, settings: Settings, total: int | None) -> _Memory:
@@ -241,6 +242,7 @@ def _memory(part: Trace, device: int, settings: Settings, total: int | None) -> 
         split=fragmentation(part, blocks, segments, curve, device, settings),
         outside=outside(part, segments, curve, device, index, total),
         has_segments=bool(len(segments)),
+        knows_reserved=curve.knows_reserved,
         held=by_call_site(part, blocks.at(index), blocks),
         categories=categories,
         modules=modules(part, blocks, in_modules, categories, index),

@@ -235,7 +235,6 @@ def _device(
         peak_allocated=int(curve.allocated.max(initial=0)),
         peak_active=int(curve.active.max(initial=0)),
         peak_reserved=int(curve.reserved.max(initial=0)),
-        # Every block is in a segment: if none is known, segments were not recorded.
         reserved_known=curve.knows_reserved,
         ooms=ooms,
         at_peak=moments.by_call_site(trace, blocks.at(peak.index), blocks),

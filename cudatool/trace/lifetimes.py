@@ -284,6 +284,8 @@ class Timeline:
         Also in blocks that it gave back and a stream may still use.
     reserved
         Taken from the driver; all 0 where the recording does not say.
+    knows_reserved
+        Whether it says: the log of an RMM resource has no segments.
     """
 
     index: Ints
@@ -291,11 +293,7 @@ class Timeline:
     allocated: Ints
     active: Ints
     reserved: Ints
-
-    @property
-    def knows_reserved(self) -> bool:
-        """Whether the recording has segments: an RMM log has none."""
-        return bool(self.reserved.any() or not self.active.any())
+    knows_reserved: bool
 
     def peak(self) -> int:
         """Return the row of the first moment with the most bytes active, -1 if nothing ever was."""
@@ -324,4 +322,6 @@ def timeline(trace: Trace, blocks: Lifetimes, segments: Lifetimes) -> Timeline:
         return result
 
     allocated, active, reserved = (level(rows, end) for rows, end in spans)
-    return Timeline(index, trace.records["time"][chosen], allocated, active, reserved)
+    # Every block is in a segment: where there are blocks alone, segments were not recorded.
+    knows_reserved = reserved.any() or not (active.any() or trace.header.get("requests_to") == "rmm")
+    return Timeline(index, trace.records["time"][chosen], allocated, active, reserved, bool(knows_reserved))

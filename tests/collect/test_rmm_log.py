@@ -180,6 +180,16 @@ def test_what_a_log_does_not_say_is_unknown_and_not_nothing(path: Path) -> None:
     assert "the driver had" not in text
 
 
+def test_a_log_of_failures_alone_does_not_say_that_nothing_was_reserved(path: Path, tmp_path: Path) -> None:
+    source, copy = str(log(path, "1,00:00:00.2,allocate failure,(nil),4096,0")), str(tmp_path / "x.pickle")
+    assert 0 == CliRunner().invoke(group, ["export", source, "--to", "torch", "-o", copy]).exit_code
+    for trace in (rmm_log.read(source), torch_snapshot.read(copy)):
+        (device,) = analyze.report(trace).summary.devices
+        assert (False, 0, 1) == (device.reserved_known, device.peak_active, device.ooms)
+    text = CliRunner().invoke(group, ["snapshot", source]).stdout
+    assert re.search(r"^Reserved +unknown +unknown +unknown *$", text, re.MULTILINE)
+
+
 def test_an_exported_log_is_not_taken_for_pytorchs(path: Path, tmp_path: Path) -> None:
     lines = ("1,00:00:00.1,allocate,0x100,4096,0", f"1,00:00:00.2,allocate failure,(nil),{2**64 - 8},0")
     source, copy, again = str(log(path, *lines)), str(tmp_path / "x.pickle"), str(tmp_path / "y.pickle")
