@@ -13,7 +13,7 @@ from cudatool.memory.rounding import round_sizes
 from cudatool.memory.settings import Settings
 from cudatool.overview.compiled import Compiled, compiled_sites
 from cudatool.overview.moments import Layout, before_recording, layout_at, site_keys, site_labels
-from cudatool.trace.events import Kind
+from cudatool.trace.events import SEGMENT_GAINS, Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after, peaks
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
@@ -196,7 +196,6 @@ class Fragmentation:
         return asdict(self)
 
 
-_GROWTH: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _MOST_OOMS = 8
 _MOST_HOLES = 20
 _MOST_PINS = 8
@@ -253,7 +252,7 @@ def _peak(trace: Trace, curve: Timeline, device: int, asked: Mask) -> int:
 
 def _last_growth(trace: Trace, on_device: Mask, peak: int, recorded: int) -> tuple[int, Wanted | None]:
     """Return the record of the last request up to `peak` that needed new memory, and the request; -1 if none did."""
-    grows = on_device & is_of_kind(trace.records, *_GROWTH)
+    grows = on_device & is_of_kind(trace.records, *SEGMENT_GAINS)
     growth = np.flatnonzero(grows[recorded : peak + 1])
     if not len(growth):
         return -1, None

@@ -20,7 +20,7 @@ from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
 from cudatool.memory.snapshot import segment as segment_info
-from cudatool.trace.events import Kind, unpack_pool
+from cudatool.trace.events import SEGMENT_GAINS, Kind, unpack_pool
 from cudatool.trace.model import Trace
 
 __all__ = ["ALONE", "Divergence", "ReplayPass", "pool_ids"]
@@ -277,7 +277,7 @@ class ReplayPass:
             self._diverge(call, "nothing of that kind", self.script.wrong[0], reason)
         elif self.script.expected:
             left = self.script.expected[0]
-            reason = _SOMETHING_FITS if left.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else _IN_USE_HERE
+            reason = _SOMETHING_FITS if left.kind in SEGMENT_GAINS else _IN_USE_HERE
             self._diverge(call, f"{left.kind.name} of {left.size} bytes at {left.address:#x}", "nothing", reason)
         if self.script.expected:
             self._enforce()

@@ -38,7 +38,7 @@ from cudatool.errors import ConfigError, FileFormatError, UsageError
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import _sweep
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import Kind
+from cudatool.trace.events import SEGMENT_GAINS, Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["Requests", "peak_reserved", "refuses_contradictions", "requests"]
@@ -46,7 +46,6 @@ __all__ = ["Requests", "peak_reserved", "refuses_contradictions", "requests"]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_GAINS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _ALLOC, _OOM = int(Kind.BLOCK_ALLOC), int(Kind.OOM)
 _FREE_REQUESTED, _FREE_COMPLETED = int(Kind.BLOCK_FREE_REQUESTED), int(Kind.BLOCK_FREE_COMPLETED)
 _KINDS = (
@@ -54,7 +53,7 @@ _KINDS = (
     Kind.BLOCK_FREE_REQUESTED,
     Kind.BLOCK_FREE_COMPLETED,
     Kind.OOM,
-    *_GAINS,
+    *SEGMENT_GAINS,
     *RELEASES,
 )
 
@@ -219,7 +218,7 @@ class _Apart:
         kind, address = self._kind, self._address
         later = self._verb == Verb.FREE_LATER
         waited = distinct(address[later], np.fromiter(pending, np.uint64))
-        steps = later | np.isin(kind, [int(change) for change in (*_GAINS, *RELEASES)])
+        steps = later | np.isin(kind, [int(change) for change in (*SEGMENT_GAINS, *RELEASES)])
         if len(waited):
             steps |= (kind == _FREE_COMPLETED) & np.isin(address, waited)
         steps[: self._prior] = False
@@ -355,6 +354,6 @@ def _check_segments(trace: Trace, device: int) -> None:
 def peak_reserved(trace: Trace, device: int) -> int:
     """Return the most bytes that the allocator of a device had reserved at a time, according to the events."""
     kind = trace.records["kind"]
-    changes = trace.records[np.isin(kind, _GAINS + RELEASES) & (trace.records["device"] == device)]
+    changes = trace.records[np.isin(kind, SEGMENT_GAINS + RELEASES) & (trace.records["device"] == device)]
     size = changes["size"].astype(np.int64)
-    return int(np.cumsum(np.where(np.isin(changes["kind"], _GAINS), size, -size)).max(initial=0))
+    return int(np.cumsum(np.where(np.isin(changes["kind"], SEGMENT_GAINS), size, -size)).max(initial=0))

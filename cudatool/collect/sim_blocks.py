@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from cudatool.trace.events import AccessFlag, Event, Kind
+from cudatool.trace.events import SEGMENT_GAINS, AccessFlag, Event, Kind
 
 if TYPE_CHECKING:
     from cudatool.sim import Operation
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockWatcher"]
 
-_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.ACCESS)
+_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, *SEGMENT_GAINS, Kind.ACCESS)
 
 
 class BlockWatcher:
@@ -91,7 +91,7 @@ class BlockWatcher:
                 self._shadow.freed(event.address, event.size)
             else:
                 self._waiting.setdefault(last.sequence, []).append(block)
-        elif kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP):
+        elif kind in SEGMENT_GAINS:
             self._shadow.freed(event.address, event.size)  # none of it is allocated yet
         elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE and not event.flags & AccessFlag.MASK:
             # The replacement of a library's kernel (a matrix product, say) writes from the host when it runs.

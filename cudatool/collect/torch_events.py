@@ -15,7 +15,6 @@ packed as a trace's records at once, and passed on many together.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,8 +27,7 @@ from cudatool.collect.torch_calls import OnHost, OperatorCall, TensorAccess, mak
 from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors, stacks_of_calls
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import hooks
-from cudatool.trace.events import RECORD, RECORD_STRUCT, AccessFlag, Api, GraphLaunchFlag, Kind, StreamFlag
-from cudatool.trace.recorder import cut_words
+from cudatool.trace.events import RECORD, AccessFlag, Api, GraphLaunchFlag, Kind, StreamFlag, pack_record
 
 __all__ = ["TorchEvents"]
 
@@ -45,7 +43,6 @@ _SEGMENTS: dict[int, Kind] = {
 _FREES = frozenset([Action.FREE_REQUESTED, Action.FREE_COMPLETED, Action.FREED])
 _LAST_DEFAULT = 2  # CU_STREAM_PER_THREAD
 _MOST_BYTES = 4 << 20  # of records that are passed on together
-_pack = struct.Struct(RECORD_STRUCT).pack
 # What a record holds after its time, in this order.
 _ADDRESS = 9
 _Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
@@ -247,7 +244,7 @@ class TorchEvents:
     def _packed(self, accesses: Iterable[TensorAccess]) -> bytes:
         """Return records of accesses, without what they have in common with the operation that is to precede them."""
         packed = [
-            _pack(0, Kind.ACCESS, 0, flags, 0, 0, 0, 0, 0, self._text(name), address, size, stride, rows)
+            pack_record(0, Kind.ACCESS, 0, flags, 0, 0, 0, 0, 0, self._text(name), address, size, stride, rows)
             for address, size, flags, stride, rows, name in accesses
         ]
         return b"".join(packed)
@@ -473,10 +470,7 @@ class TorchEvents:
     def _put(self, time: int, fields: _Fields) -> None:
         """Make a record. One that waited for its operator's end gets its time: time never runs backwards."""
         self._clock = time = max(self._clock, time)
-        try:
-            self._records += _pack(time, *fields)
-        except struct.error:  # a value too wide for its field: better cut than lost
-            self._records += _pack(*cut_words((time, *fields)))
+        self._records += pack_record(time, *fields)
 
     def _pass_on(self) -> None:
         """Pass on the records so far, and with them what each of the accesses has in common with its operation."""

@@ -18,11 +18,10 @@ from cudatool.collect.levels import Level
 from cudatool.collect.nvtx_ranges import RangeLog
 from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.recording.before import Before
-from cudatool.trace.events import Event, Kind
+from cudatool.trace.events import SEGMENT_GAINS, Event
 
 __all__ = ["drain", "driver", "facts_at_the_end", "flush", "living", "paused", "range_log"]
 
-_SEGMENTS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _cupti: CuptiCollector | None = None  # records other libraries' use of the driver
 _blocks: TorchBlocks | None = None  # what lets it have the blocks of PyTorch's allocator
 
@@ -175,7 +174,7 @@ def living(held: Iterable[Event]) -> Before:
     if cupy is not None:
         devices = _driver.nvidia_devices_in_use()
         if _cupti is not None:
-            known = [(event.address, event.size) for event in (*held, *found.blocks) if event.kind in _SEGMENTS]
+            known = [(event.address, event.size) for event in (*held, *found.blocks) if event.kind in SEGMENT_GAINS]
             found.allocations = cupy_living.living(cupy, _driver.nvidia_address_range, known)
             _cupti.note_living(found.allocations)
         found.unknown += cupy_living.missing(cupy, devices, found.allocations)

@@ -21,14 +21,14 @@ from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.rows import byte_sets, read_rows
-from cudatool.trace.events import ALLOCATIONS, WORK, Kind
+from cudatool.trace.events import ALLOCATIONS, SEGMENT_GAINS, WORK, Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["LegalStep", "LegalSteps", "Order"]
 
 Order = list[int]
 """Positions in :attr:`LegalSteps.all`."""
-_DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+_DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, *SEGMENT_GAINS)
 _FREES = (Kind.BLOCK_FREE_REQUESTED, Kind.MEM_FREE, Kind.HOST_FREE)
 _GRAPHS = (Kind.GRAPH_NODE_ADDED, Kind.GRAPH_INSTANTIATE, Kind.GRAPH_NODE, Kind.GRAPH_EDGE, Kind.GRAPH_LAUNCH)
 _MANY = 1 << 20  # pairs of accesses to compare

@@ -10,6 +10,7 @@ says what the stream is, also for the default streams, which no call creates.
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum, IntFlag
 from functools import cache
 from typing import Final, NamedTuple
@@ -20,7 +21,7 @@ __all__ = [
     "ALLOCATIONS",
     "BY_SIZE",
     "RECORD",
-    "RECORD_STRUCT",
+    "SEGMENT_GAINS",
     "SHARED_COMMUNICATOR",
     "AccessFlag",
     "Api",
@@ -51,6 +52,7 @@ __all__ = [
     "pack_dims",
     "pack_pool",
     "pack_product",
+    "pack_record",
     "unpack_dims",
     "unpack_pool",
     "unpack_product",
@@ -166,8 +168,11 @@ WORK: Final = (
 ALLOCATIONS: Final = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
 """Memory that the program got."""
 
+SEGMENT_GAINS: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+"""What the caching allocator takes from the driver."""
+
 BY_SIZE: Final[dict[Kind, int]] = {
-    **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
+    **dict.fromkeys((*SEGMENT_GAINS, Kind.MEM_ALLOC), 1),
     **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
 }
 """Calls that take device memory from the driver by size (1), and that give it back (-1)."""
@@ -581,8 +586,21 @@ RECORD: Final = np.dtype(
         ("aux1", "<u8"),
     ]
 )
-RECORD_STRUCT: Final = "<qBbHHHIIIIQQQQ"
-assert RECORD.itemsize == 64
+_PACKED: Final = struct.Struct("<qBbHHHIIIIQQQQ")
+assert RECORD.itemsize == _PACKED.size == 64
+
+
+def pack_record(*words: int) -> bytes:
+    """Return a record's bytes. A word that is too wide for its field is better cut than lost."""
+    try:
+        return _PACKED.pack(*words)
+    except struct.error:
+        cut = []
+        for word, code in zip(words, _PACKED.format[1:], strict=True):
+            bits = struct.calcsize(f"<{code}") * 8
+            word &= (1 << bits) - 1
+            cut.append(word - (1 << bits) if code.islower() and word >> (bits - 1) else word)
+        return _PACKED.pack(*cut)
 
 
 def pack_dims(x: int, y: int = 1, z: int = 1) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cudatool.trace import _sweep
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import Kind
+from cudatool.trace.events import SEGMENT_GAINS, Kind
 from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.trace.pools import pooled
@@ -238,7 +238,7 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
         return values
 
     kind = trace.records["kind"][start]
-    segment = np.isin(kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
+    segment = np.isin(kind, SEGMENT_GAINS)
     is_pooled = kind == Kind.POOL_ALLOC
     return Lifetimes(
         address=column("address") if address is None else address,

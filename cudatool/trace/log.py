@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from typing import Any
 
@@ -10,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
+from cudatool.trace.events import RECORD, Event, pack_record
 from cudatool.trace.model import Frame, Trace
-from cudatool.trace.recorder import cut_words
 
 __all__ = ["EventLog"]
 
-_RECORD = struct.Struct(RECORD_STRUCT)
 _THREADS = 1 << 16
 
 
@@ -44,7 +41,7 @@ class EventLog:
 
     def __len__(self) -> int:
         """Number of events kept."""
-        return len(self._data) // _RECORD.size
+        return len(self._data) // RECORD.itemsize
 
     def __call__(self, event: Event) -> None:
         """Keep one event."""
@@ -64,18 +61,16 @@ class EventLog:
                 stack_index = self._add_stack(stack)
             self._last_thread = max(self._last_thread, thread)
             # fmt: off
-            words = (moment, kind, device, flags, thread % _THREADS, 0, stream, correlation, stack_index, name_index,
-                     address, size, aux0, aux1)
+            self._data += pack_record(
+                moment, kind, device, flags, thread % _THREADS, 0, stream, correlation, stack_index, name_index,
+                address, size, aux0, aux1,
+            )
             # fmt: on
-            try:
-                self._data += _RECORD.pack(*words)
-            except struct.error:  # a value too wide for its field
-                self._data += _RECORD.pack(*cut_words(words))
 
     def records(self, start: int = 0) -> npt.NDArray[np.void]:
         """Return a copy of the records from number `start` on, of dtype :data:`cudatool.trace.events.RECORD`."""
         with self._lock:
-            return np.frombuffer(bytes(memoryview(self._data)[start * _RECORD.size :]), RECORD)
+            return np.frombuffer(bytes(memoryview(self._data)[start * RECORD.itemsize :]), RECORD)
 
     def clear(self) -> None:
         """Forget the events. What :meth:`records` returned can still be made a trace."""

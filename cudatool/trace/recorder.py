@@ -25,7 +25,7 @@ from cudatool.errors import OutputError
 from cudatool.files import KeptDescriptor, temporary_name
 from cudatool.trace import _rows, hooks, stacks
 from cudatool.trace._append import Writer
-from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
+from cudatool.trace.events import RECORD, Event, pack_record
 from cudatool.trace.file import (
     ENTRY,
     FILE_HEADER,
@@ -43,10 +43,9 @@ from cudatool.trace.frames import is_installed
 from cudatool.trace.model import Frame
 from cudatool.trace.packages import package_of
 
-__all__ = ["Recorder", "cut_words"]
+__all__ = ["Recorder"]
 
-_RECORD = struct.Struct(RECORD_STRUCT)
-_RECORDS_CAPACITY = 4096 * _RECORD.size
+_RECORDS_CAPACITY = 4096 * RECORD.itemsize
 _TABLES_CAPACITY = 32 * 1024 - 64
 _MAX_THREAD = 0xFFFF
 
@@ -134,7 +133,7 @@ class Recorder(Writer):
     @property
     def recorded(self) -> int:
         """Number of events written so far."""
-        return self._written // _RECORD.size
+        return self._written // RECORD.itemsize
 
     @property
     def _written(self) -> int:
@@ -176,14 +175,11 @@ class Recorder(Writer):
                 self._full_bytes, self._records = self._full_bytes + full.used, more
                 full.seal()
             # fmt: off
-            words = (moment, kind, device, flags, thread_index, 0, stream, correlation, stack_index, name_index,
-                     address, size, aux0, aux1)
+            self._records.append(pack_record(
+                moment, kind, device, flags, thread_index, 0, stream, correlation, stack_index, name_index,
+                address, size, aux0, aux1,
+            ))
             # fmt: on
-            try:
-                data = _RECORD.pack(*words)
-            except struct.error:  # a value too wide for its field: better cut than lost
-                data = _RECORD.pack(*cut_words(words))
-            self._records.append(data)
 
     def write_rows(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> None:
         """Write many events, as :func:`cudatool.trace.hooks.forward_rows` gives them.
@@ -416,16 +412,6 @@ def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         pass  # a file system without locks: readers then take the program for ended
-
-
-def cut_words(words: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the words of a record, each cut to the width of its field."""
-    cut = []
-    for word, code in zip(words, RECORD_STRUCT[1:], strict=True):
-        bits = struct.calcsize(f"<{code}") * 8
-        word &= (1 << bits) - 1
-        cut.append(word - (1 << bits) if code.islower() and word >> (bits - 1) else word)
-    return tuple(cut)
 
 
 def _utf8(text: str) -> bytes:

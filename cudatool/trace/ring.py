@@ -16,7 +16,6 @@ process, whatever records.
 from __future__ import annotations
 
 import os
-import struct
 import threading
 import time
 from collections import deque
@@ -29,14 +28,13 @@ import numpy.typing as npt
 
 from cudatool.trace._append import Tail, Writer
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import RECORD, RECORD_STRUCT, Event, Kind
+from cudatool.trace.events import RECORD, Event, Kind, pack_record
 from cudatool.trace.model import Trace, is_of_kind
-from cudatool.trace.recorder import Recorder, cut_words
+from cudatool.trace.recorder import Recorder
 from cudatool.trace.window import window
 
 __all__ = ["Ring"]
 
-_RECORD: Final = struct.Struct(RECORD_STRUCT)
 _CHUNK: Final = 4096  # events
 _HEADER: Final = 64  # bytes before them
 _THREADS: Final = 1 << 16
@@ -117,13 +115,11 @@ class Ring(Writer):
             self._stacks[stack] = stack  # those of the process
             of_thread = self._threads.setdefault(thread, thread % _THREADS)
             # fmt: off
-            words = (moment, kind, device, flags, of_thread, 0, stream, correlation, stack, self._name(name),
-                     address, size, aux0, aux1)
+            self._records.append(pack_record(
+                moment, kind, device, flags, of_thread, 0, stream, correlation, stack, self._name(name),
+                address, size, aux0, aux1,
+            ))
             # fmt: on
-            try:
-                self._records.append(_RECORD.pack(*words))
-            except struct.error:  # a value too wide for its field
-                self._records.append(_RECORD.pack(*cut_words(words)))
 
     def write_rows(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> None:
         """Keep many events, as :func:`cudatool.trace.hooks.forward_rows` gives them."""
