@@ -23,10 +23,12 @@ __all__ = [
     "html_option",
     "is_page",
     "no_children_option",
+    "no_stacks_option",
     "page_option",
     "range_options",
     "size_of",
     "source_argument",
+    "trace_option",
     "workload_arguments",
 ]
 
@@ -35,7 +37,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _devices() -> list[str]:
-
     return [*KINDS, *(f"sim:schedule={name}" for name in SCHEDULES), "sim:memory=8GiB", "sim:count=2"]
 
 
@@ -49,6 +50,16 @@ device_option = option(
     help=f"auto, cuda, or sim with options, such as sim:memory=8GiB,count=2. Default: ${DEVICE.name}, else auto: a "
     "GPU where one answers, else sim.",
 )
+
+trace_option = option(
+    "-o",
+    "--output",
+    type=Files(".ctrace"),
+    metavar="FILE",
+    group="Output",
+    help="The trace. Default: NAME.PID.ctrace in this directory.",
+)
+no_stacks_option = option("--no-stacks", is_flag=True, group="Recording", help="Do not record Python stacks.")
 
 
 def html_option(beside: str) -> Callable[[_F], _F]:

@@ -7,8 +7,8 @@ import shlex
 
 import click
 
-from cudatool.cli._command import Files, command, option
-from cudatool.cli._options import device_option, force_option
+from cudatool.cli._command import command, option
+from cudatool.cli._options import device_option, force_option, no_stacks_option, trace_option
 from cudatool.cli._text import path_from, say
 from cudatool.collect.levels import Level
 from cudatool.recording.inject import METHODS, ask
@@ -41,17 +41,10 @@ wait_option = option(
 
 @command(examples=[("Record process 4242, which is running", "cudatool attach 4242")])
 @click.argument("pid", type=click.IntRange(min=1))
-@option(
-    "-o",
-    "--output",
-    type=Files(".ctrace"),
-    metavar="FILE",
-    group="Output",
-    help="The trace. Default: NAME.PID.ctrace in this directory.",
-)
+@trace_option
 @force_option
 @device_option
-@option("--no-stacks", is_flag=True, group="Recording", help="Do not record Python stacks.")
+@no_stacks_option
 @option(
     "--level",
     type=click.Choice([str(level) for level in Level]),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cudatool.cli._armed import run_armed
-from cudatool.cli._command import Files, command, option
+from cudatool.cli._command import command, option
 from cudatool.cli._last_words import last_words
 from cudatool.cli._options import (
     BESIDE,
@@ -20,6 +20,8 @@ from cudatool.cli._options import (
     html_option,
     is_page,
     no_children_option,
+    no_stacks_option,
+    trace_option,
     workload_arguments,
 )
 from cudatool.cli._pages import open_page
@@ -66,14 +68,7 @@ _NOTHING = (
     ],
 )
 @workload_arguments(".py")
-@option(
-    "-o",
-    "--output",
-    type=Files(".ctrace"),
-    metavar="FILE",
-    group="Output",
-    help="The trace. Default: NAME.PID.ctrace in this directory.",
-)
+@trace_option
 @force_option
 @device_option
 @html_option("the trace")
@@ -84,7 +79,7 @@ _NOTHING = (
     group="Output",
     help="When memory runs out for the first time in a process, write next to its trace why: NAME.oom.txt.",
 )
-@option("--no-stacks", is_flag=True, group="Recording", help="Do not record Python stacks.")
+@no_stacks_option
 @option(
     "--accesses",
     is_flag=True,

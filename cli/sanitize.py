@@ -45,12 +45,10 @@ _INTERRUPTED = 130  # Ctrl-C, which the workload receives too
 
 
 def _checks() -> list[str]:
-
     return [*CHECKS, "all"]
 
 
 def _formats() -> list[str]:
-
     return list(FORMATS)
 
 

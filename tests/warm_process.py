@@ -36,7 +36,10 @@ __all__ = ["COMMAND_LINE", "SCRIPT", "WarmProcess", "close", "everything", "run_
 
 COMMAND_LINE = "from cudatool.cli import main; main()"
 """The program whose words are a command of cudatool's."""
-SCRIPT = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+SCRIPT = (
+    "import os, runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, os.path.dirname(sys.argv[0])); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 """The program whose words are a file with a program, and its words."""
 
 _SERVER = "with __import__('warm_process').ending: exec(__import__('warm_process').serve())"  # no name in __main__

@@ -9,7 +9,6 @@ A program is a list of steps, each a line of its text (:func:`text_of`). :class:
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import mmap
 import os
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from random_programs import SCHEDULES, arguments, listing, seeded
 
 __all__ = ["Player", "Step", "difference", "draw", "races", "run", "text_of"]
 
@@ -796,7 +797,6 @@ def difference(expected: list[Race], trace: Any, lines: int) -> Result:
     return Result(false, missed, len(found), len(expected))
 
 
-_SCHEDULES = ("fifo", "lifo", "late", "random")
 _HALF = SIZE // 2
 ONCE_DIFFERENT: list[list[Step]] = [
     # The driver fills a part of a target that is pending already, and compares the rest.
@@ -839,17 +839,14 @@ ONCE_DIFFERENT: list[list[Step]] = [
 def programs(seed: int, count: int) -> Iterator[tuple[int, list[Step], str]]:
     """Yield a number, a program and a schedule: first what differed once, under each; then those of the seeds."""
     for number, steps in enumerate(ONCE_DIFFERENT, 1):
-        for schedule in _SCHEDULES:
+        for schedule in SCHEDULES:
             yield -number, steps, schedule
-    for own in range(seed, seed + count):
-        yield own, draw(own), _SCHEDULES[own % 4]
+    yield from seeded(draw, seed, count)
 
 
 def main() -> None:
     """Run what the command line asks for; the exit status is 1 if the sanitizer differs."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = arguments(main.__doc__)
     parser.add_argument("--tape", action="store_true", help="also keep what a replay needs")
     options = parser.parse_args()
     os.environ.setdefault("CUDATOOL_DEVICE", "sim")
@@ -864,7 +861,7 @@ def main() -> None:
         if result:
             bad += 1
             print(f"program {number}, {schedule}: false {result.false}, missed {result.missed}")
-            print("".join(f"{line:3} {step.text}\n" for line, step in enumerate(steps, 1)), flush=True)
+            print(listing(steps), flush=True)
     print(f"{bad} differ; {racy} races, {found} findings")
     sys.exit(bool(bad))
 

@@ -11,7 +11,6 @@ sanitizer found::
 
 from __future__ import annotations
 
-import argparse
 import os
 import queue
 import random
@@ -21,6 +20,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from random_programs import arguments, listing, seeded
 
 __all__ = ["Player", "Step", "differ", "draw", "programs", "races", "run"]
 
@@ -485,7 +486,6 @@ def differ(expected: Pairs, found: Pairs) -> bool:
     return bool(found - expected) or later(found) != later(expected) or inside[0] != inside[1]
 
 
-_SCHEDULES = ("fifo", "lifo", "late", "random")
 ONCE_DIFFERENT: list[list[Step]] = [
     # Nothing uses the memory, and nothing orders its free after its allocation.
     [Step("allocate", ("blocking", 0)), Step("free", ("free", 0))],
@@ -496,16 +496,12 @@ def programs(seed: int, count: int) -> Iterator[tuple[int, list[Step], str]]:
     """Yield a number, a program and a schedule: first what differed once, then those of the seeds."""
     for number, steps in enumerate(ONCE_DIFFERENT, 1):
         yield -number, steps, "fifo"
-    for own in range(seed, seed + count):
-        yield own, draw(own), _SCHEDULES[own % 4]
+    yield from seeded(draw, seed, count)
 
 
 def main() -> None:
     """Run what the command line asks for; the exit status is 1 if the sanitizer differs."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = arguments(main.__doc__).parse_args()
     os.environ["CUDATOOL_DEVICE"] = "sim:count=2"
     bad = racy = pairs = 0
     for number, steps, schedule in programs(options.seed, options.programs):
@@ -515,7 +511,7 @@ def main() -> None:
         if differ(expected, found):
             bad += 1
             print(f"program {number}, {schedule}: expected {sorted(expected)}, found {sorted(found)}")
-            print("".join(f"{line:3} {step.text}\n" for line, step in enumerate(steps, 1)), flush=True)
+            print(listing(steps), flush=True)
     print(f"{bad} differ; {racy} programs race, {pairs} pairs found")
     sys.exit(bool(bad))
 
