@@ -332,7 +332,12 @@ def _diff() -> _Schema:
 
 
 def _leaks_command() -> _Schema:
-    of_process = {"source": _TEXT, "devices": _array(_leaks()), "not_looked_at": _array(_TEXT)}
+    of_process = {
+        "source": _TEXT,
+        "devices": _array(_leaks()),
+        "pinned": _nullable(_leaks()),
+        "not_looked_at": _array(_TEXT),
+    }
     return _object(schema={"const": "cudatool.leaks/1"}, **of_process, processes=_array(_object(**of_process)))
 
 

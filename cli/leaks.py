@@ -30,11 +30,8 @@ __all__ = ["leaks"]
 
 _MOST = 20  # rows of the table
 _UNCLEAR = 4  # exit status
-_PINNED, _PHYSICAL = "pinned host memory", "memory from cuMemCreate"
-_LISTED_BY = {
-    _PINNED: "snapshot lists who holds it",
-    _PHYSICAL: "sanitize --checks leak lists what is never freed",
-}
+_PHYSICAL = "memory from cuMemCreate"
+_LISTED_BY = "sanitize --checks leak lists what is never freed"
 
 
 @command(
@@ -47,7 +44,7 @@ _LISTED_BY = {
 @option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.leaks/1"); bytes.')
 @range_options
 def leaks(source: Path | None, as_json: bool, events: str | None, time: str | None) -> None:
-    """Find call sites that hold more and more device memory.
+    """Find call sites that hold more and more device memory or pinned host memory.
 
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(). Default: the
     newest trace in this directory.
@@ -65,48 +62,51 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
         for trace in traces:
             say_notes(trace)
         found = [analyze.leaks_of(trace) for trace in traces]
+        pinned = [analyze.pinned_leaks(trace) for trace in traces]
     if as_json:
         own, *others = (
             {
                 "source": trace.source,
                 "devices": [one.as_dict() for one in each],
+                "pinned": host and host.as_dict(),
                 "not_looked_at": _not_looked_at(trace),
             }
-            for trace, each in zip(traces, found, strict=True)
+            for trace, each, host in zip(traces, found, pinned, strict=True)
         )
         echo_json({"schema": "cudatool.leaks/1", **own, "processes": others})
     else:
         console = results()
-        for trace, each in zip(traces, found, strict=True):
+        for trace, each, host in zip(traces, found, pinned, strict=True):
             if len(traces) > 1:
                 console.rule(process_name(trace), align="left")
             for one in each:
-                _print(console, one)
+                _print(console, f"Device {one.device}", one)
             if not each:
                 console.print("Could not tell: no device memory was allocated.")
+            if host is not None:
+                _print(console, "Pinned host memory", host)
             for what in _not_looked_at(trace):
-                console.print(f"Not looked at: {what} (cudatool {_LISTED_BY[what]}).")
+                console.print(f"Not looked at: {what} (cudatool {_LISTED_BY}).")
     verdicts = [one.verdict for each in found for one in each]
-    if LeakVerdict.LEAKS in verdicts:
+    of_host = [host.verdict for host in pinned if host is not None]
+    if LeakVerdict.LEAKS in (*verdicts, *of_host):
         sys.exit(1)
     kept = any(held.now for trace in traces for held in physical_memory(trace).values())
-    if not verdicts or LeakVerdict.UNCLEAR in verdicts or kept:
+    if not verdicts or LeakVerdict.UNCLEAR in (*verdicts, *of_host) or kept:
         sys.exit(_UNCLEAR)
 
 
 def _not_looked_at(trace: Trace) -> list[str]:
-    kinds = {_PINNED: Kind.HOST_ALLOC, _PHYSICAL: Kind.PHYSICAL_ALLOC}
-    return [what for what, kind in kinds.items() if len(trace.of_kind(kind))]
+    return [_PHYSICAL] if len(trace.of_kind(Kind.PHYSICAL_ALLOC)) else []
 
 
-def _print(console: Console, result: Leaks) -> None:
-
+def _print(console: Console, memory: str, result: Leaks) -> None:
     title = {
         LeakVerdict.LEAKS: f"{counted(len(result.found), 'call site')} leak{'s' if len(result.found) == 1 else ''}",
         LeakVerdict.UNCLEAR: "could not tell whether anything leaks",
         LeakVerdict.NONE: "no call site leaks",
     }[result.verdict]
-    console.print(f"Device {result.device}: {title}", style="bold")
+    console.print(f"{memory}: {title}", style="bold")
     steps = result.steps
     if len(steps) and result.doubt is None:
         console.print(f"{len(steps):,} steps: {steps.source}; confidence {steps.confidence}", markup=False)

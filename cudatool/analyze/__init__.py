@@ -20,7 +20,7 @@ from cudatool.analyze.fragmentation import (
     fragmentation,
     fragmentation_at,
 )
-from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
+from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of, pinned_leaks
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.modules import ModuleMemory, Modules, WithoutModule, WithoutModuleShare, merged_layers
 from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside
@@ -185,6 +185,7 @@ __all__ = [
     "layout_at",
     "leaks",
     "leaks_of",
+    "pinned_leaks",
     "ledger",
     "library_blocks",
     "lint",

@@ -21,6 +21,7 @@ from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_gr
 from cudatool.analyze.steps import PARTS_OF_STEPS, Confidence, Steps, find_steps
 from cudatool.overview.compiled import Compiled, compiled_sites
 from cudatool.overview.moments import site_keys, without_stack
+from cudatool.overview.pinned import pinned_blocks
 from cudatool.progress import advance, step
 from cudatool.trace import lifetimes
 from cudatool.trace.distinct import distinct
@@ -29,7 +30,7 @@ from cudatool.trace.frames import call_site, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.trace.model import Trace, recorded_from
 
-__all__ = ["PARTS_OF_LEAKS", "Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of"]
+__all__ = ["PARTS_OF_LEAKS", "Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of", "pinned_leaks"]
 
 
 class LeakVerdict(StrEnum):
@@ -155,6 +156,8 @@ class Leaks:
 
     Attributes
     ----------
+    device
+        Its number, -1 for pinned host memory.
     found
         Leaks.
     unclear
@@ -201,6 +204,7 @@ _NEW: Final = 1 / 3  # share of the recording before growth that began with othe
 _LARGER: Final = 1.25
 _RISES: Final = 3
 _NEARLY_ALL: Final = 0.9
+_HOST: Final = -1  # in the place of a device
 _TEARDOWN: Final = 0.05  # share of the memory that may remain after a program has freed everything
 _QUANTILES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
 _ALL: Final = "all call sites together"
@@ -229,9 +233,7 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     advance()
     if evidence is None:
         return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
-    growing = sorted(_told_apart(trace, list(evidence.growing())), key=lambda leak: -leak.growth)
-    found = tuple(leak for leak in growing if leak.doubt is None)
-    unclear = tuple(leak for leak in growing if leak.doubt is not None)
+    found, unclear = _growth(evidence, np.ones(len(blocks), np.bool_))
     unused = evidence.unused_growth()
     if found or unclear:
         verdict = LeakVerdict.LEAKS if found else LeakVerdict.UNCLEAR
@@ -242,6 +244,35 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     if evidence.named or evidence.work((len(evidence.bounds) - 1) // 2, none, none).recurs:
         return Leaks(device, steps, ())
     return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
+
+
+def pinned_leaks(trace: Trace) -> Leaks | None:
+    """Return the call sites that hold more and more pinned host memory; None if the recording has none.
+
+    Windows are those of the device that most blocks are of, and what its memory does is work of the program.
+    """
+    pinned, blocks = pinned_blocks(trace), lifetimes.blocks(trace)
+    if not len(pinned):
+        return None
+    device = int(np.bincount(blocks.device + 1).argmax()) - 1 if len(blocks) else 0
+    own = blocks.of_device(device)
+    steps = find_steps(trace, own, device)
+    both = lifetimes.joined(own, pinned)
+    evidence = _Evidence.of(trace, own, device, steps) or _Evidence.of(trace, both, device, steps)
+    if evidence is None:
+        return Leaks(_HOST, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
+    site, key = site_keys(both)
+    evidence = replace(evidence, blocks=both, site=site, key=key)
+    found, unclear = _growth(evidence, np.isin(both.start, pinned.start))
+    verdict = LeakVerdict.LEAKS if found else LeakVerdict.UNCLEAR if unclear else LeakVerdict.NONE
+    return Leaks(_HOST, steps, found, unclear, verdict)
+
+
+def _growth(evidence: _Evidence, among: Mask) -> tuple[tuple[Leak, ...], tuple[Leak, ...]]:
+    """Return the leaks among some blocks, and growth that may have another cause; the most bytes first."""
+    growing = sorted(_told_apart(evidence.trace, list(evidence.growing(among))), key=lambda leak: -leak.growth)
+    doubtful = tuple(leak for leak in growing if leak.doubt is not None)
+    return tuple(leak for leak in growing if leak.doubt is None), doubtful
 
 
 def _told_apart(trace: Trace, growing: list[Leak]) -> list[Leak]:
@@ -338,13 +369,13 @@ class _Evidence:
         """The record at which the last window ends."""
         return int(self.bounds[-1])
 
-    def growing(self) -> Iterator[Leak]:
-        """Yield what grows: call sites, then those of one label together, then all the rest together."""
+    def growing(self, among: Mask) -> Iterator[Leak]:
+        """Yield what grows `among` the blocks: call sites, then those of one label together, then the rest together."""
         blocks = self.blocks
         # A site that grew in the second half holds a block from that half.
         late = (blocks.start >= self.bounds[len(self.bounds) // 2]) & (blocks.start < self.end)
         late &= blocks.freed >= self.end
-        rest = np.ones(len(blocks), np.bool_)
+        rest = among.copy()
         found = []
         for level in (self._sites, self._labels, self._together):
             group, names = level(late & rest)
@@ -357,7 +388,7 @@ class _Evidence:
                 found.append((own, names[number], growth))
             advance()
         for own, name, growth in found:
-            yield self._leak(own, ~rest, *name, growth)
+            yield self._leak(own, among & ~rest, *name, growth)
 
     def unused_growth(self) -> int:
         """Return by how much reserved memory that no block uses grew; 0 unless it does until the end.

@@ -16,10 +16,10 @@ import numpy as np
 from cudatool.overview.ledger import Holder, owner_of
 from cudatool.overview.moments import site_labels
 from cudatool.trace.events import Kind
-from cudatool.trace.lifetimes import Ints
+from cudatool.trace.lifetimes import Ints, Lifetimes, rows_from
 from cudatool.trace.model import Trace, is_of_kind
 
-__all__ = ["PinnedHolders", "PinnedSite", "pinned_holders"]
+__all__ = ["PinnedHolders", "PinnedSite", "pinned_blocks", "pinned_holders"]
 
 _CACHING: Final = "cudatool's runtime"  # no other caching allocator of pinned memory tells its blocks
 _BLOCK: Final = 1  # flag of HOST_ALLOC and HOST_FREE
@@ -106,6 +106,13 @@ def pinned_holders(trace: Trace) -> PinnedHolders | None:
         now=int(level[-1]),
         sites=_sites(trace, live),
     )
+
+
+def pinned_blocks(trace: Trace) -> Lifetimes:
+    """Return the blocks of pinned host memory: those of a caching allocator, else what the driver gave."""
+    held = [piece for piece in _pieces(trace) if not piece.is_cache]
+    start, size, end = np.array([(one.start, one.size, one.end) for one in held], np.int64).reshape(-1, 3).T
+    return rows_from(trace, start, size, end, end)
 
 
 def _level(pieces: Sequence[_Piece], never: int) -> Ints:

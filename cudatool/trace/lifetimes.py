@@ -29,7 +29,9 @@ __all__ = [
     "distinct_pairs",
     "freed_while_recorded",
     "held_after",
+    "joined",
     "peaks",
+    "rows_from",
     "segments",
     "timeline",
 ]
@@ -170,7 +172,7 @@ def blocks(trace: Trace) -> Lifetimes:
         return own
     own = own[~np.isin(own.start, list(pools.chunks))]
     size = trace.records["size"][pools.start].astype(np.int64)
-    return _joined(own, _rows(trace, pools.start, size, pools.end, pools.end))
+    return joined(own, rows_from(trace, pools.start, size, pools.end, pools.end))
 
 
 def segments(trace: Trace) -> Lifetimes:
@@ -197,10 +199,11 @@ def segments(trace: Trace) -> Lifetimes:
     if not runs:
         return whole
     start, address, size, end = np.array(runs, np.int64).T
-    return _joined(whole, _rows(trace, start, size, end, end, address))
+    return joined(whole, rows_from(trace, start, size, end, end, address))
 
 
-def _joined(one: Lifetimes, other: Lifetimes) -> Lifetimes:
+def joined(one: Lifetimes, other: Lifetimes) -> Lifetimes:
+    """Return the rows of both, in the order of allocation."""
     both = Lifetimes(*(np.concatenate([getattr(one, f.name), getattr(other, f.name)]) for f in fields(one)))
     return both[np.argsort(both.start, kind="stable")]
 
@@ -220,10 +223,10 @@ def _paired(trace: Trace, roles: dict[Kind, int]) -> Lifetimes:
     for column in (freed, end):  # the number of all events stands for what never came
         column[:] = np.where(column < len(found), found.take(column, mode="clip"), count) if len(found) else count
     del found, role_of
-    return _rows(trace, start, records["size"][start].astype(np.int64), freed, end)
+    return rows_from(trace, start, records["size"][start].astype(np.int64), freed, end)
 
 
-def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address: Ints | None = None) -> Lifetimes:
+def rows_from(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address: Ints | None = None) -> Lifetimes:
     """Return lifetimes whose other columns are those of the record that begins them."""
 
     def column(name: str) -> Ints:

@@ -59,17 +59,40 @@ def test_a_recording_without_device_memory_is_not_called_clean(run_warm, tmp_pat
     assert "0 operations" not in checked.stdout.splitlines()[-1]
 
 
-def test_pinned_memory_is_named_as_not_looked_at(run_warm, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
-        "import cudatool as ct\nkept = []\nfor _ in range(20):\n"
-        "    with ct.range('step'):\n        ct.empty(8, 'f4')\n        kept.append(ct.empty_pinned(8, 'f4'))\n"
-    )
-    run_warm("run", "-o", "a.ctrace", "a.py")
+PINNED = """
+import cudatool as ct
+kept, first = [], [ct.empty_pinned(1 << 20, "u1") for _ in range(30)]
+import contextlib
+for turn in range(40):
+    with {step}:
+        x = ct.ones(1 << 10, "f4")
+        batch = ct.empty_pinned(1 << 16, "u1")
+        kept.append(ct.empty_pinned(1 << 20, "u1"))
+        del kept[: {freed}]
+        (x + 1).get()
+"""
+
+
+@pytest.mark.parametrize("step", ["ct.range('step')", "contextlib.nullcontext()"], ids=["named", "not named"])
+@pytest.mark.parametrize(("freed", "status"), [(0, 1), (-4, 0)], ids=["kept", "four at a time"])
+def test_pinned_memory_that_each_step_keeps_is_a_leak(run_warm, tmp_path: Path, step, freed: int, status: int) -> None:
+    program = PINNED.format(step=step, freed=freed)
+    (tmp_path / "a.py").write_text(program)
+    assert 0 == run_warm("run", "-o", "a.ctrace", "a.py").returncode
     done = run_warm("leaks", "a.ctrace")
-    assert "Not looked at: pinned host memory (cudatool snapshot lists who holds it)." in done.stdout.splitlines()
-    assert ["pinned host memory"] == json.loads(run_warm("leaks", "a.ctrace", "--json").stdout)["not_looked_at"]
+    assert (status, "") == (done.returncode, done.stderr), done.stdout
+    assert "Device 0: no call site leaks" in done.stdout
+    title = "1 call site leaks" if status else "no call site leaks"
+    assert f"Pinned host memory: {title}" in done.stdout
+    line = next(number for number, text in enumerate(program.splitlines(), 1) if "kept.append" in text)
+    assert bool(status) == (f"a.py:{line} (<module>)" in done.stdout)
+    pinned = json.loads(run_warm("leaks", "a.ctrace", "--json").stdout)["pinned"]
+    assert ["leaks" if status else "no growth", status] == [pinned["verdict"], len(pinned["leaks"])]
+
+
+def test_pinned_memory_is_null_where_there_is_none(run_warm) -> None:
     run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
-    assert [] == json.loads(run_warm("leaks", "leak.ctrace", "--json").stdout)["not_looked_at"]
+    assert json.loads(run_warm("leaks", "leak.ctrace", "--json").stdout)["pinned"] is None
 
 
 PHYSICAL = """
