@@ -540,7 +540,7 @@ def test_without_options_nothing_is_loaded(pytester: pytest.Pytester) -> None:
             modules = {"cudatool.testing." + name for name in ("options", "plugin", "terminal_summary")}
             # What the package itself needs to look its names up later.
             modules |= {"cudatool.runtime", "cudatool.runtime.public_modules"}
-            modules |= {"cudatool." + leaf for leaf in ("errors", "text", "units")}
+            modules |= {"cudatool." + leaf for leaf in ("config", "errors", "text", "units")}
             modules |= {"cudatool.loading", "cudatool.loading.attached", "cudatool.loading.whole_imports"}
             assert {"cudatool", "cudatool.testing"} | modules == ours
             assert not {"numpy", "cuda", "llvmlite"} & {name.partition(".")[0] for name in sys.modules}
