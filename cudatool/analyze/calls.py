@@ -27,8 +27,8 @@ __all__ = [
     "Verb",
     "call_time",
     "change_time",
-    "stored_once",
     "columns_with_emptied",
+    "stored_once",
 ]
 
 RELEASES = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)

@@ -30,7 +30,7 @@ from cudatool.trace.frames import call_site, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.trace.model import Trace, recorded_from
 
-__all__ = ["PARTS_OF_LEAKS", "Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of", "pinned_leaks"]
+__all__ = ["PARTS_OF_LEAKS", "Doubt", "Leak", "LeakVerdict", "Leaks", "leaks", "leaks_of", "pinned_leaks"]
 
 
 class LeakVerdict(StrEnum):

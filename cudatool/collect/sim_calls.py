@@ -15,7 +15,7 @@ from cudatool.trace.events import Kind, WarningCode, WarningFlag
 if TYPE_CHECKING:
     from cudatool.sim import Machine
 
-__all__ = ["DriverCall", "CallsInProgress", "EmitCall", "context_number", "not_recorded", "pointed"]
+__all__ = ["CallsInProgress", "DriverCall", "EmitCall", "context_number", "not_recorded", "pointed"]
 
 
 class DriverCall:

@@ -11,7 +11,7 @@ from cudatool.trace.events import LIVED, Event, Kind, WarningFlag
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
-    from cudatool.sim.arena import Allocation
+    from cudatool.sim.allocations import Allocation
 
 __all__ = ["in_flight", "living", "shared"]
 

@@ -37,7 +37,7 @@ from cudatool.progress import step
 from cudatool.text import printable
 from cudatool.trace.model import Trace
 
-__all__ = ["PART", "Input", "Conversion", "convert", "named_rank", "parts_of"]
+__all__ = ["PART", "Conversion", "Input", "convert", "named_rank", "parts_of"]
 
 PART: Final = "part.json"
 """The small summary in each part."""

@@ -15,7 +15,7 @@ from cudatool.runtime.extents import Extent, extents
 from cudatool.runtime.stream import Stream
 from cudatool.trace.events import AccessFlag
 
-__all__ = ["AVG", "DTYPES", "MAX", "MIN", "PAIRED", "PROD", "SUM", "RankPart", "Name", "wire"]
+__all__ = ["AVG", "DTYPES", "MAX", "MIN", "PAIRED", "PROD", "SUM", "Name", "RankPart", "wire"]
 
 SUM, PROD, MAX, MIN, AVG = range(5)
 """ncclRedOp_t"""

@@ -40,8 +40,8 @@ from cudatool.runtime.stream import Stream, current_stream, stream_on
 from cudatool.trace import hooks
 
 __all__ = [
-    "PointwiseLaunch",
     "Pointwise",
+    "PointwiseLaunch",
     "Result",
     "Types",
     "check_out",

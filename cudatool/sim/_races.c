@@ -18,7 +18,7 @@
 enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128 }; /* instrument.Flag */
 enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, STALE_READ, KINDS };
 enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED, READ_ONLY_CACHE,
-       TEXTURE_CACHE }; /* race_engine.Reason */
+       TEXTURE_CACHE }; /* race_engine.RaceReason */
 
 /* ---- what is known: a tree over threads, shared between all who know the same ----
  *
@@ -189,7 +189,7 @@ enum { FULL, M_READ, M_WRITE, M_ATOMIC, HALVES = 4, SINGLES = 8 }; /* of HALVES 
  * of a block's threads, whose first ones are at a constant distance. Threads execute one
  * after the other, so the n-th access of each continues the n-th run. Inlined code does that (races.STEP); it calls
  * cudatool_race_open where it cannot. Between two synchronizations the order in which accesses are looked at makes no
- * difference to what races. race_engine.Run. */
+ * difference to what races. race_engine.AccessRun. */
 typedef struct {
     uint64_t next, expected; /* offset and, in halves, key and thread, of the access that continues it */
     uint64_t stride, first, row_stride;
@@ -277,7 +277,7 @@ typedef struct {
 } found_t;
 
 typedef struct {
-    /* These first, for inlined code: race_engine.Engine. */
+    /* These first, for inlined code: race_engine.EngineState. */
     run_t *runs;
     const uint64_t *shared_words; /* of the block that runs */
     uint64_t shared_bytes;
@@ -654,7 +654,7 @@ void cudatool_race_barrier(race_t *r) {
     set_places(r);
 }
 
-enum { CLUSTER_ARRIVE, CLUSTER_ARRIVE_RELAXED, CLUSTER_WAIT }; /* races.Cluster */
+enum { CLUSTER_ARRIVE, CLUSTER_ARRIVE_RELAXED, CLUSTER_WAIT }; /* races.ClusterBarrier */
 
 /* A thread arrived at the cluster's barrier, or begins to wait there. A relaxed arrival releases what a fence did. */
 void cudatool_race_cluster(race_t *r, uint32_t what, uint32_t t) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from cudatool.sim.arena import Allocation, Allocations
+from cudatool.sim.allocations import Allocation, Allocations
 from cudatool.units import format_bytes
 
 __all__ = ["place_of", "pointer_behind"]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim.abi import IpcHandleStruct
-from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, SharedFile, Store, unmap
+from cudatool.sim.allocations import Allocation
+from cudatool.sim.arena import PAGE, READ_WRITE, SharedFile, Store, unmap
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:

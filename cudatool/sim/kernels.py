@@ -18,7 +18,7 @@ from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import _queue, abi, jit, profile
 from cudatool.sim import machine as state
 from cudatool.sim.addresses import place_of, pointer_behind
-from cudatool.sim.arena import Allocation, ModuleVariable
+from cudatool.sim.allocations import Allocation, ModuleVariable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device, stream_of
 from cudatool.sim.observe.checkers import CheckFinding

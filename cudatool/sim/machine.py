@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
-from cudatool.sim.arena import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory, ModuleVariable
+from cudatool.sim.allocations import Allocation, Allocations, ModuleVariable
+from cudatool.sim.arena import PAGE, Arena, DeviceMemory, HostMemory
 from cudatool.sim.graph.allocations import GraphMemory
 from cudatool.sim.graph.capture import Captures
 from cudatool.sim.green import GreenContext

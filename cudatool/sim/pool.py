@@ -10,7 +10,8 @@ import ctypes
 import os
 from typing import TYPE_CHECKING, Final
 
-from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, FreeList, SharedFile, Store
+from cudatool.sim.allocations import Allocation
+from cudatool.sim.arena import PAGE, READ_WRITE, FreeList, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import ctypes
 
 from cudatool.cuda_arrays import CHANNEL_BYTES
 from cudatool.loading.late_dataclasses import dataclass
-from cudatool.sim.arena import Allocation
+from cudatool.sim.allocations import Allocation
 from cudatool.sim.results import DriverError, Result
 
 __all__ = ["FORMATS", "Array", "MipmappedArray", "SurfaceObject", "TextureObject", "TextureRecord", "describe"]

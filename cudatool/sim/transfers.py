@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from cudatool.sim import abi, profile, signals
 from cudatool.sim import machine as state
-from cudatool.sim.arena import Allocation
+from cudatool.sim.allocations import Allocation
 from cudatool.sim.machine import stream_of
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result

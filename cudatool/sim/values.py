@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import machine as state
-from cudatool.sim.arena import Allocation
+from cudatool.sim.allocations import Allocation
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
 

@@ -10,7 +10,8 @@ import os
 from typing import TYPE_CHECKING
 
 from cudatool.loading.late_dataclasses import dataclass
-from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE, AddressRanges, Allocation, SharedFile, Store
+from cudatool.sim.allocations import AddressRanges, Allocation
+from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:

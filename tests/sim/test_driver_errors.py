@@ -12,7 +12,7 @@ import pytest
 from cudatool.code_cache import CodeCache
 from cudatool.sim import abi
 from cudatool.sim.addresses import place_of
-from cudatool.sim.arena import Allocation, Allocations
+from cudatool.sim.allocations import Allocation, Allocations
 from cudatool.sim.jit import codegen
 from cudatool.sim.jit.table import TABLE
 

@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 
-from cudatool.sim.arena import Allocation, Allocations
+from cudatool.sim.allocations import Allocation, Allocations
 from cudatool.sim.observe import host_pages, host_watch
 from cudatool.sim.observe.host_watch import LIMIT, HostWatch
 from cudatool.sim.queue import Operation

@@ -13,7 +13,7 @@ from typing import Final
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.arena import Allocation
+from cudatool.sim.allocations import Allocation
 from cudatool.sim.machine import current_context, stream_of
 from cudatool.sim.managed import NOWHERE, Advised, Location, ManagedState, MemoryAdvice
 from cudatool.sim.pool import DEVICE, HOST, HOST_NUMA

@@ -11,7 +11,8 @@ from typing import Final
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.arena import Allocation, is_mapped
+from cudatool.sim.allocations import Allocation
+from cudatool.sim.arena import is_mapped
 from cudatool.sim.machine import current_context, stream_of
 from cudatool.sim.pool import DEVICE, Pool
 from cudatool.sim.queue import Operation, StreamState

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudatool.loading.late_dataclasses import dataclass, field
-from cudatool.sim.arena import PAGE, READ_WRITE, AddressRanges, Allocation
+from cudatool.sim.allocations import AddressRanges, Allocation
+from cudatool.sim.arena import PAGE, READ_WRITE
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ __all__ = [
     "UPLOAD",
     "USE_NODE_PRIORITY",
     "GraphExec",
+    "GraphRun",
     "InstantiateError",
     "Instantiation",
     "Mismatch",
-    "GraphRun",
 ]
 
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8  # CUDA_GRAPH_INSTANTIATE_FLAG_*

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import abi, jit
 from cudatool.sim.addresses import place_of, pointer_behind
-from cudatool.sim.arena import READ_ONLY, Allocation
+from cudatool.sim.allocations import Allocation
+from cudatool.sim.arena import READ_ONLY
 from cudatool.sim.jit import DefectCode, Instrument, RaceReason
 from cudatool.units import format_bytes
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from cudatool.files import KeptDescriptor
 
 if TYPE_CHECKING:
-    from cudatool.sim.arena import Allocation
+    from cudatool.sim.allocations import Allocation
 
 __all__ = ["PendingPages", "Range"]
 

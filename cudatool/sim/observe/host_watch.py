@@ -33,7 +33,7 @@ from cudatool.sim import abi
 from cudatool.sim.observe.host_pages import PendingPages, Range
 
 if TYPE_CHECKING:
-    from cudatool.sim.arena import Allocation, Allocations
+    from cudatool.sim.allocations import Allocation, Allocations
     from cudatool.sim.queue import Operation
 
 __all__ = ["LIMIT", "HostWatch", "Range", "ReportHostAccess"]
@@ -196,7 +196,7 @@ class HostWatch:
             for kept in self._overlapping([(address, size)]):
                 self._drop((kept.address, kept.size))
 
-    # ---- cudatool.sim.arena.AllocationWatcher ----
+    # ---- cudatool.sim.allocations.AllocationWatcher ----
 
     def added(self, allocation: Allocation) -> None:
         """New memory is not used by any operation yet."""

@@ -17,7 +17,7 @@ from cudatool.sim.transfers import fill_row
 if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
 
-__all__ = ["HostRead", "ReplayOutcome", "Replay"]
+__all__ = ["HostRead", "Replay", "ReplayOutcome"]
 
 _TIMEOUT_S: Final = 10.0  # of a kernel: another order may make it wait for ever
 

@@ -24,7 +24,8 @@ import numpy as np
 
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import abi
-from cudatool.sim.arena import ALIGNMENT, SLAB_LIMIT, Allocation
+from cudatool.sim.allocations import Allocation
+from cudatool.sim.arena import ALIGNMENT, SLAB_LIMIT
 from cudatool.sim.jit import Instrument
 from cudatool.sim.machine import Context
 from cudatool.sim.observe.replay import HostRead, Replay
@@ -197,7 +198,7 @@ class Tape:
         """Return 16 bytes that stand for `data`."""
         return hashlib.blake2b(data, digest_size=16).digest()
 
-    # ---- memory (cudatool.sim.arena.AllocationWatcher) ----
+    # ---- memory (cudatool.sim.allocations.AllocationWatcher) ----
 
     def added(self, allocation: Allocation) -> None:
         """Memory can be used from now on."""

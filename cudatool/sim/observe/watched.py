@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.sim.arena import Allocation
+from cudatool.sim.allocations import Allocation
 
 __all__ = ["HostBytes", "WatchedMemory", "bytes_at", "view"]
 
