@@ -90,11 +90,13 @@ def _copy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
 
 def _boxes(calls: CallsInProgress, kind: Kind, values: dict[str, Any], name: str) -> None:
     """Report copies or fills of several rows, or of several ranges. What each touches is reported when it runs."""
-    for operation in calls.thread.call.copies:
+    for number, operation in enumerate(calls.thread.call.copies):
         correlation, stream = calls.thread.call.owners[operation.sequence]
         read = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.READ]
         written = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.WRITE]
         flags = CopyFlag.ASYNC if "hStream" in values else CopyFlag(0)
+        if number:
+            flags |= CopyFlag.BATCHED
         for ranges, on_device, pageable in (
             (written, CopyFlag.DESTINATION_DEVICE, CopyFlag.DESTINATION_PAGEABLE),
             (read, CopyFlag.SOURCE_DEVICE, CopyFlag.SOURCE_PAGEABLE),

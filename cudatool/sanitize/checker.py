@@ -409,7 +409,8 @@ class _Words:
         if defect.inside:
             return f"No edge of the graph leads from {self._at(there, here)} to the other."
         if defect.grouped:
-            return "Both are operations of one group, which come in no order, even on one stream."
+            members = "copies of one batch" if self._is_batch(defect) else "operations of one group"
+            return f"Both are {members}, which come in no order, even on one stream."
         if self._engine.is_early(defect):
             return (
                 f"{self._operation(defect.second.record)} is launched with programmatic stream serialization: it may "
@@ -445,6 +446,9 @@ class _Words:
             )
         return order
 
+    def _is_batch(self, defect: Defect) -> bool:
+        return bool(self._engine.records["kind"][defect.second.record] == Kind.MEMCPY)
+
     def _replaced_record(self, moved: tuple[int, ...], here: int) -> str:
         """Return that a wait is for another record of its event than the one on the other stream."""
         wait, replaced, latest = moved
@@ -466,6 +470,8 @@ class _Words:
                 f"memory, or launch it without the attribute at {self._callers.line(second.record, first.record)}."
             )
         here = self._before(defect)
+        if defect.grouped and self._is_batch(defect):
+            return f"Make one of the two copies in a call of its own, before or after {here}."
         if defect.grouped:
             return f"End the group before {here}, and begin another one."
         if defect.wait >= 0 and defect.kind is not FindingKind.WAIT_UNRECORDED:

@@ -69,7 +69,7 @@ class Defect:
     inside
         Whether the two sides are nodes of one graph that no edge orders.
     grouped
-        Whether the two sides are collective operations of one group.
+        Whether the two sides are collective operations of one group, or copies of one batch.
     wait
         The record of a wait between the two that did nothing, because its event had not been recorded; -1 for none.
     runs, stride

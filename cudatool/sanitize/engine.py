@@ -18,7 +18,6 @@ Records of what a kernel accessed may come later in the file than its launch: th
 from __future__ import annotations
 
 import gc
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,13 +31,14 @@ from cudatool.sanitize.defects import Defect, Defects, Key, Repairs, Side, race_
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.graphs import Graphs, Node
-from cudatool.sanitize.intervals import READ, WRITE, Access, History, Operation, overlap
+from cudatool.sanitize.intervals import READ, WRITE, Access, History, Operation
 from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.memory_flags import MemoryFlags
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
+from cudatool.sanitize.unordered import Unordered
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
 from cudatool.trace.model import Trace
@@ -48,6 +48,7 @@ __all__ = ["Engine"]
 
 _BETWEEN_DEVICES = int(CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
 _CAPTURED = int(LaunchFlag.CAPTURED)
+_BATCHES = ("cuMemcpyBatchAsync", "cuMemcpy3DBatchAsync")
 _SERIALIZED = ("cuMemcpyPeer", "cuMemcpy3DPeer")  # "with respect to all pending and future asynchronous work"
 
 
@@ -142,12 +143,13 @@ class Engine:
         self._memory = Memory(self, trace.names)
         self._launches = Launches(self, trace)
         self._peer_copies = {index for index, name in enumerate(trace.names) if name in _SERIALIZED}
+        self._batches = {index for index, name in enumerate(trace.names) if name in _BATCHES}
         handed = trace.of_kind(Kind.HAND_OVER)["correlation"]
         # By correlation, those that hand over an object: when they are done.
         self._host_functions: dict[int, Moment | None] = dict.fromkeys(handed[handed != 0].tolist())
         self._handed_over: dict[int, dict[int, Moment]] = {}  # by object: the latest moment of each agent
         self._early: dict[int, list[int]] = {}  # by correlation: objects that it has handed over before its own record
-        self._grouped: dict[int, list[Access]] = {}  # by thread: of the collective operations of its latest group
+        self._groups: dict[int, Unordered] = {}  # by thread: its latest group of collectives, or batch of copies
         self._first_records = _first_records(trace)
         self._handlers: dict[int, Callable[[Row], None]] = {
             **dict.fromkeys(WORK, self._work),
@@ -250,22 +252,24 @@ class Engine:
     def _collect(self, row: Row) -> None:
         """A collective operation: others of its group come in no order with it, even on one stream."""
         self._work(row)
+        self._check_group(row, joins=bool(row.flags))
+
+    def _check_group(self, row: Row, *, joins: bool) -> None:
+        """Look for races of an operation with those of its group or batch; it `joins` that of the one before it."""
         if row.stream in self.graphs.captures or row.stream not in self.streams:
             return
-        earlier = self._grouped.setdefault(row.thread, [])
-        if not row.flags or (self.repairs is not None and row.stack in self.repairs.groups):
-            earlier.clear()
-        own = row.accesses or []
-        reported: set[int] = set()  # of each earlier operation one conflict is enough
-        for old, new in itertools.product(earlier, own):
-            if old.operation.agent != new.operation.agent or not (old.mode | new.mode) & WRITE:
-                continue
-            found = overlap(old, new, self.effort)
-            if found is not None and old.operation.record not in reported:
-                reported.add(old.operation.record)
-                buffer = self.buffers.find(found[0])
-                self.found.report(race_of(old, new), side_of(old), side_of(new), *found, buffer, grouped=True)
-        earlier += own
+        group = self._groups.get(row.thread)
+        if group is None or not joins or (self.repairs is not None and row.stack in self.repairs.groups):
+            group = self._groups[row.thread] = Unordered(self.effort)
+        conflicts: dict[int, tuple[Access, Access, tuple[int, int]]] = {}  # with each earlier operation: the last told
+
+        def conflict(old: Access, new: Access, found: tuple[int, int]) -> None:
+            conflicts[old.operation.record] = old, new, found
+
+        group.add(row.accesses or (), conflict)
+        for old, new, found in conflicts.values():
+            buffer = self.buffers.find(found[0])
+            self.found.report(race_of(old, new), side_of(old), side_of(new), *found, buffer, grouped=True)
 
     def _copy(self, row: Row) -> None:
         """API synchronization behavior, "Memcpy"."""
@@ -286,6 +290,8 @@ class Engine:
         on_device = flags & _BETWEEN_DEVICES
         if flags & CopyFlag.ASYNC:
             self._enqueue_work(row, touched, staged)
+            if row.name in self._batches:
+                self._check_group(row, joins=bool(flags & CopyFlag.BATCHED))
             # Asynchronous 1: between device and pageable memory it "might be synchronous": no edge. Asynchronous 2:
             # "any host memory to any host memory" is "fully synchronous with respect to the host".
             if not on_device:

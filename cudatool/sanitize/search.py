@@ -40,6 +40,8 @@ from cudatool.trace.model import Frame, Trace
 __all__ = ["NotReplayableError", "ReplayOutcome", "Replayer", "Search", "Tape"]
 
 _SHOWN_BYTES = 16
+# What comes in no order on its own stream.
+_MEMBERS = {Kind.COLLECTIVE: "operations of a group", Kind.MEMCPY: "copies of a batch"}
 _SHOWN_STEPS = 8
 _PAIRS = 8  # of the same call sites
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
@@ -178,8 +180,9 @@ class Search:
         if pair is None:
             return "only the order of operations is replayed, and one side is not an operation"
         first, second = pair
-        if self.steps.all[second].kind is Kind.COLLECTIVE and finding.first.agent == finding.second.agent:
-            return "the software device runs the operations of a group one after the other"
+        members = _MEMBERS.get(self.steps.all[second].kind)
+        if members and finding.first.agent == finding.second.agent:
+            return f"the software device runs the {members} one after the other"
         for index, side in ((first, finding.first), (second, finding.second)):
             if reason := self._cannot_move(index):
                 return f"{side.operation} {reason}"

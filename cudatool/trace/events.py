@@ -497,6 +497,8 @@ class CopyFlag(IntFlag):
     SOURCE_PAGEABLE = 4
     DESTINATION_PAGEABLE = 8
     ASYNC = 16
+    BATCHED = 32
+    """A copy of the same batch as the copy before it, with which it comes in no order (``cuMemcpyBatchAsync``)."""
 
 
 class LaunchFlag(IntFlag):
