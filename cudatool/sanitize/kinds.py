@@ -149,9 +149,9 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "An allocation was given back a second time. Let one owner free it.",
     ),
     FindingKind.INVALID_COPY: KindText(
-        "copy or fill beyond its memory",
-        "A copy or fill goes beyond the allocation, or the block of a caching allocator, that it begins in. Check its "
-        "size in bytes, its offset and its pitch.",
+        "copy or fill beyond its memory, or onto itself",
+        "A copy or fill goes beyond the allocation, or the block of a caching allocator, that it begins in, or a copy "
+        "overwrites what it still has to read. Check its size in bytes, its offset and its pitch.",
     ),
     FindingKind.KERNEL_ERROR: KindText(
         "a kernel ended in an error",

@@ -49,6 +49,14 @@ def kernel(name, **replaced):
 def run(function, block, *arguments):
     launch(stream, LaunchConfig(grid=1, block=block), function, *arguments)
 
+def columns(width, to):
+    """Copy the first bytes of each row of 32 over those that begin at `to`."""
+    what = driver.CUDA_MEMCPY2D()
+    what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    what.srcDevice, what.dstDevice, what.srcPitch, what.dstPitch = a, a + to, 32, 32
+    what.WidthInBytes, what.Height = width, 7
+    driver.cuMemcpy2D(what)
+
 def ok(result):
     assert result[0] == 0, result
     return result[-1]
@@ -110,6 +118,13 @@ MISTAKES = {
         "driver.cuMemcpyHtoD(a, np.zeros(64, np.int32).ctypes.data, 256)",
     ),
     "fill beyond the end": ("memcheck", "invalid-copy", "driver.cuMemsetD32(a, 0, 65)", "driver.cuMemsetD32(a, 0, 64)"),
+    "copy over its own source": (
+        "memcheck",
+        "invalid-copy",
+        "driver.cuMemcpyDtoD(a + 4, a, 252)",
+        "driver.cuMemcpyDtoD(a + 128, a, 128); driver.cuMemcpyDtoD(a, a, 256)",
+    ),
+    "columns over columns": ("memcheck", "invalid-copy", "columns(8, 4)", "columns(8, 8)"),
     "uninitialized": (
         "initcheck",
         "uninitialized",

@@ -6,6 +6,7 @@ as memory comes and goes, keeps freed memory out of use for a while, and puts wh
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -185,6 +186,7 @@ class Checkers:
             targets, sources = list(targets), list(sources)
             self._find_beyond(operation, sources, width, "read")
             self._find_beyond(operation, targets, width, "write")
+            self._find_overlap(operation, targets, sources, width)
         read = [self.shadow.copied(to, source, width) for to, source in zip(targets, sources, strict=True)]
         count = sum(unwritten for _, unwritten in read)
         if count and self._looks_for("initcheck"):
@@ -223,6 +225,27 @@ class Checkers:
                 )
                 operation.findings = [*operation.findings, found]
                 return
+
+    @staticmethod
+    def _find_overlap(operation: Operation, targets: list[int], sources: list[int], width: int) -> None:
+        """Report a copy that overwrites what it still has to read. Rows that are copied to themselves stay as they are.
+
+        "The memory areas may not overlap" (CUDA Runtime API, cudaMemcpy2D, cudaMemcpy3D).
+        """
+        if min(targets) >= max(sources) + width or min(sources) >= max(targets) + width:
+            return  # most copies: one side lies behind the other
+        ascending = sorted(sources)
+        for to, source in zip(targets, sources, strict=True):
+            nearest = ascending[bisect.bisect_left(ascending, to - width + 1) :][:2]
+            for other in nearest:
+                start, stop = max(to, other), min(to, other) + width
+                if start < stop and not to == source == other:
+                    text = f"its source and its target overlap, here in {format_bytes(stop - start)}"
+                    found = CheckFinding(
+                        "memcheck", "invalid-copy", text, "write", "global", start, stop - start, operation.name
+                    )
+                    operation.findings = [*operation.findings, found]
+                    return
 
     def hold(self, allocation: Allocation, give_back: Callable[[], None]) -> None:
         """Keep freed memory from being given out again: a late access then finds no other allocation."""
