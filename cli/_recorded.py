@@ -15,7 +15,7 @@ from cudatool.cli._sources import with_events
 from cudatool.cli._supervised import Supervised
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.files import KeptDescriptor
-from cudatool.recording import record
+from cudatool.recording import record, variables
 from cudatool.sanitize import check
 from cudatool.trace import reader
 from cudatool.trace.family import children_of
@@ -76,12 +76,13 @@ def trace_of(
                     checks=in_kernels,
                     tape=proof.tape,
                     children=children,
+                    children_forget="leak" in checks,
                 ),
             ):
                 proof.begin()
                 status = program.run()
                 if "leak" in checks:
-                    program.forget()
+                    variables.drop()
         except BaseException:  # only our own errors reach this
             supervised.came_to_its_end()
             raise

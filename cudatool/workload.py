@@ -214,16 +214,6 @@ class Workload:
                 pass  # closed or replaced by the program
         return status
 
-    @staticmethod
-    def forget() -> None:
-        """Drop the program's own variables, as the end of the interpreter does, so that what is left has leaked."""
-        import gc
-
-        main = sys.modules.get("__main__")
-        if main is not None:
-            main.__dict__.clear()
-        gc.collect()
-
     def _run_script(self) -> None:
         if self._is_on_path():
             self._run_from_path()

@@ -74,6 +74,7 @@ def record(
     level: Level | str = Level.KERNELS,
     force: bool = False,
     children: bool | None = None,
+    children_forget: bool = False,
     on_oom: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
@@ -114,6 +115,9 @@ def record(
     children
         Also record the Python processes that are started inside of the block, and those that they start: each that uses
         a device gets a trace next to `path`, with its process id in the name.
+    children_forget
+        These drop the variables of their main modules before their recordings end, as Python does after that: what is
+        left then has leaked.
     on_oom
         When memory runs out for the first time in a process, write a report next to its trace: ``NAME.oom.txt``.
 
@@ -138,7 +142,14 @@ def record(
                 recorder(event)
             hooks.subscribe(recorder)
         family = _children.ChildSettings(
-            os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level), on_oom
+            os.path.abspath(path),
+            run.get("run", ""),
+            with_stacks,
+            measure_accesses,
+            tuple(checks),
+            str(level),
+            on_oom,
+            children_forget,
         )
         beside = nullcontext() if children is None else _children.unrecorded()
         reporting = _reporting(recorder) if on_oom else nullcontext()

@@ -46,6 +46,7 @@ from cudatool.processes.journal import (
     identity_of,
 )
 from cudatool.progress import announce
+from cudatool.recording import variables
 from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport
 from cudatool.text import printable
@@ -80,7 +81,7 @@ class ChildSettings:
     run
         An id that only its trace and theirs have in common.
     with_stacks, measure_accesses, checks, level, on_oom
-        See :func:`cudatool.recording.record`.
+        See :func:`cudatool.recording.record`; and `forget` is its `children_forget`.
     """
 
     path: str
@@ -90,6 +91,7 @@ class ChildSettings:
     checks: Sequence[str]
     level: str
     on_oom: bool = False
+    forget: bool = False
 
 
 _settings: ChildSettings | None = None
@@ -229,6 +231,8 @@ def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -
     def leave() -> None:
         with undo:
             choice = _driver.chosen()
+            if _settings is not None and _settings.forget and not is_fork:  # a fork's variables are its parent's
+                variables.drop()
             if _driver.started() and not (is_fork and choice is not None and choice.machine is None):
                 recording.release_caches()
                 recording.drain()

@@ -70,6 +70,11 @@ def _threads(trace: Trace) -> int:
     return len(distinct(trace.records["thread"][of_host]))
 
 
+def _named(trace: Trace, names: Collection[str]) -> set[int]:
+    """Return the numbers that these names have in a trace."""
+    return {index for index, name in enumerate(trace.names) if name in names}
+
+
 def _first_records(trace: Trace) -> dict[int, int]:
     """Return the stream that each event was first recorded on."""
     recorded = np.flatnonzero(trace.records["kind"] == Kind.EVENT_RECORD)
@@ -142,8 +147,7 @@ class Engine:
         self.buffers, self.aliases, self.graphs = Buffers(), Aliases(), Graphs()
         self._memory = Memory(self, trace.names)
         self._launches = Launches(self, trace)
-        self._peer_copies = {index for index, name in enumerate(trace.names) if name in _SERIALIZED}
-        self._batches = {index for index, name in enumerate(trace.names) if name in _BATCHES}
+        self._peer_copies, self._batches = _named(trace, _SERIALIZED), _named(trace, _BATCHES)
         handed = trace.of_kind(Kind.HAND_OVER)["correlation"]
         # By correlation, those that hand over an object: when they are done.
         self._host_functions: dict[int, Moment | None] = dict.fromkeys(handed[handed != 0].tolist())

@@ -118,6 +118,39 @@ def test_commands_find_the_traces_together(family, run_here, tmp_path):
     assert done.returncode == 0 and (tmp_path / f"{own}.json").exists(), done.stderr
 
 
+LEAKY = """
+import multiprocessing, subprocess, sys
+import cudatool as ct
+from cuda.bindings import driver
+
+x = ct.zeros(1000)
+
+def work(leaks):
+    if leaks:
+        driver.cuMemAlloc(1 << 20)
+
+if __name__ == "__main__":
+    way, leaks = sys.argv[1:]
+    if way == "spawn":
+        child = multiprocessing.get_context("spawn").Process(target=work, args=(leaks == "leaks",))
+        child.start(), child.join()
+    elif way == "subprocess":
+        subprocess.run([sys.executable, __file__, "here", leaks], check=True)
+    else:
+        work(leaks == "leaks")
+"""
+
+
+@pytest.mark.parametrize("way", ["spawn", "subprocess"])
+def test_a_childs_own_variables_are_no_leak(run_command, tmp_path, way):
+    (tmp_path / "a.py").write_text(LEAKY)
+    for leaks, found in (("not", []), ("leaks", [1 << 20])):
+        done = run_command("sanitize", "--checks", "leak", "--json", "a.py", way, leaks)
+        report = json.loads(done.stdout)
+        assert found == [one["size"] for one in report["on_device"]], done.stdout
+        assert {"clean", "findings" if found else "clean"} == {one["outcome"] for one in report["processes"]}
+
+
 def test_race_in_a_child_is_found_and_fails_the_run(run_command, tmp_path):
     racy = (Path(__file__).parents[2] / "samples" / "pipeline_racy.py").as_posix()
     (tmp_path / "a.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, {racy!r}], check=True)")
