@@ -312,7 +312,8 @@ def advice(
     for cause, size in worst.items():
         # How much less is reserved then depends on how what is left fits together.
         bound = "up to " if cause in _FREE else ""
-        found.append(Remedy(cause, size, f"{bound}{format_bytes(size)}: {remedies[cause]}"))
+        more = _before_request(split[0]) if cause == Cause.HOLE else ""
+        found.append(Remedy(cause, size, f"{bound}{format_bytes(size)}: {remedies[cause]}{more}"))
     found += _kept(split[:1], most_active, worst)
     found += _unfilled(_that_count(split), most_active)
     if beside.readings:
@@ -320,6 +321,15 @@ def advice(
     if settings is not None:
         found += _of_settings(settings)
     return tuple(sorted(found, key=lambda remedy: (-remedy.size, remedy.text)))
+
+
+def _before_request(moment: Fragmentation) -> str:
+    """Return what it takes for the request that needed new memory to use that of segments with holes, if it is too
+    large for one of them: free segments are then only of use once they are given back."""
+    largest = max((hole.segment_size for hole in moment.holes if hole.cause == Cause.HOLE), default=0)
+    if moment.wanted is None or moment.wanted.size <= largest:
+        return ""
+    return f", and call empty_cache before {format_bytes(moment.wanted.size)} are asked for"
 
 
 def _kept(split: tuple[Fragmentation, ...], most_active: int, worst: dict[Cause, int]) -> Iterator[Remedy]:

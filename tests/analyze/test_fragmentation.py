@@ -462,6 +462,20 @@ def test_streams_of_one_small_block_each_are_advised_to_be_one() -> None:
     assert (Cause.OTHER_STREAM, 30 * MIB, 32 * MIB) == (remedy.topic, remedy.size, before)
 
 
+@pytest.mark.parametrize(("size", "told"), [(18 * MIB, ""), (30 * MIB, ", and call empty_cache before 30 MiB are")])
+def test_an_order_of_allocations_saves_what_is_said_with_all_that_is_said(size: int, told: str) -> None:
+    """What lives long comes first. A segment of 20 MiB that is free then is of no use to a request of 30 MiB."""
+    blocks = [(0, 5 * MIB, 0)] * 16
+    before, (remedy,) = advised([*blocks, *((1, index, 0) for index in range(1, 9)), (0, size, 0)])
+    assert f"allocate what lives long before what lives short{told}" in remedy.text
+    assert bool(told) == ("empty_cache" in remedy.text)
+    in_order = [*blocks, *[(1, 8, 0)] * 8]
+    after, _ = advised([*in_order, *([(5, 0, 0)] if told else []), (0, size, 0)])
+    assert remedy.size == before - after
+    if told:
+        assert before == advised([*in_order, (0, size, 0)])[0]
+
+
 def test_no_order_of_allocations_is_advised_where_all_was_needed_at_once() -> None:
     """Eight blocks of 64 MiB are in use together; that they are cached later is no reason of the peak."""
     reserved, (remedy,) = advised([*[(0, 64 * MIB, 0)] * 8, *[(1, 0, 0)] * 8, (0, 3 * MIB, 0), (0, MIB, 0)])
