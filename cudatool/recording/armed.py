@@ -43,6 +43,7 @@ _DEFAULT_BYTES: Final = 64 << 20
 _MOST_FILES: Final = 8
 _MOST_NAMES: Final = 10_000  # that are tried for a file
 _CLOSING_S: Final = 60.0
+_UNHANDLED: Final = (signal.SIG_DFL, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class ArmOptions:
     ranges
         ``"step:10-20"``: from the beginning of the tenth range of that name to the end of the twentieth.
     on_signal
-        Whether SIGUSR2 is a request. A program that handles it itself keeps its handler.
+        Whether SIGUSR2 is a request. A program that handles it itself keeps its handler; one that ignores it, as all
+        programs under ``perf record`` do, ignores it again once this is closed.
     on_oom
         Whether to write, and to explain, the first failed allocation.
     history
@@ -215,7 +217,7 @@ class Armed:
         if self._report is not None:
             self._report.start()
         is_main = threading.current_thread() is threading.main_thread()
-        if self.options.on_signal and is_main and signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+        if self.options.on_signal and is_main and signal.getsignal(signal.SIGUSR2) in _UNHANDLED:
             self._handler_before = signal.signal(signal.SIGUSR2, self._signalled)
         _armed.add(self)
         self._thread.start()

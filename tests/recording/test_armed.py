@@ -164,6 +164,21 @@ print(signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL)
     assert _reasons(tmp_path) == []
 
 
+def test_signal_that_the_program_was_started_to_ignore_is_a_request_until_the_end(tmp_path):
+    """``perf record`` starts programs so."""
+    work = """
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+armed = ct.arm()
+os.kill(os.getpid(), signal.SIGUSR2)
+wait(lambda: armed.written)
+armed.close()
+print(signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN)
+"""
+    done = _run(tmp_path, work)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert _reasons(tmp_path) == ["signal"]
+
+
 def test_forked_child_is_not_armed_and_can_be(tmp_path):
     work = """
 armed = ct.arm()
