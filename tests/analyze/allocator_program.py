@@ -79,6 +79,7 @@ def run(conf: str, operations: Iterable[tuple[int, int, int]]) -> tuple[Trace, d
     collects = gc.isenabled()
     gc.disable()  # another test's objects would report that they are freed
     hooks.subscribe(events.append)
+    events.clear()  # the streams that earlier tests made: the numbers here are this program's own
     try:
         for what, size, stream in operations:
             chosen = size % len(live) if live else -1

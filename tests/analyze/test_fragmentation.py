@@ -14,6 +14,7 @@ from cudatool import analyze
 from cudatool.analyze import Cause
 from cudatool.analyze.diagnosis import with_setting
 from cudatool.memory import Settings
+from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
@@ -454,6 +455,15 @@ def test_streams_that_each_keep_what_they_used_in_turn_are_advised_to_be_one() -
     after, none = advised([step for _ in range(16) for step in ((0, 20 * MIB, 0), (1, 0, 0))])
     assert (Cause.OTHER_STREAM, before - after, []) == (remedy.topic, remedy.size, none)
     assert remedy.text.startswith("up to 300 MiB: cached on other streams; allocate on one stream")
+
+
+def test_streams_that_other_tests_made_are_none_of_a_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default streams of two devices have one handle, by which a replay would take them for one stream."""
+    for stream in (1, 2):
+        known = {"device": stream - 1, "stream": stream, "address": 1, "flags": 0, "aux0": 0, "aux1": 0, "size": 0}
+        monkeypatch.setitem(hooks._streams, stream, known)
+    made, _ = run("", [(0, MIB, 0)])
+    assert 0 == len(made.of_kind(Kind.STREAM_CREATE))
 
 
 def test_streams_of_one_small_block_each_are_advised_to_be_one() -> None:
