@@ -366,7 +366,7 @@ def test_no_number_that_a_file_may_have_stops_it(sizes: list[int]) -> None:
 
 
 def test_state_does_not_grow_with_the_number_of_events() -> None:
-    state, size = LiveState(), 3000
+    state, size = LiveState(), 500
     piece = np.zeros(2 * size, RECORD)
     piece["kind"] = np.tile([Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED], size)
     piece["address"], piece["size"], piece["stack"] = (

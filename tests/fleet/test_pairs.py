@@ -38,7 +38,7 @@ def of(run: RunReport, kind: Difference) -> PairDifference:
     return found
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.some_of("rank", [0, 1], 1)
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_on_one_of_two_ranks_is_a_difference(kind: str, rank: int, tmp_path: Path) -> None:
     run = report(make(tmp_path, RECORDING, 2, [Fault(kind, rank)], seed=1))
@@ -53,7 +53,7 @@ def test_a_fault_on_one_of_two_ranks_is_a_difference(kind: str, rank: int, tmp_p
     assert {Difference.OOM} >= {finding.difference for finding in run.findings}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.some_of("seed", range(2), 1)
 @pytest.mark.parametrize("recording", recordings_with_steps(), ids=lambda path: path.name)
 def test_healthy_pairs_do_not_differ(recording: Path, seed: int, tmp_path: Path) -> None:
     run = report(make(tmp_path, recording, 2, [], seed=20 + seed))
