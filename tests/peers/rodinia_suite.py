@@ -44,6 +44,7 @@ from cuda_sources import instances, split
 from cudatool import _driver
 
 HERE = Path(__file__).resolve().parent
+LIMIT_S = 300  # a run of a program
 THREADS = "THREADS"  # in arguments: how many the measurement is of
 _DEVICE_HEAD = """
 #define NULL 0
@@ -174,7 +175,8 @@ def _keys(arguments: str) -> None:
     count = int(arguments.partition("mil_")[2].partition(".")[0])
     with open(f"mil_{count}.txt", "w") as file:
         file.write(f"{count}\n" + "".join(f"{i}\n" for i in range(count)))
-    Path("command.txt").write_text("j 6000 3000\nk 10000\n")
+    # b+tree reads commands until a zero, which the memory that it reads them to need not have.
+    Path("command.txt").write_text("j 6000 3000\nk 10000\n\0")
 
 
 def _text(arguments: str) -> None:
@@ -640,9 +642,10 @@ def _timed(command: Sequence[str], work: Path, **environment: str) -> Run:
         cwd=work,
         env={**inherited, **environment},
         capture_output=True,
+        stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
-        timeout=900,
+        timeout=LIMIT_S,
     )
     wall = time.monotonic() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
