@@ -121,8 +121,15 @@ static void wait_for(void *wanted) {
     }
 }
 
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
 /* Make all calls, as cudatool_guarded_call does, on as many threads as there are. Returns whether any ended early. */
 int cudatool_guarded_calls(struct cudatool_calls *calls, int interruptible) {
+    uint64_t begin = calls->spent ? now_ns() : 0;
     unsigned others = calls->count - 1;
     int is_ours = others && !pthread_mutex_trylock(&team.in_use); /* else this thread runs all blocks */
     for (unsigned n = 0; n < calls->count; n++) calls->numbers[n] = 0;
@@ -150,5 +157,6 @@ int cudatool_guarded_calls(struct cudatool_calls *calls, int interruptible) {
         }
         pthread_mutex_unlock(&team.in_use);
     }
+    if (calls->spent) atomic_fetch_add(calls->spent, now_ns() - begin);
     return was_stopped(calls);
 }

@@ -12,6 +12,7 @@ struct cudatool_calls {
     int *numbers;         /* the signal that ended each call, 0 for none */
     _Atomic uint64_t *next_block;
     uint64_t blocks;
+    _Atomic uint64_t *spent; /* where the ns that the launch takes are added, if they are of interest */
     uint32_t count;
     uint32_t status; /* where a context says that its kernel was stopped */
     uint32_t params; /* where a context has the address of the packed arguments */

@@ -224,7 +224,7 @@ def prepared(function: Function, device: Device, threads: int = 1) -> JitKernel:
     """
     kernel, instrument = function.on(device), _instrument()
     try:
-        pays = function.optimizing.pays(threads, kernel.rounds, kernel.enough(instrument))
+        pays = function.optimizing.pays(threads, kernel.rounds, kernel.spent, kernel.enough(instrument))
         kernel.prepare(instrument, optimized=pays)
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
@@ -284,7 +284,7 @@ class Launch(_queue.Launch):
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it. C code has done so if it is one like many before."""
         enough = self.kernel.enough(_instrument())
-        optimized = self.function.optimizing.launched(self.threads, self.kernel.rounds, enough)
+        optimized = self.function.optimizing.launched(self.threads, self.kernel.rounds, self.kernel.spent, enough)
         context = operation.stream.context
         plan = None
         try:
@@ -304,11 +304,11 @@ class Launch(_queue.Launch):
 
     def repeats(self) -> bool:
         """Return whether C code may run it in the code of the one before, and note that it does."""
-        plan, optimizing, rounds = self.shape.plan, self.function.optimizing, self.kernel.rounds
-        enough = self.kernel.enough()
-        if plan is None or plan.optimized != optimizing.pays(self.threads, rounds, enough):
+        plan, optimizing = self.shape.plan, self.function.optimizing
+        rounds, spent, enough = self.kernel.rounds, self.kernel.spent, self.kernel.enough()
+        if plan is None or plan.optimized != optimizing.pays(self.threads, rounds, spent, enough):
             return False
-        optimizing.launched(self.threads, rounds, enough)
+        optimizing.launched(self.threads, rounds, spent, enough)
         return True
 
     def ended_early(self, team: Any) -> None:
@@ -321,7 +321,7 @@ class Launch(_queue.Launch):
     @property
     def is_optimized(self) -> bool:
         """Whether optimized code is for doing it again, in one order after the other, after all launches so far."""
-        return self.function.optimizing.pays(self.threads, self.kernel.rounds, ENOUGH_IF_KEPT)
+        return self.function.optimizing.pays(self.threads, self.kernel.rounds, self.kernel.spent, ENOUGH_IF_KEPT)
 
     def host_memory(self) -> list[tuple[int, int]]:
         """Return the allocations that arguments point into, if the host's memory is watched or there is any.

@@ -4,7 +4,7 @@ That takes LLVM ten times as long as to translate it without, some 100 ms and se
 checked, and the code is several times as fast. Most launches of tests and of a program's first steps are over before
 that pays. So code is optimized for launches of much work, and for those after launches that were much work together:
 
-    work = (threads + rounds of their loops) * instructions of the kernel
+    work = (threads + rounds of their loops) * instructions of the kernel, or the ns they took, if these are more
     optimized, if the work of the launches before, and of this one's threads, is more than is enough
 
 The longer a kernel is, the longer LLVM takes. So enough is the work of :data:`MANY` threads or rounds, as if of
@@ -15,7 +15,9 @@ What an earlier run has optimized is kept: then :data:`ENOUGH_IF_KEPT` is enough
 Code that is not optimized counts the rounds of its loops. A launch that turns out to be much work by them begins no
 more blocks in such code: it leaves the others to optimized code.
 
-No clock is looked at, and the results are the same in both, unless threads of one kernel race with each other.
+Such code does one to four simple instructions in a ns. A matrix operation takes hundreds of ns: so the time of
+launches counts, too, a ns as one instruction. Results are the same in both, unless threads of one kernel race with each
+other.
 """
 
 from __future__ import annotations
@@ -49,12 +51,15 @@ class Optimizing:
         self._instructions = instructions
         self._threads = 0
 
-    def pays(self, threads: int, rounds: int, enough: int) -> bool:
-        """Return whether the next launch, of so many threads, is to run optimized code; `rounds` is of those before."""
-        return (self._threads + threads + rounds) * self._instructions > enough
+    def pays(self, threads: int, rounds: int, spent: int, enough: int) -> bool:
+        """Return whether the next launch, of so many threads, is to run optimized code.
 
-    def launched(self, threads: int, rounds: int, enough: int) -> bool:
+        `rounds` and `spent` (ns) are of those before, in code that is not optimized.
+        """
+        return max((self._threads + threads + rounds) * self._instructions, spent) > enough
+
+    def launched(self, threads: int, rounds: int, spent: int, enough: int) -> bool:
         """Note a launch; return whether it is to run optimized code."""
-        pays = self.pays(threads, rounds, enough)
+        pays = self.pays(threads, rounds, spent, enough)
         self._threads += threads
         return pays

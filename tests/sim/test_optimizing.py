@@ -8,6 +8,7 @@ import pytest
 import cudatool as ct
 from cudatool.code_cache import CodeCache
 from cudatool.sim import jit
+from cudatool.sim.jit import kernel as jit_kernel
 from cudatool.sim.jit import native
 from cudatool.sim.optimizing import ENOUGH_IF_KEPT, LEAST, MANY, Optimizing, enough
 
@@ -15,25 +16,30 @@ ENOUGH = 1 << 25  # instructions, in the tests of the rule
 
 
 def test_a_launch_of_much_work_is_optimized_at_once():
-    assert not Optimizing(2).pays(ENOUGH // 2, 0, ENOUGH)
-    assert Optimizing(2).pays(ENOUGH // 2 + 1, 0, ENOUGH)
+    assert not Optimizing(2).pays(ENOUGH // 2, 0, 0, ENOUGH)
+    assert Optimizing(2).pays(ENOUGH // 2 + 1, 0, 0, ENOUGH)
 
 
 def test_small_launches_are_optimized_when_they_are_much_work_together():
     kernel = Optimizing(2)
-    assert [False] * 4 + [True] * 2 == [kernel.launched(ENOUGH // 8, 0, ENOUGH) for _ in range(6)]
+    assert [False] * 4 + [True] * 2 == [kernel.launched(ENOUGH // 8, 0, 0, ENOUGH) for _ in range(6)]
 
 
 def test_rounds_of_loops_are_work():
     kernel = Optimizing(2)
     assert [False, False, True] == [
-        kernel.launched(1, rounds, ENOUGH) for rounds in (0, ENOUGH // 2 - 2, ENOUGH // 2 - 2)
+        kernel.launched(1, rounds, 0, ENOUGH) for rounds in (0, ENOUGH // 2 - 2, ENOUGH // 2 - 2)
     ]
+
+
+def test_a_launch_of_few_threads_that_took_long_is_work():
+    kernel = Optimizing(2)
+    assert [False, False, True] == [kernel.launched(1, 0, spent, ENOUGH) for spent in (0, ENOUGH, ENOUGH + 1)]
 
 
 def test_asking_is_no_launch():
     kernel = Optimizing(2)
-    assert not any(kernel.pays(ENOUGH // 2, 0, ENOUGH) for _ in range(9))
+    assert not any(kernel.pays(ENOUGH // 2, 0, 0, ENOUGH) for _ in range(9))
 
 
 @pytest.mark.parametrize(("instructions", "counted"), [(1, LEAST), (LEAST, LEAST), (LEAST + 1, LEAST + 1), (999, 999)])
@@ -90,6 +96,21 @@ def test_what_an_earlier_process_has_optimized_is_optimized_sooner(tmp_path, mon
     first.prepare(optimized=True)
     assert first.enough() == kernel().enough() == ENOUGH_IF_KEPT
     assert kernel().enough(jit.Instrument.MEMCHECK) > ENOUGH_IF_KEPT, "that is other code"
+
+
+@pytest.mark.parametrize("body", ["*out = n;", "for (int i = 0; i < n; i++) out[i & 1] += i;"], ids=["", "loop"])
+def test_launches_of_one_thread_are_optimized_when_they_took_long_together(body, monkeypatch):
+    monkeypatch.setattr(jit_kernel, "enough", lambda *_, **__: 100_000)
+    counted: list[bool] = []
+    launched = Optimizing.launched
+    monkeypatch.setattr(Optimizing, "launched", lambda *each: counted.append(launched(*each)))
+    kernel = ct.compile(f'extern "C" __global__ void one(int *out, int n) {{ {body} }}', "one")
+    out = ct.zeros(2, np.int32)
+    for _ in range(1000):  # of fewer instructions than are enough
+        kernel[(1, 1)](out, 1)
+    ct.synchronize()
+    assert not counted[0]
+    assert counted[-1]
 
 
 def test_a_graph_that_is_launched_again_and_again_comes_to_optimized_code(monkeypatch):

@@ -55,7 +55,7 @@ class JitKernel:
         self._image = image
         self._declared = declared
         self.translation = Translation(declared.digest, lambda: self.text, image.source.cache)
-        self._rounds = ctypes.c_uint64()
+        self._rounds, self._spent = ctypes.c_uint64(), ctypes.c_uint64()
         self._accesses: ptx.KernelAccesses | None = None
         self._plans: dict[tuple[LaunchShape, int, bool], TeamPlan | None] = {}
         self._enough: dict[Instrument, int] = {}
@@ -69,6 +69,11 @@ class JitKernel:
     def rounds(self) -> int:
         """How often threads went back to the beginning of a loop, so far, in code that is not optimized."""
         return self._rounds.value
+
+    @property
+    def spent(self) -> int:
+        """The ns that launches took so far in code that is not optimized."""
+        return self._spent.value
 
     def enough(self, instrument: Instrument = Instrument.NONE) -> int:
         """Return the work of launches from which on such code of it is optimized: see :mod:`cudatool.sim.optimizing`.
@@ -219,7 +224,7 @@ class JitKernel:
         if options.cooperative:  # its blocks synchronize by memory that the driver gives it
             places.add_unwatched(ctypes.addressof(workspace), ctypes.sizeof(workspace))
         translated = self.translation.code(variant._replace(instrument=how.kinds, needless=how.left_out))
-        launch = self._described(translated, shape)._replace(
+        launch = self._described(translated, shape, optimized=variant.optimized)._replace(
             params=params,
             cooperative=options.cooperative,
             workspace=ctypes.addressof(workspace) if options.cooperative else 0,
@@ -285,7 +290,7 @@ class JitKernel:
 
         return explain(stopped, self.text, self.text.stepping if as_checked else self.text.plain)
 
-    def _described(self, translated: Translated, shape: LaunchShape) -> NativeLaunch:
+    def _described(self, translated: Translated, shape: LaunchShape, *, optimized: bool) -> NativeLaunch:
         """Return what a launch needs, but for its arguments."""
         return NativeLaunch(
             entry=translated.code.entry,
@@ -301,6 +306,7 @@ class JitKernel:
             stack_bytes=min(shape.stack_bytes, MAX_STACK),
             parks=translated.parks,
             rounds=self._rounds if translated.counts else None,
+            spent=None if optimized else self._spent,
             steps=translated.steps,
         )
 
@@ -311,7 +317,7 @@ class JitKernel:
         translated = self.translation.code(Variant(Instrument.NONE, optimized))
         if translated.parks:
             return None
-        launch = self._described(translated, shape)
+        launch = self._described(translated, shape, optimized=optimized)
         if launch.rounds is not None:
             launch = launch._replace(most_rounds=self.enough() // self._declared.instructions)
         return TeamPlan(launch, shape, workers_for(shape.grid, shape.block, threads), optimized)

@@ -151,6 +151,8 @@ class NativeLaunch(NamedTuple):
         The host's memory that instrumented code may meet.
     rounds
         What code that counts the rounds of loops adds them to.
+    spent
+        What code that is not optimized adds its time to, in ns.
     most_rounds
         After which a worker begins no more blocks in such code; None for never.
     """
@@ -173,6 +175,7 @@ class NativeLaunch(NamedTuple):
     timeout_s: float = 0
     host: HostPlaces | None = None
     rounds: ctypes.c_uint64 | None = None
+    spent: ctypes.c_uint64 | None = None
     most_rounds: int | None = None
 
     @property
@@ -545,6 +548,7 @@ def run(
         going.prepare(worker, footprint)
     if watch is not None:
         watch([worker.context for worker in going.workers])
+    begin = time.monotonic_ns()
     try:
         jobs = [_start(going, worker) for worker in going.workers[1:]]
         ended_by: list[int] = []  # the signal that ended each worker's native code, 0 for none
@@ -556,6 +560,8 @@ def run(
             ended_by += [_finish(going, worker, job) for worker, job in zip(going.workers[1:], jobs, strict=True)]
         signals.check()
         count_rounds(launch, going.workers)
+        if launch.spent is not None:
+            launch.spent.value += time.monotonic_ns() - begin
         for worker, number in zip(going.workers, ended_by, strict=True):
             if number and number != STOP_SIGNAL:
                 raise KernelFault(number, worker.fault.value)

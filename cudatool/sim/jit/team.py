@@ -44,6 +44,7 @@ class _Calls(ctypes.Structure):
         ("numbers", ctypes.c_void_p),
         ("next_block", ctypes.c_void_p),
         ("blocks", ctypes.c_uint64),
+        ("spent", ctypes.c_void_p),
         ("count", ctypes.c_uint32),
         ("status", ctypes.c_uint32),
         ("params", ctypes.c_uint32),
@@ -81,6 +82,8 @@ class Team:
             worker.context.next_block = ctypes.addressof(self.next_block)
             worker.context.resume = worker.context.parked = 0
         self._calls.function, self._calls.blocks = plan.launch.entry, going.blocks
+        spent = plan.launch.spent
+        self._calls.spent = None if spent is None else ctypes.addressof(spent)
 
     def stopped(self) -> Stopped | None:
         """Return why a launch ended early; raise KernelFault if that was a fault."""

@@ -1,4 +1,4 @@
-"""Code that is not optimized counts the rounds of its loops, in all forms in which threads go around them."""
+"""Code that is not optimized counts the rounds of its loops, in all forms in which threads go around them, and its time."""
 
 from __future__ import annotations
 
@@ -43,6 +43,20 @@ def test_optimized_code_counts_nothing(looping, launch):
     kernel = looping()
     launch(kernel, 1, 64, np.zeros(640, "i4"), np.zeros(640, "i4"), np.full(640, 9, "i4"))
     assert 0 == kernel.rounds
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2}, {"timeout_s": 60}], ids=["plain", "two threads", "watched"])
+def test_the_time_of_code_that_is_not_optimized_is_added_up(looping, launch, options):
+    kernel = looping()
+    arrays = np.zeros(640, "i4"), np.zeros(640, "i4"), np.full(640, 9, "i4")
+    launch(kernel, 2, 64, *arrays, optimized=False, **options)
+    once = kernel.spent
+    assert once > 0
+    launch(kernel, 2, 64, *arrays, optimized=False, **options)
+    twice = kernel.spent
+    assert twice > once
+    launch(kernel, 2, 64, *arrays, optimized=True, **options)
+    assert twice == kernel.spent
 
 
 def test_rounds_under_a_checker_are_counted(looping, launch):
