@@ -1,7 +1,8 @@
 """What bench_triton.py needs of the projects whose kernels it runs: their modules, and trials with fixed inputs.
 
 Clones that `prepare` looks for: triton-lang/triton (`triton`), linkedin/Liger-Kernel, Dao-AILab/flash-attention,
-fla-org/flash-linear-attention, unslothai/unsloth, pytorch/ao, sgl-project/sglang and BobMcDear/attorch.
+fla-org/flash-linear-attention, unslothai/unsloth, pytorch/ao, sgl-project/sglang, vllm-project/vllm and
+BobMcDear/attorch.
 
 Only the modules with kernels are imported: what a package's ``__init__`` imports beside them needs libraries and
 devices that kernels do not need. A few helpers of the host's side have stand-ins for the same reason. Kernels are
@@ -236,6 +237,11 @@ def _answer_for_cuda() -> None:
     torch.cuda.synchronize = lambda device=None: None
     importlib.import_module("torch.utils._triton").has_triton = lambda: True
     load("liger_kernel.utils").infer_device = lambda: "cuda"
+
+
+def checkout(name: str) -> Path:
+    """Return the folder of a project's clone."""
+    return _ROOT / name
 
 
 def load(name: str) -> Any:

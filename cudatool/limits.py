@@ -137,8 +137,8 @@ PARAMETERS: Final = 4096
 KERNELS: Final = 2000
 """Kernels of a file that `cudatool ptx` shows; of more, one can be named."""
 FLOW_STEPS: Final = 5_000_000
-"""Blocks and registers that are looked at for the control flow of one function. Large kernels of libraries need a
-25th of it; without a limit a text of some KiB whose blocks all lead to each other takes hours, and all memory."""
+"""Blocks and registers that are looked at for the control flow of one function. The largest kernels of libraries
+need half of it; without a limit a text of some KiB whose blocks all lead to each other takes hours, and all memory."""
 VALUE_STEPS: Final = 300_000
 """Instructions that are looked at for the values of one kernel's pointers, and"""
 VALUE_ROUNDS: Final = 16

@@ -26,7 +26,7 @@ from cudatool.ptx.model import (
 
 __all__ = ["BasicBlock", "Flow", "reads", "writes"]
 
-_WORD = 64  # registers whose liveness costs as much to look at as a block: they are bits of one word
+_WORD = 256  # registers whose liveness costs less to look at than a block: they are bits of four words
 
 
 def _registers(operand: Operand) -> Iterator[str]:
@@ -123,6 +123,9 @@ class Flow:
     def __init__(self, function: Function, split: frozenset[int] = frozenset()) -> None:
         self.function = function
         self._work_left = FLOW_STEPS
+        # Asked for again and again, of the many barriers in a loop.
+        self._components: dict[frozenset[int], dict[int, frozenset[int]]] = {}
+        self._ways: dict[frozenset[int], tuple[frozenset[int], list[frozenset[int]]]] = {}
         code = function.instructions
         starts = {0, len(code), *function.labels.values(), *split}
         starts.update(i + 1 for i, one in enumerate(code) if one.opcode in JUMPS)
@@ -194,19 +197,26 @@ class Flow:
         found: frozenset[int] = frozenset()
         within = self._perhaps_in_loops
         while number in within and (loop := self._component(number, within)):
-            found = loop
-            self.spend(len(self.blocks) + len(loop))
-            entries = {s for n, b in enumerate(self.blocks) if n not in loop for s in b.successors if s in loop}
+            entries, bodies = self._ways_around(loop)
+            found = min((loop, *(body for body in bodies if number in body)), key=len)
             if not entries:
                 break
-            for entry in entries:
-                for latch in (n for n in loop if entry in self.blocks[n].successors):
-                    before = self._reached({latch}, loop - {entry}, self._before) if latch != entry else set()
-                    body = frozenset(before | {entry, latch})
-                    if number in body and len(body) < len(found):
-                        found = body
             within = loop - entries
         return found
+
+    def _ways_around(self, loop: frozenset[int]) -> tuple[frozenset[int], list[frozenset[int]]]:
+        """Return where a loop is entered, and for each edge back to there the blocks that lead to that edge."""
+        if (known := self._ways.get(loop)) is not None:
+            return known
+        self.spend(len(self.blocks) + len(loop))
+        entries = frozenset(s for n, b in enumerate(self.blocks) if n not in loop for s in b.successors if s in loop)
+        bodies = []
+        for entry in entries:
+            for latch in (n for n in loop if entry in self.blocks[n].successors):
+                before = self._reached({latch}, loop - {entry}, self._before) if latch != entry else set()
+                bodies.append(frozenset(before | {entry, latch}))
+        self._ways[loop] = entries, bodies
+        return entries, bodies
 
     def comes_first(self, number: int, other: int, loop: frozenset[int]) -> bool:
         """Return whether each time around `loop` that comes to block `other` has come to block `number` before."""
@@ -249,8 +259,12 @@ class Flow:
 
     def _component(self, number: int, within: frozenset[int]) -> frozenset[int]:
         """Return the blocks of `within` that `number` leads to and that lead back to it, inside of `within`."""
-        forward = self._reached({number}, within, self._after)
-        return frozenset(forward & self._reached({number}, within, self._before))
+        known = self._components.setdefault(within, {})
+        if number not in known:
+            forward = self._reached({number}, within, self._after)
+            found = frozenset(forward & self._reached({number}, within, self._before))
+            known.update(dict.fromkeys(found | {number}, found))  # all of its blocks lead to each other
+        return known[number]
 
     def _reached(self, start: set[int], within: frozenset[int], edges: list[list[int]]) -> set[int]:
         """Return the blocks of `within` that one or more edges from `start` lead to."""

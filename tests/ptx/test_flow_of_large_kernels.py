@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cudatool.ptx import Flow
+from cudatool.ptx import flow as ptx_flow
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.parser import parse
 
@@ -80,3 +81,20 @@ def test_blocks_that_no_loop_can_hold_are_not_searched_for_one():
     flow = Flow(function_of("\n".join([*(f"L{n}: @%p{n} bra L{n + 1};" for n in range(count)), f"L{count}: ret;"])))
     flow.reached = flow._reached = None  # type: ignore[assignment]  # what a search would call
     assert all(flow.innermost_loop(number) == frozenset() for number in range(count))
+
+
+def test_what_is_found_of_a_loop_is_found_once_for_all_of_its_blocks(monkeypatch):
+    count = 500
+    monkeypatch.setattr(ptx_flow, "FLOW_STEPS", 50 * count)
+    body = [f"L{n}: @%p{n} bra L{n + 1};" for n in range(count)]
+    flow = Flow(function_of("\n".join([*body, f"L{count}: @%p{count} bra L0; ret;"])))
+    whole = frozenset(range(count + 1))
+    assert all(flow.innermost_loop(number) == whole for number in whole)
+
+
+def test_loops_in_each_other_are_told_apart_in_any_order():
+    body = "mov.u32 %r0, 0; A: @%p0 bra D; B: @%p1 bra B; C: @%p2 bra B; D: @%p3 bra A; ret;"
+    for order in ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 2, 1, 4, 5)):
+        flow = Flow(function_of(body))
+        found = {number: flow.innermost_loop(number) for number in order}
+        assert found == {0: set(), 1: {1, 2, 3, 4}, 2: {2}, 3: {2, 3}, 4: {1, 2, 3, 4}, 5: set()}
