@@ -28,7 +28,7 @@ _NAMES: Final = ("Settings", "Reserved", "In use", "Unused", "Retries", "Runs ou
 _WORD: Final = re.compile(r"\s*(?:\[?[\d>]+:[^,\]]*[,\]]*|[^\s_:,]+[_:,]*)")  # size and number in a list stay together
 _MOST_COUNTERS = 5  # differences to list
 _BEGINNINGS = {
-    "empty": "nothing: the recording is complete",
+    "empty": "nothing: recorded from the beginning",
     "inferred": "what its events and its end show was there before",
     "unknown": "more than the recording shows",
     "ambiguous": "what was there before, of which a part is guessed",
