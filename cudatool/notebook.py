@@ -205,15 +205,19 @@ def _magic(shell: Any, line: str, cell: str) -> Recording | None:
         recording.__enter__()
     except (CudatoolError, ValueError) as error:
         raise OneLine(str(error)) from None
-    finished = False
+    failure = ""
     try:
         run()
-        finished = True
+    except BaseException as error:
+        failure = f"raised {type(error).__name__}"
+        raise
     finally:
         recording.__exit__(None, None, None)
         shown = Recording(_with_names_of_cells(read(path)), given.command, checks)
         shown._folder = folder
-        if not finished:  # the exception goes on, and the cell has no value
+        if failure:  # the exception goes on, and the cell has no value
+            if shown.findings is not None:
+                shown.findings = shown.findings.of_failed(failure)
             import_module("IPython.display").display(shown)
     return shown
 

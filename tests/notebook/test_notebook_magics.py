@@ -142,3 +142,13 @@ def test_cells_are_those_of_ipython(tmp_path):
     assert outputs[1][0]["data"]["text/plain"] == "('shell', 1)"
     assert not any(one.get("data", {}).get("text/plain") == "'shell'" for one in outputs[0])  # for the semicolon
     assert any(one.get("data", {}).get("text/plain") == "'shell'" for one in outputs[2])
+
+
+def test_what_a_cell_would_have_done_after_it_failed_is_named_as_not_checked(tmp_path):
+    work = "import cudatool as ct\nx = ct.zeros(8)\n"
+    done, failed = _execute(tmp_path, f"%%cudatool sanitize --device sim\n{work}", f"%%cudatool sanitize\n{work}1 / 0")
+    assert "no findings\n" in _text(done) + "\n"
+    assert _errors(failed) == ["ZeroDivisionError"]
+    assert "raised ZeroDivisionError; what it would have done after that is not known" in " ".join(
+        _text(failed).split()
+    )
