@@ -22,6 +22,7 @@ from cudatool.trace.events import EventFlag
 
 __all__ = [
     "ALLOC",
+    "EMPTY",
     "EVENT_RECORD",
     "EVENT_WAIT",
     "FREE",
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 _EXTERNAL = int(EventFlag.EXTERNAL)
-EVENT_WAIT, EVENT_RECORD, ALLOC, FREE = 6, 7, 10, 11  # CUgraphNodeType
+EMPTY, EVENT_WAIT, EVENT_RECORD, ALLOC, FREE = 5, 6, 7, 10, 11  # CUgraphNodeType
 
 
 class Node:

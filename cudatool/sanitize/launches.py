@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 from cudatool.sanitize.defects import Side, side_of
 from cudatool.sanitize.findings import FindingKind
-from cudatool.sanitize.graphs import FREE, Executable, Node, Part, check_nodes
+from cudatool.sanitize.graphs import (
+    ALLOC,
+    EMPTY,
+    EVENT_RECORD,
+    EVENT_WAIT,
+    FREE,
+    Executable,
+    Node,
+    Part,
+    check_nodes,
+)
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
 from cudatool.sanitize.rows import LAUNCHES, Row
@@ -19,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Launches"]
 
+_TOUCH_NOTHING = frozenset([EMPTY, EVENT_WAIT, EVENT_RECORD, ALLOC, FREE])
 _EAGER = 1000  # accesses beside a capture that are looked at
 
 
@@ -111,7 +122,9 @@ class Launches:
     def _accesses_of_launch(self, row: Row, graph: Executable | None) -> tuple[list[Access], list[int]]:
         """Return what the nodes touch, each access with its node's number, and the records of what is not known."""
         if graph is None or graph.known:
-            return row.accesses or [], [row.record] if row.accesses is None else []
+            types = {node.type for node in graph.nodes.values()} if graph is not None else {-1}
+            is_known = row.accesses is not None or types <= _TOUCH_NOTHING
+            return row.accesses or [], [] if is_known else [row.record]
         for touched in row.accesses or ():
             touched.node = -1  # what the record says is of another time
         is_beside = row.flags & GraphLaunchFlag.BESIDE_NODES

@@ -242,6 +242,16 @@ def test_host_node_of_a_graph_that_says_nothing_is_a_gap_at_each_launch() -> Non
     assert gaps(program)[GapKind.HOST_FUNCTIONS].names == ("program.py:31",)
 
 
+@pytest.mark.parametrize(("types", "known"), [((5,), True), ((5, 6, 7), True), ((5, 0), False), ((13,), False)])
+def test_a_launch_of_nodes_that_touch_nothing_is_checked(types: tuple[int, ...], known: bool) -> None:
+    program = working()
+    program.emit(Kind.GRAPH_INSTANTIATE, aux0=5, aux1=4)
+    for number, kind in enumerate(types, 1):
+        program.emit(Kind.GRAPH_NODE, aux0=5, aux1=number, flags=kind)
+    program.emit(Kind.GRAPH_LAUNCH, stream=1, correlation=91, aux0=5)
+    assert known == (GapKind.LAUNCHES not in gaps(program))
+
+
 def test_findings_come_before_gaps_in_the_verdict(tmp_path: Any) -> None:
     report = Report((race(str(tmp_path / "a.py")),), gaps=(Gap(GapKind.RECORDING),))
     assert report.outcome is Outcome.FINDINGS
