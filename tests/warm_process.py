@@ -176,7 +176,9 @@ def everything() -> list[str]:
 def _prepare() -> None:
     """Do what each program would do after its imports, always with the same result."""
     from cudatool.sim.abi import ENTRIES
+    from cudatool.trace import recorder
 
+    recorder._own_version()  # reads the package's metadata
     for entry in ENTRIES.values():
         assert entry.types is not None  # read off the prototype of the entry point
     list(tokenize.generate_tokens(io.StringIO("").readline))  # compiles regular expressions

@@ -207,7 +207,9 @@ class Engine:
         threads = distinct(records["thread"]).tolist()
         streams = [stream for stream in distinct(records["stream"]).tolist() if stream]
         created = records[records["kind"] == Kind.STREAM_CREATE]
-        facts = {int(row["stream"]): (int(row["device"]), int(row["size"]), int(row["flags"])) for row in created}
+        columns = (created[name].tolist() for name in ("device", "size", "flags"))
+        facts = dict(zip(created["stream"].tolist(), zip(*columns, strict=True), strict=True))
+        is_legacy, is_non_blocking = int(StreamFlag.LEGACY_DEFAULT), int(StreamFlag.NON_BLOCKING)  # faster than members
         names, of_thread = stream_names(trace, in_sentences=True), thread_names(trace)
 
         hosts = 1 if one_host else len(threads)
@@ -226,10 +228,10 @@ class Engine:
             device, context, flags = facts.get(stream, (-1, 0, 0))
             label = names[stream]
             agent = self.streams[stream] = Agent(index, nothing, label, device=device, context=context, stream=stream)
-            if flags & StreamFlag.LEGACY_DEFAULT:
+            if flags & is_legacy:
                 agent.pending = {}
                 legacy.append(agent)
-            elif not flags & StreamFlag.NON_BLOCKING:
+            elif not flags & is_non_blocking:
                 blocking.append(agent)
         for default in legacy:
             # A stream whose creation was not seen may be of any device.

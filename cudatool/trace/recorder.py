@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from types import TracebackType
 from typing import Any, Self
 from zlib import crc32
@@ -373,11 +374,17 @@ def _replaced(
     return offset, dtype.itemsize, values, np.array(indices, np.uint32)
 
 
-def _header(given: dict[str, Any]) -> bytes:
+@cache
+def _own_version() -> str:
+    """Return cudatool's version, which to read takes as long as a short recording."""
     from importlib.metadata import version  # slow to import, and not needed to emit
 
+    return version("cudatool")
+
+
+def _header(given: dict[str, Any]) -> bytes:
     facts = {
-        "cudatool": version("cudatool"),
+        "cudatool": _own_version(),
         "python": sys.version.split()[0],
         "pid": os.getpid(),
         "start_time": _now(),

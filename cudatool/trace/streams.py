@@ -42,10 +42,11 @@ def stream_names(trace: Trace, *, in_sentences: bool = False) -> dict[int, str]:
     of_threads = distinct(created["thread"][created["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0])
     devices = dict(zip(created["stream"].tolist(), created["device"].tolist(), strict=True))
     of_several = len(set(devices.values())) > 1
+    legacy, per_thread = int(StreamFlag.LEGACY_DEFAULT), int(StreamFlag.PER_THREAD_DEFAULT)  # far faster than members
     for stream, flags in zip(created["stream"].tolist(), created["flags"].tolist(), strict=True):
-        if flags & StreamFlag.LEGACY_DEFAULT:
+        if flags & legacy:
             names[stream] = f"{article}default stream"
-        elif flags & StreamFlag.PER_THREAD_DEFAULT:
+        elif flags & per_thread:
             names[stream] = f"{article}per-thread default stream"
             if len(of_threads) > 1:
                 names[stream] += f" of thread {of_thread[threads[stream]]}"
