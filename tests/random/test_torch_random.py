@@ -41,10 +41,13 @@ def test_the_recording_has_the_cases_that_are_drawn() -> None:
 @pytest.mark.some_of("third", range(3), 1)
 @pytest.mark.parametrize("method", sorted({case["method"] for _, case in CASES}))
 def test_numbers_are_those_that_torch_draws(method: str, third: int) -> None:
-    """A third of the dtypes in each run: there is a kernel for each, and to compile them takes nearly all of the time."""
+    """float32, of which there are arrays of all kinds, and a third of the dtypes in each run.
+
+    There is a kernel for each, and to compile them takes nearly all of the time.
+    """
     source = random.Generator()
     dtypes = sorted({case["dtype"] for _, case in CASES if case["method"] == method})
-    chosen = dtypes[third % len(dtypes) :: 3]
+    chosen = {"float32", *dtypes[third % len(dtypes) :: 3]}
     for index, case in CASES:
         if case["method"] != method or case["dtype"] not in chosen:
             continue
