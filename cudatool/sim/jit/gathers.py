@@ -1,9 +1,10 @@
 """Whether threads that read memory in any order are worth to be made vectors of, at the price of a *gather*.
 
-A gather fetches what the threads of a vector want, each at its place. AMD's processors take longer for it than for the
-same loads one by one, so LLVM is told to do without. Then it makes no vectors of loops with such loads at all, also
-where threads compute much with what they have read. There the gathers cost less than vectors save: the first kernel of
-Rodinia's srad reads 8 numbers at places that it has read and makes 5 divisions, and takes 0.6 of the time.
+A gather fetches what the threads of a vector want, each at its place. AMD's processors, and Intel's until Ice Lake,
+take longer for it than for the same loads one by one, so LLVM is told to do without. Then it makes no vectors of loops
+with such loads at all, also where threads compute much with what they have read. There the gathers cost less than
+vectors save: the first kernel of Rodinia's srad reads 8 numbers at places that it has read and makes 5 divisions, and
+takes 0.6 of the time.
 
 What decides is how much a kernel computes in floating point for each load, on the way through it that has most loads.
 Only speed depends on it.

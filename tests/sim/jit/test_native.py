@@ -13,14 +13,23 @@ from cudatool.sim.jit.gathers import gathers_pay
 from cudatool.sim.jit.scheduler import UNPEELED
 
 
-@pytest.mark.parametrize(("name", "avoids"), [("znver4", True), ("sapphirerapids", False)])
-@pytest.mark.parametrize("what", ["gather", "scatter"])
+@pytest.mark.parametrize(
+    ("name", "what", "avoids"),
+    [
+        ("znver4", "gather", True),
+        ("znver4", "scatter", True),
+        ("icelake-server", "gather", True),
+        ("icelake-server", "scatter", False),
+        ("sapphirerapids", "gather", False),
+        ("sapphirerapids", "scatter", False),
+    ],
+)
 def test_gathers_and_scatters_are_left_out_where_they_take_longer(monkeypatch, name, avoids, what) -> None:
     monkeypatch.setattr(native.llvm, "get_host_cpu_name", lambda: name)
     assert avoids == (f"+prefer-no-{what}" in native._features().split(","))
 
 
-@pytest.mark.parametrize("name", ["znver4", "sapphirerapids"])
+@pytest.mark.parametrize("name", ["znver4", "icelake-server", "sapphirerapids"])
 def test_gathers_are_made_for_kernels_that_they_pay_for(monkeypatch, name: str) -> None:
     monkeypatch.setattr(native.llvm, "get_host_cpu_name", lambda: name)
     assert not {"+prefer-no-gather", "+prefer-no-scatter"} & set(native._features(gathers=True).split(","))
