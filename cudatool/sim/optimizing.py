@@ -56,7 +56,7 @@ class Optimizing:
 
         `rounds` and `spent` (ns) are of those before, in code that is not optimized.
         """
-        return max((self._threads + threads + rounds) * self._instructions, spent) > enough
+        return spent > enough or (self._threads + threads + rounds) * self._instructions > enough  # max() takes longer
 
     def launched(self, threads: int, rounds: int, spent: int, enough: int) -> bool:
         """Note a launch; return whether it is to run optimized code."""
