@@ -67,6 +67,14 @@ def test_numbers_of_c_are_those_of_python(file: str) -> None:
     assert NUMBERS[file] == {name: found.get(name) for name in NUMBERS[file]}
 
 
+def test_as_many_bytes_of_a_structure_are_noted_in_c_as_are_read_in_python() -> None:
+    [body] = re.findall(
+        r"size_t described\(char letter\) \{(.*?)\}", (SOURCES / "collect/_cupti.c").read_text(), re.DOTALL
+    )
+    sizes = {letter: int(size) for letter, size in re.findall(r"letter == '(\w)' \? (\d+)", body)}
+    assert sizes == cupti_calls.DESCRIBED
+
+
 def test_what_the_allocator_does_is_the_kind_of_record_in_c_that_it_is_in_python() -> None:
     [written] = re.findall(r"kinds_of_actions\[\] = \{([^}]*)\}", (SOURCES / "collect/_log_rows.c").read_text())
     of_python = {

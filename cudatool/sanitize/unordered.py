@@ -26,9 +26,8 @@ class Unordered:
     def __init__(self, effort: Effort) -> None:
         self._history = History(effort)
         self._count = 0
-        self._clock: tuple[int, ...] = (
-            0,
-        ) * 8  # one for each agent, or more: one object for many, as batches may be long
+        # One number for each agent, or more: one object for many, as batches may be long.
+        self._clock: tuple[int, ...] = (0,) * 8
 
     def add(self, accesses: Iterable[Access], conflict: Callable[[Access, Access, tuple[int, int]], None]) -> None:
         """Enter the accesses of the next operation; call `conflict` for those of others of its stream that collide."""

@@ -72,6 +72,5 @@ def test_rows_of_boxes_are_the_bytes_that_a_walk_over_them_meets(seed):
 
 
 def test_the_structures_have_the_drivers_sizes():
-    """The stand-in for the driver reads as many bytes as are noted."""
     assert DESCRIBED["c"] == MEMCPY_2D.size == 128
     assert DESCRIBED["C"] == MEMCPY_3D.size == 200
