@@ -1,8 +1,8 @@
 """The cost of recording on a GPU at each level: one program's loop, recorded and not in turns, in one process.
 
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
-    python benchmarks/bench_record.py --sanitize [--rounds 3] [--only cupy torch]
-    python benchmarks/bench_record.py --alone [--rounds 5] [--only cupy_graph] [--levels memory kernels]
+    python benchmarks/bench_record.py --sanitize [--rounds 25] [--only cupy torch]
+    python benchmarks/bench_record.py --alone [--rounds 25] [--only cupy_graph] [--levels memory kernels]
     python benchmarks/bench_record.py --rounds 25 --only torch --levels armed armed-bare ring-memory
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. Each
@@ -18,20 +18,23 @@ what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, program
 copies and fills, and drops them (``cupti``: no tool that knows when kernels ran costs less), and PyTorch's under
 its memory history, and under torch.profiler in a process of its own, as that does not give CUPTI back.
 
-With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize`` in turns, as its
-code must be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and
-JAX, which makes some, must be measured so, as a recording that begins after the driver has started records each kernel
-of a graph at the level ``kernels``, too. Only there does CUPTI stay away from the unrecorded loop.
+With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize``, as its code must
+be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and JAX, which
+makes some, must be measured so, as a recording that begins after the driver has started records each kernel of a graph
+at the level ``kernels``, too. Only there does CUPTI stay away from the unrecorded loop. These processes live at the
+same time, and one after the other does a quarter of the loop.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import math
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -104,19 +107,18 @@ def timed(step, synchronize, count):
                 found[way].append(((time.perf_counter() - start) / count, (time.process_time() - used) / count))
     print("TIMES", json.dumps(found))
 """
-_ALONE = """
-import time
+_IN_TURNS = """
+import socket, time
 def timed(step, synchronize, count):
-    for _ in range(5):
-        step()
-    synchronize()
-    start, used, done = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - start < 2:
-        for _ in range(max(count // 50, 1)):
-            step()
-        synchronize()
-        done += max(count // 50, 1)
-    print("TIME", (time.perf_counter() - start) / done, (time.process_time() - used) / done)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect("turns")
+        with connection.makefile("rw", buffering=1) as turns:
+            for _ in turns:
+                start, used, steps = time.perf_counter(), time.process_time(), max(count // 4, 1)
+                for _ in range(steps):
+                    step()
+                synchronize()
+                print((time.perf_counter() - start) / steps, (time.process_time() - used) / steps, file=turns)
 """
 PROGRAMS = {
     "cupy": """
@@ -266,23 +268,36 @@ def print_line(name: str, found: dict[str, Times]) -> None:
 
 
 def in_processes(name: str, ways: dict[str, list[str]], rounds: int) -> None:
-    """Print how much longer a step takes in a process under each of these commands."""
-    found: dict[str, Times] = {way: [] for way in ("plain", *ways)}
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "program.py").write_text(_ALONE + PROGRAMS[name])
-        for _ in range(rounds):
+    """Print how much longer a step takes in a process under each of these commands: all live, and take turns."""
+    found: dict[str, Times] = {way: [] for way in ("plain", *ways, "again")}
+    with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
+        servers, turns = {}, {}
+        for way in found:
+            folder = Path(root, way)
+            folder.mkdir()
+            (folder / "program.py").write_text(_IN_TURNS + PROGRAMS[name])
+            server = stack.enter_context(socket.create_server(str(folder / "turns"), family=socket.AF_UNIX))
+            server.settimeout(1)
+            with open(folder / "output", "w") as output:
+                command = [sys.executable, *ways.get(way, []), "program.py"]
+                servers[way] = server, subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+            stack.callback(servers[way][1].wait)
+        for way, (server, process) in servers.items():
+            while way not in turns and process.poll() is None:
+                with contextlib.suppress(TimeoutError):
+                    turns[way] = stack.enter_context(server.accept()[0].makefile("rw", buffering=1))
+        for round_ in range(rounds + 1):
             for way in random.sample(list(found), len(found)):
-                words = ["-m", "cudatool", *ways[way]] if way in ways else []
-                command = [sys.executable, *words, "program.py"]
-                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
-                # `sanitize` writes its report to stdout, and passes the program's on to stderr.
-                written = (done.stdout + done.stderr).splitlines()
-                lines = [line for line in written if line.startswith("TIME ")]
-                if not lines:
-                    print(f"{name} ({way}): status {done.returncode}\n{done.stderr[-1000:]}")
+                line = ""
+                if way in turns:
+                    print("turn", file=turns[way])
+                    line = turns[way].readline()
+                if not line:
+                    print(f"{name} ({way}) failed:\n{Path(root, way, 'output').read_text()[-1000:]}")
                     return
-                taken, used = lines[0].split()[1:]
-                found[way].append((float(taken), float(used)))
+                if round_:  # the first turn loads code
+                    taken, used = line.split()
+                    found[way].append((float(taken), float(used)))
     print_line(name, found)
 
 
@@ -318,7 +333,8 @@ def main() -> None:
         if options.sanitize or options.alone:
             levels = {level: ["run", "-f", "--level", level] for level in options.levels} if options.alone else {}
             checked = {"sanitize": ["sanitize", "--allow-empty"]} if options.sanitize else {}
-            in_processes(name, levels | checked, options.rounds)
+            ways = {way: ["-m", "cudatool", *words] for way, words in (levels | checked).items()}
+            in_processes(name, ways, options.rounds)
             continue
         peers = ["cupti"] * options.peers + ["history"] * (options.peers and name.startswith("torch"))
         in_one_process(name, ["plain", *options.levels, *peers, "again"], options.rounds)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cudatool.trace.events import AccessFlag
 
 __all__ = [
+    "IDLE",
     "INEXACT",
     "READ",
     "UNKNOWN",
@@ -109,6 +110,8 @@ _IDLE = _words(
     "_unsafe_view _reshape_alias lift lift_fresh is_pinned is_same_size is_set_to _has_same_storage_numel "
     "record_stream _nested_tensor_size sym_size sym_stride sym_numel sym_storage_offset"
 )
+IDLE = tuple(f"aten::{base}" for base in sorted(_IDLE - {"record_stream"}))
+"""Operators of which nothing need be known: those of the above that say nothing of streams either."""
 # In-place operators that do not read the old elements.
 _OVERWRITE = _words(
     "copy_ zero_ fill_ uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ "

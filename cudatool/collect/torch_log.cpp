@@ -3,22 +3,26 @@
 // which holds the layout of the rows.
 //
 // Three sources, all in order:
-//   operators            a global RecordFunction callback: every thread, autograd's backward threads too
+//   operators            a kernel for each of them at the dispatch key BackendSelect (see "operators" below)
 //   streams and events   PyTorch's GPU trace: the functions that it calls at each event, wait and synchronization
 //   memory               the caching allocator's trace tracker
 //
-// Recording an operator takes about a microsecond. Its accesses (the payload) are written once and then referred to by
+// Of nodes of the backward graph a global RecordFunction callback tells. Recording an operator takes about a
+// microsecond. Its accesses (the payload) are written once and then referred to by
 // number: a training step repeats the same operators on the same memory.
 #include <Python.h>
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/GPUTrace.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/PythonDispatcherTLS.h>
 #ifdef WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -32,10 +36,14 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 c10::impl::PyInterpreter* getPyInterpreter();  // of libtorch_python
@@ -63,8 +71,10 @@ struct Hash {
 
 // The known properties of an operator.
 struct Op {
+  const c10::FunctionSchema* schema;
   uint64_t index;         // index in the table of names
-  bool ignored;           // only makes views, or is made of other operators that are seen themselves
+  bool ignored;           // touches no elements, or is made of other operators that are seen themselves
+  bool differentiable;    // may get a node of the backward graph
   bool copies;            // between memories: tensors of the host count as well
   int non_blocking = -1;  // position of that argument
 };
@@ -85,7 +95,8 @@ bool enabled = false;
 c10::DeviceType watched = c10::DeviceType::CUDA;
 PyObject* capture_stack = nullptr;  // Python: () -> id of the caller's stack
 PyObject* new_thread = nullptr;     // Python: () -> id of this thread
-std::vector<at::CallbackHandle> callbacks;
+std::unordered_set<std::string> idle;  // operators that touch no elements: their names
+at::CallbackHandle on_nodes = 0;
 
 std::mutex lock;  // of what follows
 Words rows;
@@ -95,8 +106,8 @@ FILE* spilled = nullptr;            // rows that went to a file, in chunks
 std::vector<size_t> chunks;         // words of each
 size_t next_chunk = 0, offset = 0;  // to be drained, and where it lies
 std::unordered_map<Words, uint64_t, Hash> payloads;
-uint64_t payload_count = 0, call_count = 0;
-std::unordered_map<const void*, Op> ops;
+uint64_t payload_count = 0;
+std::deque<Op> ops;              // that were described: they stay where they are
 std::vector<std::string> names;  // of operators, of nodes of the backward graph, and of kernels
 std::unordered_map<std::string, uint64_t> name_indices;
 std::unordered_set<uint64_t> streams;  // seen: handles
@@ -110,6 +121,7 @@ Forward& forward_at(uint64_t thread, uint64_t sequence) { return forward[(sequen
 
 std::unordered_map<Words, uint64_t, Hash> stacks;  // under the GIL: places of the frames -> id
 std::vector<uint64_t> stack_ids;                   // under the lock: by the number that the driver's log has for a stack
+std::atomic<uint64_t> call_count{0};
 std::atomic<uint64_t> backward_stack{0};           // of the call that runs the backward graph
 
 struct Thread {
@@ -119,8 +131,10 @@ struct Thread {
   uint64_t node = 0, node_stack = 0;  // of the backward graph: the name that runs, and its forward operator's stack
   Words payload;       // of the operator in progress: PAYLOAD_HEAD words, then its tensors
   uint64_t count = 0, extra = 0;
-  bool touches = false;
+  uint64_t sequence = 0;  // of the latest node of the backward graph, as the operator began
+  bool touches = false, has_gradient = false;
   uint64_t free_stack = 0;  // of the free in progress
+  std::vector<std::array<uint64_t, MEMORY_WORDS>> allocations;  // outside of operators, to be written with their stack
 };
 thread_local Thread self;
 
@@ -147,7 +161,13 @@ void forget_spilled() {
   next_chunk = offset = 0;
 }
 
+void append(Row kind, std::span<const uint64_t> first, const Words& rest = {});
+
 void append(Row kind, std::initializer_list<uint64_t> first, const Words& rest = {}) {
+  append(kind, std::span(first.begin(), first.size()), rest);
+}
+
+void append(Row kind, std::span<const uint64_t> first, const Words& rest) {
   if (self.call && !self.begun && kind != CALL && kind != PAYLOAD) {
     self.begun = true;
     append(BEGIN, {self.call});
@@ -190,14 +210,18 @@ uint64_t name_index(const std::string& name) {
 
 // ---- threads and Python stacks ----
 
+void write_allocations();
+
 void enter_thread() {
-  if (self.id) return;
-  PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject* id = PyObject_CallNoArgs(new_thread);
-  self.id = id ? PyLong_AsUnsignedLongLong(id) : 0;
-  Py_XDECREF(id);
-  PyErr_Clear();
-  PyGILState_Release(gil);
+  if (!self.id) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject* id = PyObject_CallNoArgs(new_thread);
+    self.id = id ? PyLong_AsUnsignedLongLong(id) : 0;
+    Py_XDECREF(id);
+    PyErr_Clear();
+    PyGILState_Release(gil);
+  }
+  if (!self.allocations.empty()) write_allocations();
 }
 
 // Asks Python for the id of this thread's stack. The GIL is held.
@@ -266,30 +290,57 @@ uint64_t stack() {
 
 // ---- operators ----
 
-const Op* find_op(const at::RecordFunction& fn) {
-  // The name lies in the schema, which stays where it is: each overload has its own.
-  std::lock_guard<std::mutex> guard(lock);
-  auto found = ops.find(fn.name());
-  if (found != ops.end()) return &found->second;
-  auto name = fn.operator_name();
-  auto handle = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
-  if (!handle) return nullptr;
-  const c10::FunctionSchema& schema = handle->schema();
+// A kernel at BackendSelect runs an operator when nothing but the device's own kernel is left to run: below autograd,
+// autocast, Python's modes and classes of tensors, vmap. It is called for all that runs, in each thread, with the very
+// tensors on which it runs; nothing is called for operators that are made of others, and for views. RecordFunction
+// would pack arguments for all of these, and the more so for operators inside of operators: three times as many.
+// (Factories have a kernel there: they call other operators to fill what they make. Two do not, tril_indices and
+// triu_indices: the launch that CUPTI sees is named as not checked.)
+
+constexpr auto HERE = c10::DispatchKey::BackendSelect;
+
+bool is_ignored(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
   auto is_written = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
   auto is_view = [](const c10::Argument& a) { return a.alias_info() && !a.alias_info()->isWrite(); };
   bool views = !schema.returns().empty() &&
       std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
       std::none_of(schema.arguments().begin(), schema.arguments().end(), is_written);
-  bool composed = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  bool composed = handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   // Functional collectives call those of c10d, which are operators themselves.
-  bool functional = name->name.find("c10d_functional") < name->name.find("::");
-  Op op{name_index(name->overload_name.empty() ? name->name : name->name + "." + name->overload_name),
-        views || composed || functional, name->name == "aten::copy_" || name->name == "aten::_to_copy"};
+  const std::string& name = schema.name();
+  bool functional = name.find("c10d_functional") < name.find("::");
+  return views || composed || functional || idle.count(name);
+}
+
+// Operators that wait for their kernel, because PyTorch tells of a new one with its own lock held.
+std::mutex new_lock;
+std::vector<c10::OperatorName> new_names;
+std::atomic<bool> has_new{false};
+
+class OnNewOperator : public c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle& handle) override {
+    std::lock_guard<std::mutex> guard(new_lock);
+    new_names.push_back(handle.operator_name());
+    has_new = true;
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+};
+
+void watch_new();
+
+const Op* describe(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  std::string name = schema.name();
+  if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+  std::lock_guard<std::mutex> guard(lock);
+  Op op{&schema, name_index(name), is_ignored(handle), handle.hasKernelForDispatchKey(c10::DispatchKey::Autograd),
+        name == "aten::copy_" || name == "aten::_to_copy"};
   for (size_t i = 0; i < schema.arguments().size(); i++) {
     if (op.copies && schema.arguments()[i].name() == "non_blocking") op.non_blocking = int(i);
   }
-  return &ops.emplace(fn.name(), op).first->second;
+  return &ops.emplace_back(op);
 }
 
 bool is_pinned(const at::Tensor& tensor) {
@@ -298,60 +349,41 @@ bool is_pinned(const at::Tensor& tensor) {
   return at::detail::getCUDAHooks().isPinnedPtr(data.get());
 }
 
-constexpr auto SYNTHETIC = {c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                            c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper};
-
-// Whether the tensor wraps others, for which the callback will see the operator again.
-bool is_wrapper(const at::Tensor& tensor) {
-  for (auto key : SYNTHETIC) {
-    if (tensor.key_set().has(key)) return true;
-  }
-  return false;
-}
-
-// Adds a tensor to the payload; false if the operator does not run.
-bool add_tensor(const at::Tensor& tensor, uint64_t position, const Op& op) {
-  if (!tensor.defined()) return true;
-  if (is_wrapper(tensor)) return false;
-  if (!tensor.has_storage() || tensor.layout() != c10::kStrided || tensor.is_meta()) return true;
+// Adds a tensor to the payload. What its storage says counts: the tensor may be a class of Python's that says otherwise,
+// and has no memory of its own.
+void add_tensor(const at::Tensor& tensor, uint64_t position, const Op& op) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  bool on_device = tensor.device().type() == watched;
-  bool pinned = !on_device && tensor.is_cpu() && is_pinned(tensor);
-  if (!on_device && !pinned && !op.copies) return true;
+  if (impl.layout() != c10::kStrided) return;
+  const c10::Storage& storage = impl.storage();
+  auto start = reinterpret_cast<uint64_t>(storage.data());
+  c10::Device where = storage.device();
+  bool on_device = where.type() == watched && start;
+  bool pinned = !on_device && where.is_cpu() && is_pinned(tensor);
+  if (!on_device && !pinned && !(op.copies && where.is_cpu())) return;
   self.touches |= on_device || pinned;
-  int device = std::max<int>(tensor.device().index(), 0);
-  auto start = reinterpret_cast<uint64_t>(impl.storage().data());
+  int device = std::max<int>(where.index(), 0);
   self.payload.insert(self.payload.end(), {
       position | uint64_t(on_device) << 16 | uint64_t(pinned) << 17 | uint64_t(device) << 24 |
           uint64_t(impl.itemsize()) << 32 | uint64_t(impl.dim()) << 48,
-      start + impl.storage_offset() * impl.itemsize(), start, impl.storage().nbytes(),
-      on_device ? current_stream(device) : 0});
+      start + impl.storage_offset() * impl.itemsize(), start, storage.nbytes(), on_device ? current_stream(device) : 0});
   for (int64_t size : impl.sizes()) self.payload.push_back(size);
   for (int64_t stride : impl.strides()) self.payload.push_back(stride);
   self.count++;
-  return true;
 }
 
-bool add_value(const c10::IValue& value, uint64_t position, const Op& op) {
-  if (value.isTensor()) return add_tensor(value.toTensor(), position, op);
-  if (!value.isList()) return true;
+void add_value(const c10::IValue& value, uint64_t position, const Op& op) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    self.has_gradient |= tensor.defined() && tensor.requires_grad();
+    return add_tensor(tensor, position, op);
+  }
+  if (!value.isList()) return;
   for (const c10::IValue& item : value.toListRef()) {
     if (!item.isTensor() && !item.isTensorList()) break;
-    if (!add_value(item, position, op)) return false;
+    add_value(item, position, op);
   }
-  return true;
 }
-
-struct InOperator : at::ObserverContext {
-  explicit InOperator(const Op* op) : op(op), log(driver_log) {
-    if (log) log->mark_inside(1);
-  }
-  ~InOperator() override {
-    if (log) log->mark_inside(-1);
-  }
-  const Op* op;
-  const Log* log;
-};
 
 struct InNode : at::ObserverContext {
   uint64_t node = self.node, stack = self.node_stack;  // of the node around this one
@@ -380,37 +412,27 @@ void end_node(const at::RecordFunction&, at::ObserverContext* context) {
   self.node_stack = node->stack;
 }
 
-std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
-  if (!enabled) return nullptr;
-  // Operators inside of an operator are not recorded. Under a Python mode the operator is seen again below the mode.
-  if (self.call || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return nullptr;
-  const Op* op = find_op(fn);
-  if (!op || op->ignored) return nullptr;
+void begin(const Op& op, at::ArrayRef<c10::IValue> arguments) {
   enter_thread();
   self.payload.assign(PAYLOAD_HEAD, 0);
   self.count = self.extra = 0;
-  self.touches = false;
+  self.touches = self.has_gradient = self.begun = false;
+  self.sequence = at::sequence_number::peek() - 1;
   uint64_t position = 0;
-  for (const c10::IValue& input : fn.inputs()) {
-    if (!add_value(input, position, *op)) return nullptr;
-    if (int(position) == op->non_blocking) self.extra = input.isBool() && input.toBool();
+  for (const c10::IValue& argument : arguments) {
+    add_value(argument, position, op);
+    if (int(position) == op.non_blocking) self.extra = argument.isBool() && argument.toBool();
 #ifdef WITH_CUDA
-    if (input.isStream()) self.extra = uint64_t(c10::cuda::CUDAStream(input.toStream()).stream());
+    if (argument.isStream()) self.extra = uint64_t(c10::cuda::CUDAStream(argument.toStream()).stream());
 #endif
     position++;
   }
-  self.begun = false;
-  std::lock_guard<std::mutex> guard(lock);
   self.call = ++call_count;
-  return std::make_unique<InOperator>(op);
 }
 
-void end(const at::RecordFunction& fn, at::ObserverContext* context) {
-  auto* operation = static_cast<InOperator*>(context);
-  if (!operation) return;
-  const Op& op = *operation->op;
+void end(const Op& op, at::ArrayRef<c10::IValue> results) {
   uint64_t position = 256;
-  for (const c10::IValue& output : fn.outputs()) add_value(output, position++, op);
+  for (const c10::IValue& result : results) add_value(result, position++, op);
   uint64_t at = enabled && self.touches ? stack() : 0;
   std::lock_guard<std::mutex> guard(lock);
   if (enabled && self.touches) {
@@ -426,8 +448,9 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
       }
     }
     append(CALL, {self.call, found->second, at});
-    if (fn.seqNr() >= 0 && !self.node) {  // autograd's node, if the operator gets one, has this number
-      uint64_t thread = at::RecordFunction::currentThreadId(), sequence = fn.seqNr();
+    // The operator's node was made just before, and is the latest that has a number.
+    if (op.differentiable && self.has_gradient && !self.node && c10::GradMode::is_enabled()) {
+      uint64_t thread = at::RecordFunction::currentThreadId(), sequence = self.sequence;
       forward_at(thread, sequence) = {thread, sequence, at};
     }
   } else if (self.begun) {
@@ -436,10 +459,73 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
   self.call = 0;
 }
 
+class Watched : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* values) {
+    watch_new();
+    c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, HERE);
+    // What Python has for the keys below comes first while it dispatches, as it would have come without this kernel.
+    if (c10::impl::PythonDispatcherTLS::get_state()) below = below.add(c10::DispatchKey::PythonDispatcher);
+    // Operators inside of an operator are not recorded.
+    const Op* op = enabled && !self.call ? described(handle) : nullptr;
+    if (!op || op->ignored) return handle.redispatchBoxed(below, values);
+    const Log* log = driver_log;
+    if (log) log->mark_inside(1);
+    try {
+      begin(*op, torch::jit::last(*values, op->schema->arguments().size()));
+      handle.redispatchBoxed(below, values);
+    } catch (...) {
+      end(*op, {});
+      if (log) log->mark_inside(-1);
+      throw;
+    }
+    end(*op, torch::jit::last(*values, op->schema->returns().size()));
+    if (log) log->mark_inside(-1);
+  }
+
+ private:
+  // An operator can be defined again, and get its kernels after it is defined.
+  const Op* described(const c10::OperatorHandle& handle) {
+    const Op* op = known.load();
+    if (!op || op->schema != &handle.schema()) known = op = describe(handle);
+    return op;
+  }
+  std::atomic<const Op*> known{nullptr};
+};
+
+// Gives new operators their kernel. It is never taken away: another thread might be about to call it.
+void watch_new() {
+  if (!has_new) return;
+  std::vector<c10::OperatorName> taken;
+  {
+    std::lock_guard<std::mutex> guard(new_lock);
+    taken.swap(new_names);
+    has_new = false;
+  }
+  static auto& kernels = *new std::vector<c10::RegistrationHandleRAII>;
+  static std::mutex& kernels_lock = *new std::mutex;
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : taken) {
+    auto handle = dispatcher.findSchema(name);
+    if (!handle || is_ignored(*handle) || handle->hasKernelForDispatchKey(HERE)) continue;
+    auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Watched>());
+    std::lock_guard<std::mutex> guard(kernels_lock);
+    kernels.push_back(dispatcher.registerImpl(name, HERE, std::move(kernel), std::nullopt, nullptr, "cudatool"));
+  }
+}
+
+void watch_operators() {
+  static bool once = false;
+  if (!once) new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<OnNewOperator>()));
+  once = true;
+  watch_new();
+}
+
 // ---- streams and events ----
 
 void trace(Trace what, uint64_t first, uint64_t second) {
   if (!enabled) return;
+  watch_new();
   enter_thread();
   uint64_t at = what == EVENT_DELETION ? 0 : stack();
   std::lock_guard<std::mutex> guard(lock);
@@ -478,6 +564,11 @@ template <Trace what>
 void on_none(const VTable*, c10::DeviceType) { trace(what, 0, 0); }
 void on_nothing(const VTable*, c10::DeviceType, uintptr_t) {}
 
+// Called when an allocation is complete, without the allocator's lock.
+void on_allocation(const VTable*, c10::DeviceType, uintptr_t) {
+  if (!self.allocations.empty()) enter_thread();
+}
+
 // Called just before the allocator takes its lock: later the stack cannot be read (on_memory). Inside an operator the
 // free has the operator's stack.
 void on_free(const VTable*, c10::DeviceType, uintptr_t) { self.free_stack = enabled && !self.call ? stack() : 0; }
@@ -502,7 +593,7 @@ void trace_gpu() {
   replace(&table, &VTable::trace_gpu_stream_creation, &on_nothing);
   replace(&table, &VTable::trace_gpu_stream_synchronization, &on_one<STREAM_SYNCHRONIZE>);
   replace(&table, &VTable::trace_gpu_device_synchronization, &on_none<DEVICE_SYNCHRONIZE>);
-  replace(&table, &VTable::trace_gpu_memory_allocation, &on_nothing);
+  replace(&table, &VTable::trace_gpu_memory_allocation, &on_allocation);
   replace(&table, &VTable::trace_gpu_memory_deallocation, &on_free);
   object = table.data();
   interpreter = new c10::impl::PyInterpreter(reinterpret_cast<const VTable*>(&object));
@@ -510,6 +601,17 @@ void trace_gpu() {
 }
 
 // ---- memory ----
+
+void write_allocations() {
+  uint64_t at = stack();
+  std::lock_guard<std::mutex> guard(lock);
+  for (auto& words : self.allocations) {
+    words[6] = at;
+    see_stream(words[3], int(words[4]));
+    append(MEMORY, words);
+  }
+  self.allocations.clear();
+}
 
 #ifdef WITH_CUDA
 // Whether the last row is this thread's, and asks for the free that is complete now.
@@ -520,28 +622,44 @@ bool is_asked_for(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
 }
 
 // Called with the allocator's lock held: the stack must not be read here, because the thread with the GIL may wait for
-// that lock. An allocation uses its operator's stack, and a free has stored one before.
+// that lock. An allocation uses its operator's stack, or is written a little later; a free has stored one before.
 void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   if (!enabled) return;
+  watch_new();
+  using Entry = c10::cuda::CUDACachingAllocator::TraceEntry;
+  auto stream = reinterpret_cast<uint64_t>(entry.stream_);
+  std::array<uint64_t, MEMORY_WORDS> words = {
+      uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,
+      entry.action_ == Entry::FREE_REQUESTED ? self.free_stack : 0,
+      (entry.mempool_.first & 0xFFFFFFFF) | entry.mempool_.second << 32};  // pack_pool
+  if (!self.call && (entry.action_ == Entry::ALLOC || entry.action_ == Entry::SEGMENT_ALLOC || entry.action_ == Entry::SEGMENT_MAP)) {
+    self.allocations.push_back(words);
+    return;
+  }
   std::lock_guard<std::mutex> guard(lock);
-  if (entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_COMPLETED && is_asked_for(entry)) {
+  if (entry.action_ == Entry::FREE_COMPLETED && is_asked_for(entry)) {
     rows[last + 2] = FREED;  // mostly: one row for both
     return;
   }
-  auto stream = reinterpret_cast<uint64_t>(entry.stream_);
   see_stream(stream, entry.device_);
-  append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,
-                  entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED ? self.free_stack : 0,
-                  (entry.mempool_.first & 0xFFFFFFFF) | entry.mempool_.second << 32});  // pack_pool
+  append(MEMORY, words);
 }
+
 #endif
 
 // ---- Python ----
 
 PyObject* py_start(PyObject*, PyObject* arguments) {
   const char* device;
-  PyObject *stack_function, *thread_function;
-  if (!PyArg_ParseTuple(arguments, "sOO|K", &device, &stack_function, &thread_function, &most_words)) return nullptr;
+  PyObject *stack_function, *thread_function, *idle_names;
+  if (!PyArg_ParseTuple(arguments, "sOOO!|K", &device, &stack_function, &thread_function, &PyTuple_Type, &idle_names, &most_words)) {
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(idle_names); i++) {
+    const char* name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(idle_names, i));
+    if (!name) return nullptr;
+    idle.insert(name);
+  }
   capture_stack = Py_NewRef(stack_function);
   new_thread = Py_NewRef(thread_function);
   watched = std::strcmp(device, "cpu") ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
@@ -556,10 +674,9 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   }
   stacks.clear();
   trace_gpu();
-  callbacks = {at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
-                   {at::RecordScope::FUNCTION})),
-               at::addGlobalCallback(at::RecordFunctionCallback(begin_node, end_node).scopes(
-                   {at::RecordScope::BACKWARD_FUNCTION}))};
+  on_nodes = at::addGlobalCallback(at::RecordFunctionCallback(begin_node, end_node).scopes(
+      {at::RecordScope::BACKWARD_FUNCTION}));
+  watch_operators();
   enabled = true;
   Py_RETURN_NONE;
 }
@@ -588,8 +705,7 @@ PyObject* py_mark_operators(PyObject*, PyObject* capsule) {
 PyObject* py_stop(PyObject*, PyObject*) {
   enabled = false;
   driver_log = nullptr;
-  for (at::CallbackHandle callback : callbacks) at::removeCallback(callback);
-  callbacks.clear();
+  if (on_nodes) at::removeCallback(std::exchange(on_nodes, 0));
   Py_RETURN_NONE;
 }
 
@@ -659,7 +775,7 @@ PyObject* py_names(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"start", py_start, METH_VARARGS, "start(device, capture_stack, thread_id[, most_words]): watch from now on"},
+    {"start", py_start, METH_VARARGS, "start(device, capture_stack, thread_id, idle[, most_words]): watch from now on"},
     {"watch_memory", py_watch_memory, METH_NOARGS, "watch_memory(): watch the caching allocators, from now on"},
     {"mark_operators", py_mark_operators, METH_O,
      "mark_operators(log): have the log of _cupti leave out what operators call the driver for"},

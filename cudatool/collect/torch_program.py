@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from cudatool.collect import _cupti
 from cudatool.collect.replaced import Replaced
-from cudatool.collect.torch_accesses import UNKNOWN, Argument, OperatorPlan, make_plan
+from cudatool.collect.torch_accesses import IDLE, UNKNOWN, Argument, OperatorPlan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Note
@@ -150,7 +150,7 @@ class TorchCollector:
         if self._beside_others:
             _cupti.leave_out(os.path.dirname(torch.__file__ or ""))
             extension.mark_operators(_cupti.log)
-        extension.start(self._device, stacks.capture, hooks.thread_id)
+        extension.start(self._device, stacks.capture, hooks.thread_id, IDLE)
         os.register_at_fork(after_in_child=extension.forget)
         hooks.subscribe(self, first=True)
         if torch.version.cuda:

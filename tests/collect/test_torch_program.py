@@ -13,6 +13,7 @@ from shutil import which
 
 import pytest
 
+from cudatool.collect.torch_accesses import IDLE
 from cudatool.collect.torch_program import TorchCollector
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind
@@ -44,6 +45,10 @@ def flush() -> None:
 
 def launches(events: list[Event]) -> list[str]:
     return [event.name for event in events if event.kind is Kind.KERNEL_LAUNCH]
+
+
+def relu(events: list[Event]) -> Event:
+    return next(event for event in events if event.name == "aten::relu")
 
 
 def lines(event: Event) -> list[str]:
@@ -79,13 +84,13 @@ def test_views_and_allocation_are_no_operations(seen):
 def test_operators_made_of_others_are_seen_as_those(seen):
     torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4))
     flush()
-    assert launches(seen) == ["aten::ones"] * 3 + ["aten::addmm"]
+    assert launches(seen) == ["aten::fill_.Scalar"] * 3 + ["aten::addmm"]
 
 
 def test_what_an_operator_calls_inside_is_not_seen(seen):
     torch.ones(4, 4).clone()  # allocates and copies
     flush()
-    assert launches(seen) == ["aten::ones", "aten::clone"]
+    assert launches(seen) == ["aten::fill_.Scalar", "aten::clone"]
 
 
 def test_backward_operator_has_its_node_and_the_line_of_the_forward_one(seen):
@@ -111,8 +116,7 @@ def test_operators_of_every_thread_are_seen(seen):
     thread.start()
     thread.join()
     flush()
-    relu = next(event for event in seen if event.name == "aten::relu")
-    assert relu.thread != hooks.thread_id()
+    assert relu(seen).thread != hooks.thread_id()
 
 
 def test_operator_under_a_python_mode_is_seen_once(seen):
@@ -126,7 +130,62 @@ def test_operator_under_a_python_mode_is_seen_once(seen):
     with Mode():
         x.relu()
     flush()
-    assert launches(seen) == ["aten::ones", "aten::relu"]
+    assert launches(seen) == ["aten::fill_.Scalar", "aten::relu"]
+
+
+def test_operator_on_a_class_of_tensors_that_have_memory_is_seen(seen):
+    class Kept(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **(kwargs or {}))
+
+    x = torch.Tensor._make_subclass(Kept, torch.ones(4))
+    x.relu()
+    flush()
+    assert launches(seen) == ["aten::fill_.Scalar", "aten::relu"]
+    accesses = [event for event in seen if event.kind is Kind.ACCESS and event.correlation == relu(seen).correlation]
+    assert [x.data_ptr()] == [event.address for event in accesses if event.flags & AccessFlag.READ]
+
+
+def test_operators_that_are_defined_while_it_watches_are_seen(seen):
+    x = torch.ones(4)
+    for written, result in (("", "Tensor"), ("(a!)", "()")):  # the second time it writes to its argument
+        library = torch.library.Library("defined_later", "DEF")
+        library.define(f"op(Tensor{written} x) -> {result}")
+        library.impl("op", torch.clone if result == "Tensor" else lambda x: None, "CPU")
+        x.relu()
+        torch.ops.defined_later.op(x)
+        library._destroy()
+    flush()
+    assert launches(seen)[1:] == ["aten::relu", "defined_later::op"] * 2
+    first, second = [event for event in seen if event.name == "defined_later::op"]
+    flags = [
+        {e.flags for e in seen if e.kind is Kind.ACCESS and e.correlation == op.correlation} for op in (first, second)
+    ]
+    assert not any(flag & AccessFlag.WRITE for flag in flags[0] if flag & AccessFlag.READ)
+    assert all(flag & AccessFlag.WRITE for flag in flags[1])
+
+
+def test_operators_of_a_vectorized_function_are_seen_with_all_their_memory(seen):
+    x = torch.ones(3, 4)
+    torch.func.vmap(torch.relu)(x)
+    flush()
+    accesses = [event for event in seen if event.kind is Kind.ACCESS and event.correlation == relu(seen).correlation]
+    assert [48, 48] == [event.size for event in accesses]
+
+
+def test_dynamic_shapes_are_traced_as_without_it(seen):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def some(x):
+        y = x.clone().to(torch.float64)
+        return torch.rot90(y + y.new_empty(x.shape).zero_(), 1), torch.zeros(x.shape[0]).sum()
+
+    traced = make_fx(some, tracing_mode="symbolic")(torch.ones(3, 5))
+    assert "3" not in [str(argument) for node in traced.graph.nodes for argument in node.args]
+    assert traced(torch.ones(7, 2))[0].shape == (2, 7)
+    assert launches(seen) == []
 
 
 def test_tensors_without_memory_are_left_out(seen):
@@ -158,13 +217,13 @@ def test_own_events_come_after_what_pytorch_did_before(seen):
 def test_long_logs_go_to_a_file_and_come_back_whole(seen):
     extension = flush.collector._extension
     extension.stop()
-    extension.start("cpu", stacks.capture, hooks.thread_id, 64)
+    extension.start("cpu", stacks.capture, hooks.thread_id, IDLE, 64)
     x = torch.ones(4)
     for _ in range(50):
         x.relu_()
     flush()
-    assert launches(seen) == ["aten::ones"] + ["aten::relu_"] * 50
-    extension.start("cpu", stacks.capture, hooks.thread_id, 8 << 20)
+    assert launches(seen) == ["aten::fill_.Scalar"] + ["aten::relu_"] * 50
+    extension.start("cpu", stacks.capture, hooks.thread_id, IDLE, 8 << 20)
 
 
 def test_nothing_is_left_behind(seen):
@@ -218,7 +277,7 @@ def test_program_is_watched_from_its_import_of_torch(tmp_path):
         "print(names)\n",
         tmp_path,
     )
-    assert done.stdout == "['aten::ones', 'aten::relu']\n", done.stderr
+    assert done.stdout == "['aten::fill_.Scalar', 'aten::relu']\n", done.stderr
 
 
 def test_forked_child_goes_on_unwatched(tmp_path):
@@ -234,7 +293,7 @@ def test_forked_child_goes_on_unwatched(tmp_path):
         "print(status, names)\n",
         tmp_path,
     )
-    assert done.stdout == "0 ['aten::ones']\n", done.stderr
+    assert done.stdout == "0 ['aten::fill_.Scalar']\n", done.stderr
 
 
 @pytest.mark.parametrize(("compiler", "reason"), [("false", "cannot be built"), ("", "needs a C++ compiler")])

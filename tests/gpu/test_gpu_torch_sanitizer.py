@@ -229,3 +229,29 @@ def test_what_a_collective_uses_before_its_work_is_waited_for_races(
             assert (bool(races), races) == (done.returncode, [one["kind"] for one in report["findings"]]), done.stderr
             assert not report["possible"]
             assert "launches" not in {gap["kind"] for gap in report["gaps"]}, report["gaps"]
+
+
+_OUTSIDE_OF_OPERATORS = """
+import threading, torch
+kept = [torch.empty(1_000_000, device="cuda")]
+def work():
+    kept.append(torch.empty_like(kept[0]))
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+kept.append(torch.zeros(1_000_000, device="cuda"))
+kept.append(kept[0] + 1)
+"""
+
+
+def test_memory_that_no_operator_takes_has_its_line_too(tmp_path: Path) -> None:
+    program, trace = tmp_path / "outside.py", tmp_path / "outside.ctrace"
+    program.write_text(_OUTSIDE_OF_OPERATORS)
+    command = ["run", "--accesses", "--device", "cuda", "-o", str(trace), str(program)]
+    done = subprocess.run([sys.executable, "-m", "cudatool", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = read(trace)
+    blocks, segments = found.of_kind(Kind.BLOCK_ALLOC), found.of_kind(Kind.SEGMENT_ALLOC)
+    assert [found.stack(int(row["stack"]))[0].line for row in blocks] == [3, 5, 9, 10]
+    assert all(found.stack(int(row["stack"])) for row in segments)
+    assert [row["thread"] == blocks[0]["thread"] for row in blocks] == [True, False, True, True]

@@ -61,7 +61,7 @@ driver.launch(FUNCTION, 3, x.data_ptr().to_bytes(8, "little"), 8)
 x + 1
 pytorch.flush()
 collector.flush()
-assert ["aten::zeros", "scale", "aten::add.Tensor"] == [one.name for one in events if one.kind is Kind.KERNEL_LAUNCH]
+assert ["aten::zero_", "scale", "aten::add.Tensor"] == [one.name for one in events if one.kind is Kind.KERNEL_LAUNCH]
 (launch,) = [event for event in events if event.name == "scale"]
 accesses = [(event.address, event.size) for event in events if event.correlation == launch.correlation]
 assert (x.data_ptr(), 512) in accesses, events
