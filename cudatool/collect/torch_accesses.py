@@ -43,13 +43,15 @@ class TensorView(NamedTuple):
     """A tensor that an operator was given or returned.
 
     `position` is the argument's, or the result's if `is_result`; `address` is the first element's, `storage` the
-    storage's; `item` is the bytes of an element, `stream` the handle of its device's current stream.
+    storage's; `item` is the bytes of an element, `stream` the handle of its device's current stream. If it
+    `is_bound`, it has no elements but these, and perhaps not all of them.
     """
 
     position: int
     is_result: bool
     on_device: bool
     is_pinned: bool
+    is_bound: bool
     device: int
     item: int
     address: int

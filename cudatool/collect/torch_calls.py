@@ -96,7 +96,7 @@ def make_call(operator: str, node: str, plan: OperatorPlan, tensors: Sequence[Te
         if not flags:
             continue
         sets, exact = byte_sets(tensor)
-        if not exact:
+        if not exact or tensor.is_bound:
             flags |= AccessFlag.INEXACT
         if on_device and (tensor.on_device or copies):
             argument = "" if tensor.is_result else plan.names[tensor.position]

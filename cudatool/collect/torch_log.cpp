@@ -13,6 +13,8 @@
 #include <Python.h>
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -350,11 +352,32 @@ bool is_pinned(const at::Tensor& tensor) {
 }
 
 // Adds a tensor to the payload. What its storage says counts: the tensor may be a class of Python's that says otherwise,
-// and has no memory of its own.
+// and has no memory of its own. A sparse tensor has its elements in other tensors, and a nested one has many shapes: it
+// is at most all that is stored.
 void add_tensor(const at::Tensor& tensor, uint64_t position, const Op& op) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
+  if (!tensor.defined()) return;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (impl.layout() != c10::kStrided) return;
+  auto add_all = [&](std::initializer_list<at::Tensor> parts) {
+    for (const at::Tensor& part : parts) add_tensor(part, position, op);
+  };
+  switch (impl.layout()) {
+    case c10::kStrided:
+      break;
+    case c10::kSparse: {
+      auto& sparse = static_cast<const at::SparseTensorImpl&>(impl);
+      return add_all({sparse.indices(), sparse.values()});
+    }
+    case c10::kSparseCsr:
+    case c10::kSparseCsc:
+    case c10::kSparseBsr:
+    case c10::kSparseBsc: {
+      auto& sparse = static_cast<const at::SparseCsrTensorImpl&>(impl);
+      return add_all({sparse.compressed_indices(), sparse.plain_indices(), sparse.values()});
+    }
+    default:
+      return;
+  }
+  if (!impl.has_storage()) return;
   const c10::Storage& storage = impl.storage();
   auto start = reinterpret_cast<uint64_t>(storage.data());
   c10::Device where = storage.device();
@@ -363,12 +386,17 @@ void add_tensor(const at::Tensor& tensor, uint64_t position, const Op& op) {
   if (!on_device && !pinned && !(op.copies && where.is_cpu())) return;
   self.touches |= on_device || pinned;
   int device = std::max<int>(where.index(), 0);
+  uint64_t item = impl.itemsize(), nested = impl.is_nested(), dimensions = nested ? 1 : impl.dim();
   self.payload.insert(self.payload.end(), {
-      position | uint64_t(on_device) << 16 | uint64_t(pinned) << 17 | uint64_t(device) << 24 |
-          uint64_t(impl.itemsize()) << 32 | uint64_t(impl.dim()) << 48,
-      start + impl.storage_offset() * impl.itemsize(), start, storage.nbytes(), on_device ? current_stream(device) : 0});
-  for (int64_t size : impl.sizes()) self.payload.push_back(size);
-  for (int64_t stride : impl.strides()) self.payload.push_back(stride);
+      position | uint64_t(on_device) << 16 | uint64_t(pinned) << 17 | nested << 18 | uint64_t(device) << 24 | item << 32 |
+          dimensions << 48,
+      start + (nested ? 0 : impl.storage_offset() * item), start, storage.nbytes(), on_device ? current_stream(device) : 0});
+  if (nested) {
+    self.payload.insert(self.payload.end(), {storage.nbytes() / item, 1});
+  } else {
+    for (int64_t size : impl.sizes()) self.payload.push_back(size);
+    for (int64_t stride : impl.strides()) self.payload.push_back(stride);
+  }
   self.count++;
 }
 

@@ -6,8 +6,8 @@ A log is a sequence of rows of 64-bit words: kind | length in words << 8 | threa
 BEGIN     call: an operator that something happened in before it was over
 CALL      call, payload (0: it touches no memory of the device), stack
 PAYLOAD   number, operator, backward node, extra, number of tensors, and for each tensor: position | result << 8 |
-          on device << 16 | pinned << 17 | device << 24 | bytes per element << 32 | dimensions << 48, address,
-          storage, bytes of storage, stream handle, sizes, strides
+          on device << 16 | pinned << 17 | bound << 18 | device << 24 | bytes per element << 32 | dimensions << 48,
+          address, storage, bytes of storage, stream handle, sizes, strides
 MEMORY    the allocator's action, address, size, stream handle, device, call (0: in none), stack (in none)
 TRACE     what, two handles, device, stack
 NOTE      stack, what, words
@@ -122,6 +122,7 @@ def read_tensors(words: tuple[int, ...], count: int) -> Iterator[TensorView]:
             is_result=bool(head >> 8 & 1),
             on_device=bool(head >> 16 & 1),
             is_pinned=bool(head >> 17 & 1),
+            is_bound=bool(head >> 18 & 1),
             device=head >> 24 & 0xFF,
             item=head >> 32 & 0xFFFF,
             address=address,

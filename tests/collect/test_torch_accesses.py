@@ -25,6 +25,7 @@ def tensor(sizes=(), strides=None, *, address=4096, item=4, **facts):
         "is_result": False,
         "on_device": True,
         "is_pinned": False,
+        "is_bound": False,
         "device": 0,
         "storage": 4096,
         "storage_bytes": 1 << 20,

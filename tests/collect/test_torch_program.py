@@ -175,6 +175,40 @@ def test_operators_of_a_vectorized_function_are_seen_with_all_their_memory(seen)
     assert [48, 48] == [event.size for event in accesses]
 
 
+def of_launch(events: list[Event], name: str) -> list[Event]:
+    (launch,) = [event for event in events if event.name == name]
+    return [event for event in events if event.kind is Kind.ACCESS and event.correlation == launch.correlation]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_operator_on_sparse_tensors_touches_what_they_consist_of(seen):
+    whole = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 4.0]])
+    coordinates, rows = whole.to_sparse(), whole.to_sparse_csr()
+    coordinates @ torch.ones(3, 2)
+    rows @ torch.ones(3, 2)
+    flush()
+    parts = [coordinates._indices(), coordinates._values()], [rows.crow_indices(), rows.col_indices(), rows.values()]
+    for name, expected in zip(("aten::mm", "aten::addmm"), parts, strict=False):
+        read = {
+            (event.address, event.size) for event in seen if event.flags & AccessFlag.READ and event.kind is Kind.ACCESS
+        }
+        assert {(part.data_ptr(), part.nbytes) for part in expected} <= read, name
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_operator_on_a_nested_tensor_touches_at_most_its_memory(seen):
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    nested.relu()
+    flush()
+    (read, written) = of_launch(seen, "aten::relu")
+    assert (read.address, read.size, read.flags) == (
+        nested.data_ptr(),
+        80,
+        AccessFlag.READ | AccessFlag.INEXACT,
+    )
+    assert (written.size, written.flags) == (80, AccessFlag.WRITE | AccessFlag.INEXACT)
+
+
 def test_dynamic_shapes_are_traced_as_without_it(seen):
     from torch.fx.experimental.proxy_tensor import make_fx
 
