@@ -186,6 +186,13 @@ bool sees_nodes() {
 #ifdef WITH_CUDA
 using c10::cuda::CUDACachingAllocator::TraceEntry;
 
+// Which pool a block is of: PyTorch tells from 2.8 on.
+template <typename Entry>
+std::pair<uint64_t, uint64_t> pool_of(const Entry& entry) {
+  if constexpr (requires { entry.mempool_; }) return {entry.mempool_.first, entry.mempool_.second};
+  return {0, 0};
+}
+
 // Called with the allocator's lock held.
 void on_memory(const TraceEntry& entry) {
   if (!enabled) return;
@@ -197,8 +204,9 @@ void on_memory(const TraceEntry& entry) {
   auto stream = reinterpret_cast<cudaStream_t>(entry.stream_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (captures.load(std::memory_order_relaxed) && cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
+  auto pool = pool_of(entry);
   uint64_t words[8] = {uint64_t(entry.action_), uint64_t(entry.addr_), entry.size_, reinterpret_cast<uint64_t>(stream),
-                       status != cudaStreamCaptureStatusNone, entry.mempool_.first, entry.mempool_.second, 0};
+                       status != cudaStreamCaptureStatusNone, pool.first, pool.second, 0};
   if (entry.action_ == TraceEntry::FREE_COMPLETED) {
     the_log->note_released(uint32_t(entry.device_), words);
     return;

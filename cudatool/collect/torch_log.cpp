@@ -649,6 +649,13 @@ bool is_asked_for(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
          rows[last + 6] == uint64_t(entry.device_);
 }
 
+// Which pool a block is of: PyTorch tells from 2.8 on.
+template <typename Entry>
+std::pair<uint64_t, uint64_t> pool_of(const Entry& entry) {
+  if constexpr (requires { entry.mempool_; }) return {entry.mempool_.first, entry.mempool_.second};
+  return {0, 0};
+}
+
 // Called with the allocator's lock held: the stack must not be read here, because the thread with the GIL may wait for
 // that lock. An allocation uses its operator's stack, or is written a little later; a free has stored one before.
 void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
@@ -656,10 +663,11 @@ void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   watch_new();
   using Entry = c10::cuda::CUDACachingAllocator::TraceEntry;
   auto stream = reinterpret_cast<uint64_t>(entry.stream_);
+  auto pool = pool_of(entry);
   std::array<uint64_t, MEMORY_WORDS> words = {
       uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,
       entry.action_ == Entry::FREE_REQUESTED ? self.free_stack : 0,
-      (entry.mempool_.first & 0xFFFFFFFF) | entry.mempool_.second << 32};  // pack_pool
+      (pool.first & 0xFFFFFFFF) | pool.second << 32};  // pack_pool
   if (!self.call && (entry.action_ == Entry::ALLOC || entry.action_ == Entry::SEGMENT_ALLOC || entry.action_ == Entry::SEGMENT_MAP)) {
     self.allocations.push_back(words);
     return;
