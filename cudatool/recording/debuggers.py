@@ -11,6 +11,7 @@ driver's symbols.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import re
 import shutil
@@ -36,6 +37,19 @@ def installed(method: str) -> str | None:
     return shutil.which(method)
 
 
+@functools.cache
+def knows_processor(method: str) -> bool:
+    """Return whether a debugger that is installed can write back all registers of this processor.
+
+    gdb before 14 has no room for those of AMX. Where it stopped a program, a call of the system then fails there with
+    errno 514.
+    """
+    if method == "lldb" or "amx_tile" not in Path("/proc/cpuinfo").read_text():
+        return True
+    version = re.search(r"^GNU gdb .*?(\d+)\.\d", _run(method, ["--version"]).stdout, re.MULTILINE)
+    return version is None or int(version[1]) >= 14
+
+
 def _by_gdb(target: Target, run: Path, page: int) -> None:
     _through_gdb("gdb", target, run, page)
 
@@ -45,6 +59,11 @@ def _by_cuda_gdb(target: Target, run: Path, page: int) -> None:
 
 
 def _through_gdb(program: str, target: Target, run: Path, page: int) -> None:
+    if not knows_processor(program):
+        raise UsageError(
+            f"this {program} does not know the registers of this processor (AMX), and would disturb the program: "
+            "install gdb 14 or newer, or lldb"
+        )
     call_mmap, call_add = _calls(target.functions(), page)
     commands = [
         # An error ends its own command alone: what comes after looks at what was set.

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.recording.attached import ReplyCode
-from cudatool.recording.debuggers import DEBUGGERS, ON_REQUEST, installed
+from cudatool.recording.debuggers import DEBUGGERS, ON_REQUEST, installed, knows_processor
 from cudatool.recording.target import Target, how_to_allow
 
 __all__ = ["METHODS", "ask"]
@@ -138,7 +138,7 @@ def _chosen(target: Target, method: str) -> str:
         )
     if target.tracer:
         raise UsageError(f"process {target.pid} is being debugged by process {target.tracer}; end that first")
-    return found[0]
+    return next(filter(knows_processor, found), found[0])
 
 
 def _others(method: str) -> str:

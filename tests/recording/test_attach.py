@@ -384,7 +384,10 @@ def test_a_file_that_was_replaced_is_named_as_a_cause(monkeypatch):
 
 
 _TRIED = {
-    "gdb": ["gdb", "-batch", "-nx", "-p", "{pid}", "-ex", "quit !$_thread"],
+    "gdb": [
+        *("gdb", "-batch", "-nx", "-p", "{pid}", "-ex", "set $called = 0"),
+        *("-ex", "set $called = ((int (*)(void)) getpid)()", "-ex", "quit $called != {pid}"),
+    ],
     "lldb": ["lldb", "--no-lldbinit", "--batch", "-o", "process attach -p {pid}", "-o", "detach"],
 }
 
@@ -405,7 +408,7 @@ def _works(debugger: str) -> bool:
 @pytest.fixture(params=list(_TRIED))
 def debugger(request: pytest.FixtureRequest) -> str:
     if not _works(request.param):
-        pytest.skip(f"no {request.param} that may stop a process")
+        pytest.skip(f"no {request.param} that may stop a process, and can call a function in it")
     return str(request.param)
 
 
@@ -459,10 +462,44 @@ while True:
         assert 7 == found.process.wait(20)
 
 
+def _debugger_that_fails(folder: Path, name: str, says: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\necho $@ >> {folder}/{name}.ran\nexit 1\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("version", "registers", "is_fit"), [(13, "amx_tile", False), (14, "amx_tile", True), (13, "avx", True)]
+)
+def test_gdb_stops_no_program_whose_registers_it_cannot_write_back(tmp_path, monkeypatch, version, registers, is_fit):
+    _debugger_that_fails(tmp_path, "gdb", f"GNU gdb (Debian {version}.1-3) {version}.1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *how: registers if str(path) == "/proc/cpuinfo" else read(path, *how)
+    )
+    debuggers.knows_processor.cache_clear()
+    try:
+        with program(_SETUP + _LOOPS) as found, pytest.raises(CudatoolError) as raised:
+            request(found.pid, "end", method="gdb")
+    finally:
+        debuggers.knows_processor.cache_clear()
+    ran = (tmp_path / "gdb.ran").read_text() if (tmp_path / "gdb.ran").exists() else ""
+    assert (" -p " in ran) == is_fit
+    assert ("install gdb 14" in str(raised.value)) != is_fit
+
+
+def test_lldb_is_used_where_gdb_does_not_know_the_processor(tmp_path, monkeypatch):
+    _debugger_that_fails(tmp_path, "lldb", "lldb version 18")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(inject, "knows_processor", lambda name: name == "lldb")
+    with program(_SETUP + _LOOPS) as found, pytest.raises(UsageError, match="lldb cannot stop"):
+        request(found.pid, "end", method="auto")
+
+
 def test_cuda_gdb_is_used_if_it_is_named_and_finds_no_library(tmp_path, monkeypatch):
     """cuda-gdb takes the GPU as soon as it finds the driver's symbols, and reads them whatever `auto-solib-add` says."""
     if not _works("gdb"):
-        pytest.skip("no gdb that may stop a process")
+        pytest.skip("no gdb that may stop a process, and can call a function in it")
     log, stand_in = tmp_path / "log", tmp_path / "cuda-gdb"
     reads_it = '-ex "sharedlibrary libc" -ex "info sharedlibrary"'
     stand_in.write_text(f'#!/bin/sh\nexec {shutil.which("gdb")} {reads_it} "$@" > {log}\n')
