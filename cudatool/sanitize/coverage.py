@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.sanitize.device import unread_findings
+from cudatool.sanitize.device import held_at_end, unread_findings
 from cudatool.sanitize.findings import Gap, GapKind, location
 from cudatool.text import first_names, printable
 from cudatool.trace.distinct import distinct
@@ -115,6 +115,9 @@ def find_gaps(
     gaps += _failed_processes(trace)
     if races or in_kernels:
         gaps += _shared_memory(trace)
+    if "leak" in checks and (size := held_at_end(trace)):
+        codes = (str(trace.ending),)
+        gaps.append(Gap(GapKind.HELD_AT_END, size, whole=set(checks) == {"leak"}, codes=codes))
     if unseen := _unseen(trace):
         gaps.append(_gap(GapKind.UNSEEN, unseen))
     if races:
@@ -138,7 +141,7 @@ def _of_the_host(trace: Trace) -> Iterator[Gap]:
 def merged_gaps(of_reports: Sequence[Iterable[Gap]], *, add: bool) -> tuple[Gap, ...]:
     """Return the gaps of several reports as those of one; `add` their counts, or take the largest (the same run again).
 
-    A gap that leaves nothing checked does so only if it does in every report.
+    Gaps leave nothing checked only if nothing was checked in any of the reports, for whatever reasons.
     """
     groups = [tuple(gaps) for gaps in of_reports]
     merged: dict[GapKind, Gap] = {}
@@ -148,7 +151,8 @@ def merged_gaps(of_reports: Sequence[Iterable[Gap]], *, add: bool) -> tuple[Gap,
         names, codes = (tuple(dict.fromkeys(both)) for both in ((*known.names, *gap.names), (*known.codes, *gap.codes)))
         merged[gap.kind] = Gap(gap.kind, count, names, codes=codes)
     whole = [{gap.kind for gap in gaps if gap.whole} for gaps in groups]
-    return tuple(replace(gap, whole=all(gap.kind in kinds for kinds in whole)) for gap in merged.values())
+    nowhere = set[GapKind]().union(*whole) if all(whole) else set()
+    return tuple(replace(gap, whole=gap.kind in nowhere) for gap in merged.values())
 
 
 _Cause = tuple[str, str]  # code, and what people read
@@ -350,6 +354,16 @@ def gap_why(gap: Gap) -> str:
     return _WORDS[gap.kind].why(gap)
 
 
+def _how_ended(endings: Sequence[str]) -> str:
+    """Return how processes ended in words, from the :class:`Ending` of their recordings."""
+    words = {
+        Ending.KILLED: "a process was ended by a signal or os._exit",
+        Ending.GROWING: "a process was still running",
+    }
+    known = [words[Ending(ending)] for ending in endings if ending in words]
+    return ", ".join(known) or "events are missing"
+
+
 class _Words(NamedTuple):
     """What is said of a kind of gap: what was not checked, and why."""
 
@@ -474,6 +488,14 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: (
             f"Other processes can use {_amount(gap)}memory ({first_names(gap.names)}): their accesses "
             "are not compared with those of this process. Run in one process what uses it."
+        ),
+    ),
+    GapKind.HELD_AT_END: _Words(
+        lambda gap: f"whether {format_bytes(gap.count)} leaked",
+        lambda gap: (
+            f"{format_bytes(gap.count)} were still allocated where a recording breaks off: {_how_ended(gap.codes)}. "
+            "Whether the program would have freed them is not known. Let each process end by itself, a "
+            "`multiprocessing.Pool` with `close()` and `join()`."
         ),
     ),
 }

@@ -14,11 +14,11 @@ from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, d
 from cudatool.sanitize.rows import LAUNCHES
 from cudatool.source_text import SourceLine
 from cudatool.trace.events import LIVED, Kind
-from cudatool.trace.model import Frame, Trace, recorded_from
+from cudatool.trace.model import Ending, Frame, Trace, recorded_from
 from cudatool.trace.streams import stream_names
 from cudatool.units import format_bytes
 
-__all__ = ["device_findings", "leaks", "unread_findings"]
+__all__ = ["device_findings", "held_at_end", "leaks", "unread_findings"]
 
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC)
 # By what memory is known until it is freed: its address, or, of cuMemCreate, which gives none, its handle.
@@ -235,7 +235,12 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
 
     The allocator's own segments are left out: it keeps them on purpose. So is memory that lived when the recording
     began: who was to give them back is not in it.
+
+    There are none in a recording that was not closed: what a killed program would have freed is not known, see
+    :func:`held_at_end`.
     """
+    if trace.ending is not Ending.CLOSED:
+        return ()
     records = trace.records
     sites: dict[int, list[int]] = {}
     for row in _never_freed(trace):
@@ -253,6 +258,13 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
         text = f"{_counted(count, 'block')} of `malloc` in kernels never given to `free`; it is called by {kernels}"
         found.append(_leak(text, len(records) - 1, count))
     return _with_fingerprints(found)
+
+
+def held_at_end(trace: Trace) -> int:
+    """Return the bytes that were allocated where a recording breaks off, 0 for one that was closed."""
+    if trace.ending is Ending.CLOSED:
+        return 0
+    return int(trace.records["size"][_never_freed(trace)].sum())
 
 
 def _counted(count: int, noun: str) -> str:

@@ -134,6 +134,9 @@ class GapKind(StrEnum):
     """Launches of which racecheck looked at a part, as their history took too much memory."""
     SHARED_MEMORY = "shared-memory"
     """Memory that other processes can use: what they do with it is not recorded."""
+    HELD_AT_END = "held-at-end"
+    """Memory that a process held when a signal or ``os._exit`` ended it, or when it was still running: whether it would
+    have been freed is not known."""
 
 
 class Outcome(StrEnum):
@@ -159,7 +162,7 @@ class Gap:
     kind
         Why.
     count
-        How many operations, launches, processes ... it concerns; bytes of pinned or shared memory.
+        How many operations, launches, processes ... it concerns; bytes of pinned, shared or held memory.
     names
         Which checks, programs, reasons or pairs of lines.
     whole

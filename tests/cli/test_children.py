@@ -151,6 +151,36 @@ def test_a_childs_own_variables_are_no_leak(run_command, tmp_path, way):
         assert {"clean", "findings" if found else "clean"} == {one["outcome"] for one in report["processes"]}
 
 
+HOLDING = f"""
+import os, signal, subprocess, sys
+code = {WORK!r} + "; import os, signal; from cuda.bindings import driver; driver.cuMemAlloc(1 << 20); "
+if __name__ == "__main__":
+    {WORK}
+    subprocess.run([sys.executable, "-c", code + sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_a_process_held_when_a_signal_ended_it_is_no_leak_and_not_clean(run_command, tmp_path, end):
+    (tmp_path / "a.py").write_text(HOLDING)
+    done = run_command("sanitize", "--checks", "race,leak", "--json", "a.py", end)
+    report = json.loads(done.stdout)
+    gap = next(gap for gap in report["gaps"] if gap["kind"] == "held-at-end")
+    assert ([], "partly-checked", 0) == (report["on_device"], report["outcome"], done.returncode), done.stdout
+    assert (1 << 20) <= gap["count"] < 2 << 20
+    assert ["killed"] == gap["codes"]
+    ended = run_command("sanitize", "--checks", "race,leak", "--json", "a.py", "pass")
+    assert (1, [1 << 20]) == (ended.returncode, [one["size"] for one in json.loads(ended.stdout)["on_device"]])
+
+
+def test_program_of_which_no_process_was_checked_is_not_checked(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(HOLDING.replace("    " + WORK, ""))
+    done = run_command("sanitize", "--checks", "leak", "--json", "a.py", "os.kill(os.getpid(), signal.SIGTERM)")
+    report = json.loads(done.stdout)
+    assert {"not-checked"} == {one["outcome"] for one in report["processes"]}
+    assert ("not-checked", 2) == (report["outcome"], done.returncode)
+
+
 def test_race_in_a_child_is_found_and_fails_the_run(run_command, tmp_path):
     racy = (Path(__file__).parents[2] / "samples" / "pipeline_racy.py").as_posix()
     (tmp_path / "a.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, {racy!r}], check=True)")
