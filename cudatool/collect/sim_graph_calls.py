@@ -74,6 +74,7 @@ REPORTS: Final[dict[str, EmitCall]] = {
     "cuGraphExecChildGraphNodeSetParams": _graph_update,
     "cuGraphExecEventRecordNodeSetEvent": _graph_update,
     "cuGraphExecEventWaitNodeSetEvent": _graph_update,
+    "cuGraphNodeSetEnabled": _graph_update,
     "cuGraphLaunch": _graph_launch,
 }
 REPORTS_ALIKE: Final[dict[str, EmitCall]] = {"cuGraphAdd": _graph_added}  # all other calls whose names begin so

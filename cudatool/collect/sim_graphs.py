@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphWatcher"]
 
-_KERNEL, _MEMCPY, _MEMSET, _WAIT_EVENT, _EVENT_RECORD = 0, 1, 2, 6, 7  # CUgraphNodeType
+_KERNEL, _MEMCPY, _MEMSET, _EMPTY, _WAIT_EVENT, _EVENT_RECORD = 0, 1, 2, 5, 6, 7  # CUgraphNodeType
 _BATCH_MEM_OP = 12
 
 
@@ -70,7 +70,7 @@ class GraphWatcher:
         self._nodes(executable)
 
     def _nodes(self, executable: Any) -> None:
-        for number, node in executable.nodes():
+        for number, node, is_on in executable.nodes():
             event = 0
             if node.kind == _BATCH_MEM_OP:
                 text = "batch memory operation nodes: what they write and wait for is not recorded"
@@ -82,7 +82,7 @@ class GraphWatcher:
                 correlation=self._added.get(node.added_by, 0),
                 aux0=executable.id,
                 aux1=number,
-                flags=int(node.kind),
+                flags=int(node.kind) if is_on else _EMPTY,
                 address=event,
                 name=_name(node),
             )

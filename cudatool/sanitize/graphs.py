@@ -26,6 +26,7 @@ __all__ = [
     "EVENT_RECORD",
     "EVENT_WAIT",
     "FREE",
+    "GRAPH",
     "Capture",
     "Executable",
     "Graphs",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _EXTERNAL = int(EventFlag.EXTERNAL)
-EMPTY, EVENT_WAIT, EVENT_RECORD, ALLOC, FREE = 5, 6, 7, 10, 11  # CUgraphNodeType
+GRAPH, EMPTY, EVENT_WAIT, EVENT_RECORD, ALLOC, FREE = 4, 5, 6, 7, 10, 11  # CUgraphNodeType
 
 
 class Node:

@@ -13,6 +13,7 @@ from cudatool.sanitize.graphs import (
     EVENT_RECORD,
     EVENT_WAIT,
     FREE,
+    GRAPH,
     Executable,
     Node,
     Part,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Launches"]
 
-_TOUCH_NOTHING = frozenset([EMPTY, EVENT_WAIT, EVENT_RECORD, ALLOC, FREE])
+_TOUCH_NOTHING = frozenset([GRAPH, EMPTY, EVENT_WAIT, EVENT_RECORD, ALLOC, FREE])  # nodes inside have their own rows
 _EAGER = 1000  # accesses beside a capture that are looked at
 
 

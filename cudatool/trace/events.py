@@ -265,7 +265,8 @@ FIELDS: Final[dict[Kind, str]] = {
     "its GRAPH_NODE, GRAPH_EDGE and GRAPH_POINTER records follow",
     Kind.GRAPH_UPDATE: "aux0=executable graph, stack; its GRAPH_NODE and GRAPH_POINTER records follow, the edges stay, "
     "or aux1=the graph whose nodes and edges it has now, if that is not 0",
-    Kind.GRAPH_NODE: "aux0=executable graph, aux1=node (from 1 on, those of graphs inside too), flags=CUgraphNodeType, "
+    Kind.GRAPH_NODE: "aux0=executable graph, aux1=node (from 1 on, those of graphs inside too), flags=CUgraphNodeType "
+    "(EMPTY while it is off: cuGraphNodeSetEnabled), "
     "correlation=of GRAPH_NODE_ADDED (0 if not seen), address=event of an event node, name; "
     "a node that contains graphs stands for their end",
     Kind.GRAPH_EDGE: "aux0=executable graph, address=the node that comes first, aux1=the node after it; "

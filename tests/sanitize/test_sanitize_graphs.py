@@ -69,3 +69,36 @@ def test_kernel_of_a_graph_that_leaves_its_memory_is_reported_at_the_launch_of_t
 def test_kernel_beside_a_graph_races_with_its_nodes_unless_it_waits(tmp_path, argument, expected):
     report = sanitize(tmp_path, argument)
     assert expected == [finding["kind"] for finding in report["findings"]]
+
+
+_SWITCHED = """
+import sys
+from cuda.bindings import driver
+def ok(result):
+    assert not result[0], result[0]
+    return result[1] if len(result) == 2 else None
+from cuda.core import Device
+device = Device()
+device.set_current()
+context = ok(driver.cuCtxGetCurrent())
+streams = [ok(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)) for _ in range(2)]
+memory = ok(driver.cuMemAlloc(64))
+graph = ok(driver.cuGraphCreate(0))
+fill = driver.CUDA_MEMSET_NODE_PARAMS()
+fill.dst, fill.elementSize, fill.width, fill.height = int(memory), 1, 64, 1
+node = ok(driver.cuGraphAddMemsetNode(graph, None, 0, fill, context))
+executable = ok(driver.cuGraphInstantiate(graph, 0))
+for is_on in map(int, sys.argv[1].split(",")):
+    ok(driver.cuGraphNodeSetEnabled(executable, node, is_on))
+ok(driver.cuGraphLaunch(executable, streams[0]))
+ok(driver.cuMemsetD8Async(memory, 1, 64, streams[1]))
+ok(driver.cuCtxSynchronize())
+"""
+
+
+@pytest.mark.parametrize(("switches", "expected"), [("0", []), ("0,1", ["race-waw"])])
+def test_graph_whose_only_node_is_off_touches_nothing_and_is_checked(tmp_path, switches, expected):
+    (tmp_path / "program.py").write_text(_SWITCHED)
+    done = run_python(COMMAND_LINE, "sanitize", "--device", "sim", "--json", "program.py", switches, folder=tmp_path)
+    report = json.loads(done.stdout)
+    assert (expected, []) == ([finding["kind"] for finding in report["findings"]], report["gaps"])

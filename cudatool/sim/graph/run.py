@@ -191,10 +191,10 @@ class GraphExec:
         """The graph that it was made of."""
         return self._source
 
-    def nodes(self) -> Iterator[tuple[int, Node]]:
-        """Yield all nodes, those of graphs inside too, with their numbers."""
+    def nodes(self) -> Iterator[tuple[int, Node, bool]]:
+        """Yield all nodes, those of graphs inside too, with their numbers, and whether they are on."""
         for node, number in self._numbers.items():
-            yield number, node
+            yield number, node, node not in self._disabled
 
     def edges(self) -> Iterator[tuple[int, int]]:
         """Yield the pairs of numbers of nodes that are ordered directly.
