@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -193,7 +194,8 @@ class SimDriverCollector:
         context = operation.stream.context
         ordinal = context.device.ordinal
         if operation.footprint:
-            self._accesses(operation, ordinal, correlation)
+            with self.blocks.measured() if self.blocks is not None else nullcontext():
+                self._accesses(operation, ordinal, correlation)
         if operation.findings:
             self._findings(operation, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
