@@ -60,6 +60,7 @@ def driver(
     hooks.measures_accesses = machine.measure_accesses = measure_accesses
     with _driver.refused_address_space():
         machine.check(checks)
+    hooks.forget_destroyed(machine.objects.__contains__)  # what was destroyed while nothing recorded
     collector = SimDriverCollector(machine)
     sim.subscribe(collector)
     hooks.reports_graphs = True

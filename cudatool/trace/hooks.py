@@ -24,7 +24,6 @@ A finalizer that the garbage collector happens to run there is part of it: its e
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import os
@@ -40,9 +39,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.trace import _emit, stacks
+from cudatool.trace import _emit, handles, stacks
 from cudatool.trace._emit import current_operation, emit
-from cudatool.trace.events import FIELDS, Api, Event, Kind, StreamFlag, WarningCode, WarningFlag
+from cudatool.trace.events import FIELDS, Event, Kind, WarningCode, WarningFlag
+from cudatool.trace.handles import (
+    close_event,
+    close_stream,
+    event_id,
+    event_ids,
+    forget_destroyed,
+    stream_id,
+    stream_ids,
+)
+from cudatool.trace.threads import (
+    is_collecting,
+    local,
+    native_thread,
+    native_threads,
+    thread_id,
+    thread_name,
+    watch_collector,
+)
 
 __all__ = [
     "Subscriber",
@@ -57,6 +74,7 @@ __all__ = [
     "end",
     "event_id",
     "event_ids",
+    "forget_destroyed",
     "forward",
     "forward_rows",
     "host_function",
@@ -117,63 +135,6 @@ _correlations = itertools.count(1)
 _graphs = itertools.count(1)
 _log = logging.getLogger("cudatool.trace")
 
-_thread_counter = itertools.count(1)
-_thread_names = {0: "(thread not known)"}
-_native_threads: dict[int, int] = {}  # the system's number of a thread -> id
-_unclaimed: dict[int, int] = {}  # those of them that have emitted nothing themselves yet
-
-
-class _Thread(_emit.Thread):
-    """What this module knows about one thread."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        number = threading.get_native_id()
-        self.id = _native_threads[number] = _unclaimed.pop(number, 0) or next(_thread_counter)
-        main = threading.main_thread()
-        if number == main.native_id:  # it may emit nothing itself, and be named by sources of the driver's calls
-            _thread_names[self.id] = main.name
-
-    def take_name(self) -> None:
-        """Note the thread's name, unless the garbage collector runs: it may before the thread can tell."""
-        if not _is_collecting():
-            _thread_names[self.id] = threading.current_thread().name
-            self.named = True
-
-
-class _Local(threading.local):
-    def __init__(self) -> None:
-        self.thread = _Thread()
-
-
-_local = _Local()
-
-
-def thread_id() -> int:
-    """Return the running thread's id in events."""
-    thread = _local.thread
-    if not thread.named:
-        thread.take_name()
-    return thread.id
-
-
-def thread_name(thread: int) -> str:
-    """Return the name of the thread with this id, empty if there is none."""
-    return _thread_names.get(thread, "")
-
-
-def native_thread(number: int) -> int:
-    """Return the id of the thread that the operating system gave this number, 0 for 0: of one that is not known."""
-    if number == 0:
-        return 0
-    found = _native_threads.get(number)
-    if found is None:
-        found = _native_threads[number] = _unclaimed[number] = next(_thread_counter)
-        names = {thread.native_id: thread.name for thread in threading.enumerate()}
-        _thread_names[found] = names.get(number, f"native thread {number}")
-    return found
-
 
 def subscribe(subscriber: Subscriber, *, first: bool = False) -> None:
     """Call `subscriber` with every :class:`Event` from now on. Adding it a second time changes nothing.
@@ -185,11 +146,10 @@ def subscribe(subscriber: Subscriber, *, first: bool = False) -> None:
     with _lock:
         if subscriber in _subscribers:
             return
-        if _PHASE_CALLBACKS[0] not in gc.callbacks:
-            gc.callbacks.extend(_PHASE_CALLBACKS)
+        watch_collector()
         _subscribers = (subscriber, *_subscribers) if first else (*_subscribers, subscriber)
-        active = True
-        known = list(_streams.values())
+        active, handles.announce = True, emit
+        known = handles.known_streams()
     for fields in known:
         interruption = _deliver(_event(Kind.STREAM_CREATE, **fields), (subscriber,))
         if interruption is not None:
@@ -206,7 +166,7 @@ def unsubscribe(subscriber: Subscriber) -> None:
     global _subscribers, active
     with _lock:
         _subscribers = tuple(s for s in _subscribers if s != subscriber)
-        active = bool(_subscribers)
+        active, handles.announce = bool(_subscribers), emit if _subscribers else None
 
 
 def begin() -> int:
@@ -215,7 +175,7 @@ def begin() -> int:
     Until the matching :func:`end`, driver-level sources record none of this thread's calls, and tie what the
     device reports (execution times, accesses) to this id. Nested calls belong to the outermost operation.
     """
-    thread = _local.thread
+    thread = local.thread
     thread.depth += 1
     if thread.depth == 1:
         thread.correlation = next(_correlations)
@@ -226,7 +186,7 @@ def begin() -> int:
 
 def end() -> None:
     """Close the operation opened by :func:`begin`."""
-    thread = _local.thread
+    thread = local.thread
     thread.depth -= 1
     if thread.depth == 0:
         thread.correlation = 0
@@ -241,7 +201,7 @@ def host_function(correlation: int, node: int = 0) -> Iterator[None]:
     Events of kinds that say so get its correlation; the others stay as they are. `node` is the number of the graph's
     node that calls it (0 outside of a graph), which those events have as their stream.
     """
-    thread = _local.thread
+    thread = local.thread
     outer = thread.host_function, thread.node
     thread.host_function, thread.node = correlation, node
     try:
@@ -252,7 +212,7 @@ def host_function(correlation: int, node: int = 0) -> Iterator[None]:
 
 def running_function() -> tuple[int, int]:
     """Return correlation and node of the host function that the driver calls on this thread, zeros if there is none."""
-    return _local.thread.host_function, _local.thread.node
+    return local.thread.host_function, local.thread.node
 
 
 def new_correlation() -> int:
@@ -289,8 +249,8 @@ def _emit_with_care(
 
     Where `error` was raised in the middle of that, go on with the `event` that was made, if it was.
     """
-    thread = _local.thread
-    if error is None and thread.emitting and not _is_collecting():
+    thread = local.thread
+    if error is None and thread.emitting and not is_collecting():
         return
     if not thread.named:
         thread.take_name()
@@ -431,7 +391,7 @@ def deliver_waiting() -> BaseException | None:
 
     Returns what a signal handler of the program raised during it, if one did.
     """
-    thread, interruption = _local.thread, None
+    thread, interruption = local.thread, None
     while thread.pending and not thread.emitting:
         thread.emitting = True
         try:
@@ -450,7 +410,7 @@ def _drop(subscriber: Subscriber, error: BaseException) -> None:
     else:
         _log.error("%s", text, exc_info=error)
     # The others hear of it, after this event.
-    _local.thread.pending.append(
+    local.thread.pending.append(
         _event(Kind.WARNING, flags=WarningFlag.LOST, name=text, aux0=WarningCode.SUBSCRIBER_FAILED)
     )
     if callable(dropped := getattr(subscriber, "dropped", None)):
@@ -514,139 +474,31 @@ def _event(
     return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, size, aux0, aux1)
 
 
-# The collector calls these with its phase, "start" or "stop", and some facts: the phase becomes the last key. They are
-# C functions, since a signal handler may run in the middle of any Python function, and the collector would swallow what
-# it raises.
-_phases: dict[str, Any] = {}
-_PHASE_CALLBACKS = (_phases.pop, _phases.__setitem__)
-
-
-def _is_collecting() -> bool:
-    """Whether the garbage collector runs, and so finalizers may."""
-    return next(reversed(_phases), "stop") == "start"
-
-
 def emitting() -> bool:
     """Return whether a subscriber is running on this thread."""
-    return _local.thread.emitting
-
-
-# Handles are reused by the driver; ids are not. These tables are the one place that knows both.
-_stream_ids: dict[tuple[int, int, int], int] = {}
-_streams: dict[int, dict[str, Any]] = {}  # what STREAM_CREATE says of each id
-_event_ids: dict[int, int] = {}
-_stream_counter = itertools.count(1)
-_event_counter = itertools.count(1)
-_LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
-_BLOCKING = StreamFlag(0)
-
-
-def stream_id(
-    device: int,
-    handle: int,
-    *,
-    flags: StreamFlag = _BLOCKING,
-    priority: int = 0,
-    api: Callable[[], Api] = lambda: Api.CUDATOOL,
-    thread: int = 0,
-    context: int = 0,
-    report: Callable[[dict[str, Any]], None] | None = None,
-) -> int:
-    """Return the id of the stream with this driver handle, emitting ``STREAM_CREATE`` when it is first seen.
-
-    A source that reports the past passes the `thread` that it was on, and as `report` what sends that event with the
-    time and the stack of then.
-
-    Handle 0 is taken for the legacy default stream (as the driver does unless compiled otherwise), 1 is
-    ``CU_STREAM_LEGACY``, 2 ``CU_STREAM_PER_THREAD`` (one stream for each host thread). Each `context` has its own; 0 is
-    the device's primary one, or one that the source does not know. `api` is asked then through which library that was.
-    """
-    handle = handle or _LEGACY
-    own = context << 32 if handle <= _PER_THREAD else 0  # other handles are of one context
-    key = (device, handle, own | (thread or thread_id()) if handle == _PER_THREAD else own)
-    found = _stream_ids.get(key)
-    if found is not None:
-        return found
-    # No lock, here and in event_id: a finalizer may come here in the middle of it, on the same thread.
-    new = next(_stream_counter)
-    found = _stream_ids.setdefault(key, new)
-    if found != new:
-        return found
-    if handle == _LEGACY:
-        flags |= StreamFlag.LEGACY_DEFAULT
-    elif handle == _PER_THREAD:
-        flags |= StreamFlag.PER_THREAD_DEFAULT
-    aux0, aux1 = priority & 0xFFFFFFFFFFFFFFFF, api()
-    facts = {"device": device, "stream": new, "address": handle, "flags": flags, "aux0": aux0, "aux1": aux1}
-    _streams[new] = facts | {"size": context}
-    if report is not None:
-        report(_streams[new])
-    elif active:
-        emit(Kind.STREAM_CREATE, **_streams[new])
-    return new
-
-
-def close_stream(device: int, handle: int) -> int:
-    """Forget a destroyed stream's handle and return the id it had (0 if never seen)."""
-    stream = _stream_ids.pop((device, handle, 0), 0)
-    _streams.pop(stream, None)
-    return stream
-
-
-def event_id(handle: int) -> int:
-    """Return the id of the CUDA event with this driver handle."""
-    found = _event_ids.get(handle)
-    return _event_ids.setdefault(handle, next(_event_counter)) if found is None else found
-
-
-def stream_ids() -> dict[tuple[int, int, int], int]:
-    """Return the ids of streams by device, handle and 0. Only to be read.
-
-    In place of 0, default streams have ``context << 32``, per-thread ones with the thread added.
-    """
-    return _stream_ids
-
-
-def event_ids() -> dict[int, int]:
-    """Return the ids of events by their handles: the table itself, only to be read."""
-    return _event_ids
-
-
-def native_threads() -> dict[int, int]:
-    """Return the ids of threads by the system's numbers: the table itself, only to be read."""
-    return _native_threads
-
-
-def close_event(handle: int) -> int:
-    """Forget a destroyed event's handle and return the id it had (0 if never seen)."""
-    return _event_ids.pop(handle, 0)
+    return local.thread.emitting
 
 
 def reset() -> None:
     """Drop every subscriber and every id (tests)."""
-    global _subscribers, active, strict, _stream_counter, _event_counter, _correlations
+    global _subscribers, active, strict, _correlations
     with _lock:
-        _subscribers, active, strict = (), False, False
-        _stream_ids.clear()
-        _streams.clear()
-        _event_ids.clear()
-        _stream_counter, _event_counter, _correlations = itertools.count(1), itertools.count(1), itertools.count(1)
+        _subscribers, active, strict, handles.announce = (), False, False, None
+        handles.reset()
+        _correlations = itertools.count(1)
 
 
 def _forked() -> None:
-    """In a child, whose one thread has another number, and the id that it had: a thread may have held the lock."""
+    """In a child: another thread may have held the lock."""
     global _lock
     _lock = threading.RLock()
-    _native_threads.clear()
-    _unclaimed.clear()
-    _native_threads[threading.get_native_id()] = _local.thread.id
 
 
 os.register_at_fork(after_in_child=_forked)
 
 _emit.install(
     names=globals(),
-    local=_local,
+    local=local,
     event_type=Event,
     capture=stacks.capture,
     emit_with_care=_emit_with_care,

@@ -14,7 +14,7 @@ from cudatool import analyze
 from cudatool.analyze import Cause
 from cudatool.analyze.diagnosis import with_setting
 from cudatool.memory import Settings
-from cudatool.trace import hooks
+from cudatool.trace import handles
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
@@ -461,7 +461,7 @@ def test_streams_that_other_tests_made_are_none_of_a_programs(monkeypatch: pytes
     """The default streams of two devices have one handle, by which a replay would take them for one stream."""
     for stream in (1, 2):
         known = {"device": stream - 1, "stream": stream, "address": 1, "flags": 0, "aux0": 0, "aux1": 0, "size": 0}
-        monkeypatch.setitem(hooks._streams, stream, known)
+        monkeypatch.setitem(handles._streams, stream, known)
     made, _ = run("", [(0, MIB, 0)])
     assert 0 == len(made.of_kind(Kind.STREAM_CREATE))
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cudatool.trace import hooks
+from cudatool.trace import handles, hooks
 from cudatool.trace.events import RECORD, Event, Kind, StreamFlag, WarningFlag
 
 
@@ -53,7 +53,12 @@ def test_stream_id_without_subscribers_never_emits(monkeypatch: pytest.MonkeyPat
     def refuse(kind: Kind, **fields: Any) -> None:
         raise AssertionError(f"emitted {kind}")
 
-    monkeypatch.setattr(hooks, "emit", refuse)
+    def listener(event: Event) -> None:
+        raise AssertionError(f"received {event}")
+
+    hooks.subscribe(listener)
+    monkeypatch.setattr(handles, "announce", refuse)
+    hooks.unsubscribe(listener)
     assert hooks.stream_id(0, 0xABC) == 1
 
 
@@ -306,6 +311,19 @@ def test_late_subscriber_learns_of_the_streams_that_exist() -> None:
         StreamFlag.NON_BLOCKING,
         2**64 - 1,
     )
+
+
+def test_what_was_destroyed_unseen_is_forgotten_and_default_streams_stay() -> None:
+    alive, dead, default = (hooks.stream_id(0, handle) for handle in (0xABC, 0xDEF, 2))
+    event, gone, without_handle = (hooks.event_id(handle) for handle in (0x123, 0x456, -5))
+    hooks.forget_destroyed({0xABC, 0x123}.__contains__)
+    events: list[Event] = []
+    hooks.subscribe(collect_into(events))
+    assert [alive, default] == [event.stream for event in events]
+    assert [alive, default] == [hooks.stream_id(0, handle) for handle in (0xABC, 2)]
+    assert [event, without_handle] == [hooks.event_id(handle) for handle in (0x123, -5)]
+    assert dead != hooks.stream_id(0, 0xDEF)
+    assert gone != hooks.event_id(0x456)
 
 
 def test_emitting_is_true_exactly_while_a_subscriber_runs_on_this_thread() -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cudatool.errors import OutputError
-from cudatool.trace import Recorder, Trace, hooks, read, stacks
+from cudatool.trace import Recorder, Trace, hooks, read, stacks, threads
 from cudatool.trace.events import RECORD, Event, Kind, WarningFlag
 from cudatool.trace.model import Ending
 from cudatool.trace.validate import _LIMITS, MAX_ADDRESS, MAX_MEMORY, MAX_TIME
@@ -466,7 +466,7 @@ def test_an_event_that_a_signal_handlers_exception_kept_waiting_is_in_the_file_t
     with Recorder(tmp_path / "trace.ctrace", header={}):
         emit_numbered(range(3))
         hooks.emit(Kind.MEM_ALLOC, address=3, size=512)
-        waiting = hooks._local.thread.pending
+        waiting = threads.local.thread.pending
         waiting.append(Event(hooks.monotonic_ns(), Kind.MEM_ALLOC, 0, 0, hooks.thread_id(), 0, 0, 0, "", 4, 512, 0, 0))
     assert addresses(read(tmp_path / "trace.ctrace")) == [0, 1, 2, 3, 4]
     assert not waiting
