@@ -67,7 +67,7 @@ def again(a: Any, b: Any, out: DeviceArray | None, ndim: int | None = None) -> D
 
 def linear_again(input: Any, weight: Any, bias: DeviceArray) -> DeviceArray | None:
     """Enqueue ``input @ weight.T + bias`` and return the result; None if there is no plan for it."""
-    if hooks.active or _gemm.tuner is not None or type(input) is not DeviceArray or type(weight) is not DeviceArray:
+    if hooks.active or _gemm.tuner is not None or not (type(input) is type(weight) is type(bias) is DeviceArray):
         return None
     device, shape, strides = input.device, input.shape, input.strides
     flat = shape

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cudatool.errors import UsageError
-from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.array import DeviceArray, check_array
 from cudatool.runtime.traced_calls import traced
 
 __all__ = ["Conjugate", "Operand", "conj", "plain"]
@@ -66,6 +66,7 @@ def conj(array: Operand) -> Operand:
     """
     if isinstance(array, Conjugate):
         return array.array
+    check_array("conj", array)
     return Conjugate(array) if array.dtype.kind == "c" else array
 
 

@@ -14,7 +14,8 @@ from cudatool.blas._numerics import RELU_MASK_BITS
 from cudatool.blas._products import added
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import op
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, check_array, empty
+from cudatool.runtime.dtypes import as_dtype
 
 __all__ = ["Fused", "addmm_activation", "int_mm", "mm_epilogue", "scaled_mm"]
 
@@ -193,7 +194,9 @@ def _scaled_mm(
     """
     a, _ = plain(input)
     b, _ = plain(mat2)
-    dtype = np.dtype(out_dtype if out_dtype is not None else BFLOAT16 if out is None else out.dtype)
+    if out is not None:
+        check_array("scaled_mm: out", out)
+    dtype = as_dtype(out_dtype if out_dtype is not None else BFLOAT16 if out is None else out.dtype)
     if a.dtype not in FP8 or b.dtype not in FP8 or a.dtype == b.dtype == FP8[1]:
         raise UsageError(
             f"scaled_mm takes float8_e4m3fn and float8_e5m2, at most one of them float8_e5m2, not {a.dtype} and "

@@ -15,7 +15,7 @@ from cudatool.blas._multiply import check_operands, check_types, multiply, room_
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import op
 from cudatool.runtime.allocator import Layout
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, check_array, empty
 from cudatool.runtime.dtypes import is_number
 
 __all__ = ["added", "addmm", "addmv", "baddbmm", "bmm", "dot", "linear", "matmul", "mm", "mv", "vdot"]
@@ -256,6 +256,8 @@ def _linear(input: Operand, weight: Operand, bias: DeviceArray | None = None) ->
         raise UsageError(
             f"linear takes an input of shape (..., in) and a weight of (out, in), not {input.shape} and {weight.shape}"
         )
+    if bias is not None:
+        check_array("linear: the bias", bias)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UsageError(f"linear: the bias must have shape {weight.shape[:1]}, not {bias.shape}")
     flat = input if len(input.shape) == 2 else _matrix(input)

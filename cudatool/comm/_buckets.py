@@ -10,8 +10,8 @@ import numpy as np
 from cudatool.comm._spread import broadcast
 from cudatool.comm._sum import reduce_add
 from cudatool.errors import UsageError
-from cudatool.runtime.array import DeviceArray, empty
-from cudatool.runtime.device import DeviceLike, device_index
+from cudatool.runtime.array import DeviceArray, empty, list_of_arrays
+from cudatool.runtime.device import DeviceLike, device_indices
 from cudatool.runtime.traced_calls import traced
 
 __all__ = ["broadcast_coalesced", "reduce_add_coalesced"]
@@ -44,9 +44,10 @@ def broadcast_coalesced(
     UsageError
         An array is not on the first device.
     """
-    indices = [device_index(device) for device in devices]
+    indices = device_indices(devices)
     if not indices:
         raise UsageError("Expected at least one device to broadcast to")
+    tensors = list_of_arrays("broadcast_coalesced", tensors)
     for place, array in enumerate(tensors):
         if array.device != indices[0]:
             raise UsageError(f"all tensors must be on devices[0], which is {indices[0]}; number {place} is {array!r}")
@@ -78,6 +79,9 @@ def reduce_add_coalesced(
     UsageError
         As :func:`reduce_add`; or the devices have different numbers of arrays.
     """
+    if not isinstance(inputs, Iterable):
+        raise UsageError(f"reduce_add_coalesced takes a list of lists of DeviceArrays, not {type(inputs).__name__}")
+    inputs = [list_of_arrays("reduce_add_coalesced", arrays) for arrays in inputs]
     if not inputs or len({len(arrays) for arrays in inputs}) != 1:
         raise UsageError(f"every device needs the same number of arrays, not {[len(arrays) for arrays in inputs]}")
     for place, group in enumerate(zip(*inputs, strict=True)):

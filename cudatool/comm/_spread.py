@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from cudatool.errors import UsageError
 from cudatool.runtime.array import DeviceArray, empty
-from cudatool.runtime.device import DeviceLike, device_index
+from cudatool.runtime.device import DeviceLike, device_indices
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.peer import copy_between
 from cudatool.runtime.stream import Stream, StreamContext
 from cudatool.runtime.traced_calls import traced
@@ -51,7 +52,7 @@ def broadcast(
         raise UsageError(f"Exactly one of 'devices' and 'out' must be specified, but got {devices=} and {out=}")
     source = _source(tensor)
     if devices is not None:
-        indices = [device_index(device) for device in devices]
+        indices = device_indices(devices)
         result = [
             source
             if isinstance(source, DeviceArray) and source.device == index
@@ -59,9 +60,8 @@ def broadcast(
             for index in indices
         ]
     else:
-        result = list(out or ())
+        result = _outputs(out)
         for place, array in enumerate(result):
-            _check_on_device(array, place)
             if array.shape != source.shape:
                 raise UsageError(
                     "Expected all output tensors to have same shape as the source tensor "
@@ -109,12 +109,15 @@ def scatter(
         for name, value in (("devices", devices), ("chunk_sizes", chunk_sizes)):
             if value is not None:
                 raise UsageError(f"'{name}' must not be specified when 'out' is specified, but got {name}={value!r}")
+        out = _outputs(out)
         indices, sizes = [array.device for array in out], _sizes_of(out, source, axis)
     chunks = [source[index] for index in _cuts(axis, sizes)]
     with ExitStack() as current:
         for place, (index, stream) in enumerate(zip(indices, streams or (), strict=False)):
             if stream is None:
                 continue
+            if not isinstance(stream, Stream):
+                raise UsageError(f"streams are Streams or None; the one at index {place} is {type(stream).__name__}")
             if stream.device_index != index:
                 raise UsageError(
                     f"Expected the device associated with the stream at index {place} (was {stream.device_index}) "
@@ -129,7 +132,7 @@ def scatter(
                 for chunk, index in zip(chunks, indices, strict=False)  # there may be fewer chunks
             ]
         else:
-            result = list(out)
+            result = out
         _copy_all([(target, chunk) for target, chunk in zip(result, chunks, strict=True) if target is not chunk])
     return tuple(result)
 
@@ -138,7 +141,7 @@ def _cut_for(
     devices: Iterable[DeviceLike] | None, chunk_sizes: Iterable[int] | None, extent: int, dim: int
 ) -> tuple[list[int], list[int]]:
     """Return the devices of chunks, and the extents of these along a dimension."""
-    indices = [device_index(device) for device in devices or ()]
+    indices = device_indices(devices or ())
     if not indices:
         raise UsageError("Expected at least one device to scatter to")
     if chunk_sizes is None:
@@ -178,6 +181,8 @@ def gather(
     UsageError
         What is given does not fit together.
     """
+    if isinstance(tensors, DeviceArray) or not isinstance(tensors, Iterable):
+        raise UsageError(f"gather takes a list of DeviceArrays, not {type(tensors).__name__}")
     parts = list(tensors)
     if out is not None and destination is not None:
         raise UsageError(f"'destination' must not be specified when 'out' is specified, but got {destination=}")
@@ -205,6 +210,8 @@ def gather(
     shape = (*first.shape[:axis], sum(sizes), *first.shape[axis + 1 :])
     result: _Array
     if out is not None:
+        if not isinstance(out, DeviceArray | np.ndarray):
+            raise UsageError(f"out is a DeviceArray or a NumPy array, not {type(out).__name__}")
         if out.shape != shape:
             raise UsageError(f"Expected out tensor to have shape {shape}, but got {out.shape}")
         result = out
@@ -225,15 +232,21 @@ def _source(tensor: Any) -> _Array:
     return tensor if isinstance(tensor, DeviceArray) else np.asarray(tensor)
 
 
-def _check_on_device(array: Any, place: int) -> None:
-    if not isinstance(array, DeviceArray):
-        raise UsageError(
-            "Expected all output tensors to be CUDA tensors, but output tensor at index "
-            f"{place} is a {type(array).__name__}"
-        )
+def _outputs(out: Any) -> list[DeviceArray]:
+    if isinstance(out, DeviceArray) or not isinstance(out, Iterable):
+        raise UsageError(f"out is a list of DeviceArrays, not {type(out).__name__}")
+    found = list(out)
+    for place, array in enumerate(found):
+        if not isinstance(array, DeviceArray):
+            raise UsageError(
+                "Expected all output tensors to be CUDA tensors, but output tensor at index "
+                f"{place} is a {type(array).__name__}"
+            )
+    return found
 
 
 def _axis(dim: int, ndim: int) -> int:
+    dim = require_int("dim", dim)
     if not -ndim <= dim < ndim:
         raise UsageError(f"there is no dimension {dim}: the array has {ndim}")
     return dim % ndim
@@ -250,7 +263,6 @@ def _sizes_of(out: Sequence[DeviceArray], source: _Array, axis: int) -> list[int
     if not out:
         raise UsageError("Expected at least one output tensor to scatter to")
     for place, array in enumerate(out):
-        _check_on_device(array, place)
         rest = [extent for d, extent in enumerate(source.shape) if d != axis]
         if array.ndim != source.ndim or rest != [extent for d, extent in enumerate(array.shape) if d != axis]:
             raise UsageError(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from cudatool import ops
 from cudatool.errors import UsageError
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, empty, list_of_arrays
 from cudatool.runtime.device import DeviceLike, device_index
 from cudatool.runtime.peer import copy_between
 from cudatool.runtime.traced_calls import traced
@@ -30,13 +30,11 @@ def reduce_add(inputs: Iterable[DeviceArray], destination: DeviceLike = None) ->
     UsageError
         The inputs do not fit each other, or none is on `destination`.
     """
-    parts = list(inputs)
+    parts = list_of_arrays("reduce_add", inputs)
     if not parts:
         raise UsageError("reduce_add needs at least one array")
     first = parts[0]
     for place, part in enumerate(parts):
-        if not isinstance(part, DeviceArray):
-            raise UsageError(f"reduce_add expects all inputs to be on GPUs; input {place} is a {type(part).__name__}")
         if (part.shape, part.dtype) != (first.shape, first.dtype):
             raise UsageError(
                 f"input {place} has invalid size: got {part.dtype} {part.shape}, "

@@ -18,7 +18,7 @@ from cudatool.memory import CachingAllocator
 from cudatool.random._generator import default_generator
 from cudatool.runtime import calls
 from cudatool.runtime._native import call
-from cudatool.runtime.allocator import allocator, current_allocator
+from cudatool.runtime.allocator import allocator, current_allocator, require_pool_id
 from cudatool.runtime.calls import check, entry, operation, raise_status
 from cudatool.runtime.capture import Capture, capture_id, captures, is_capturing, relaxed
 from cudatool.runtime.device import call_on
@@ -106,7 +106,7 @@ class CUDAGraph(Owner):
             The current stream is the default stream, this thread captures already, the graph was captured already, or
             memory is not cached.
         """
-        mode = _MODES.get(capture_error_mode)
+        mode = _MODES.get(capture_error_mode) if isinstance(capture_error_mode, str) else None
         if mode is None:
             raise UsageError(f"{capture_error_mode!r} is not a capture_error_mode; choose one of {', '.join(_MODES)}")
         if self._capture is not None or self._pool is not None:
@@ -432,10 +432,8 @@ def refuse_nested() -> None:
 def _pool_id(pool: PoolLike) -> tuple[int, int]:
     if isinstance(pool, MemPool):
         return pool.id
-    if pool is not None and not (isinstance(pool, tuple) and [type(part) for part in pool] == [int, int]):
-        raise UsageError(f"{pool!r} is not a pool; pass a graph's pool(), a graph_pool_handle() or a MemPool")
     # Their first number tells the pools of single graphs from those that programs have asked for.
-    return (next(_private_pools), 0) if pool in (None, (0, 0)) else pool
+    return (next(_private_pools), 0) if pool is None or require_pool_id(pool) == (0, 0) else pool
 
 
 def _caching_allocator(device: int) -> CachingAllocator:

@@ -112,6 +112,8 @@ class Settings:
         ConfigError
             An unknown key, a value that its key does not accept, something that only PyTorch can do, or too long.
         """
+        if not isinstance(text, str):
+            raise ConfigError(f"allocator settings are a string, not {type(text).__name__}")
         if len(text) > SETTINGS_LENGTH:
             raise ConfigError(f"allocator settings have at most {SETTINGS_LENGTH:,} characters: {quoted(text)}")
         settings = cls(text=text)

@@ -15,7 +15,8 @@ from cudatool import _driver
 from cudatool.errors import CudaError, UsageError
 from cudatool.nccl._calls import SUM, Name, RankPart, wire
 from cudatool.runtime.array import DeviceArray
-from cudatool.runtime.device import DeviceLike, current_device, device_count, device_index
+from cudatool.runtime.device import DeviceLike, current_device, device_count, device_indices
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.extents import emit_extents
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.runtime.traced_calls import traced
@@ -96,6 +97,9 @@ def init_rank(num_ranks: int, uid: bytes, rank: int) -> Communicator:
     CudaError
         The ranks do not find each other.
     """
+    num_ranks, rank = require_int("num_ranks", num_ranks), require_int("rank", rank)
+    if not isinstance(uid, bytes | bytearray):
+        raise UsageError(f"a unique id is bytes, from cudatool.nccl.unique_id(), not {type(uid).__name__}")
     if not 0 <= rank < num_ranks:
         raise UsageError(f"rank {rank} is none of {num_ranks}")
     if len(uid) != 128:
@@ -331,7 +335,7 @@ def init_all(devices: Iterable[DeviceLike] | None = None) -> list[Communicator]:
     UsageError
         A device is named twice, or none.
     """
-    indices = [device_index(device) for device in (range(device_count()) if devices is None else devices)]
+    indices = device_indices(range(device_count()) if devices is None else devices)
     if not indices or len(set(indices)) < len(indices):
         raise UsageError(f"each rank needs its own device, not {indices}")
     handles, number = library().init_all(indices), next(_ids)

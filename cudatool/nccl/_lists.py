@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from cudatool.errors import UsageError
@@ -112,7 +112,8 @@ def _ranks(
     """Yield communicator, input, output and stream of each rank."""
     arrays: Any
     for what, arrays in (("inputs", inputs), ("outputs", outputs)):
-        if isinstance(arrays, DeviceArray) or not all(isinstance(array, DeviceArray) for array in arrays):
+        is_list = isinstance(arrays, Collection) and not isinstance(arrays, DeviceArray)
+        if not is_list or not all(isinstance(array, DeviceArray) for array in arrays):
             raise UsageError(f"{what} should be a collection of device arrays")
     if not inputs or len(inputs) != len(outputs):
         raise UsageError(f"there must be as many outputs as inputs, and at least one: {len(outputs)}, {len(inputs)}")

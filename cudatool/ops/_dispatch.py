@@ -142,9 +142,9 @@ class Op:
 
 def op(name: str) -> Op:
     """Return the operation of this name; the first call makes it."""
-    found = _ops.get(name)
+    found = _ops.get(name) if isinstance(name, str) else None
     if found is None:
-        if "." not in name:
+        if not isinstance(name, str) or "." not in name:
             raise UsageError(f"an operation is named as programs call it, with its package, not {name!r}")
         found = _ops[name] = Op(name)
     return found

@@ -11,7 +11,7 @@ import numpy as np
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, Op, op
 from cudatool.ops._pointwise import Pointwise, Result
-from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.array import DeviceArray, check_array
 from cudatool.runtime.dtypes import category, holds, is_number, result_type
 
 __all__ = [
@@ -447,8 +447,7 @@ def _(input: DeviceArray, mask: Any, value: Any, *, out: DeviceArray | None = No
     UsageError
         The input is no array, or its dtype does not hold the value.
     """
-    if not isinstance(input, DeviceArray):
-        raise UsageError(f"masked_fill takes a DeviceArray, not {type(input).__name__}")
+    check_array("masked_fill", input)
     if is_number(value) and not holds(input.dtype, value):
         raise UsageError(f"masked_fill: {input.dtype} does not hold {value}")
     return _masked_fill(input, mask, value, out=out)
@@ -509,5 +508,5 @@ def one_of(table: dict[Any, Pointwise], key: Any, parameter: str, *more: str) ->
     """
     try:
         return table[key]
-    except KeyError:
+    except (KeyError, TypeError):  # or it cannot be a key
         raise UsageError(f"{parameter} must be one of {', '.join(map(repr, [*table, *more]))}, not {key!r}") from None

@@ -19,7 +19,7 @@ from cudatool.ops._complex import complex_functions
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, collapse, offsets, pack_width
 from cudatool.ops._pointwise import check_out
 from cudatool.runtime import calls
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, check_array, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS, c_type, category, compute_dtype, require_int
 from cudatool.runtime.kernel import Kernel, compile_own, launch
@@ -311,12 +311,6 @@ def _numbers(rows: list[list[int]]) -> list[int]:
 def _power_of_two(count: int) -> int:
     """Return the largest power of two not above `count`, at least 1."""
     return 1 << max(count.bit_length() - 1, 0)
-
-
-def check_array(name: str, input: object) -> None:
-    """Raise UsageError if it is not a DeviceArray."""
-    if not isinstance(input, DeviceArray):
-        raise UsageError(f"{name} takes a DeviceArray, not {type(input).__name__}")
 
 
 def dimensions(name: str, dim: Dims, ndim: int) -> tuple[int, ...]:

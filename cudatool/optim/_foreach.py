@@ -11,9 +11,9 @@ import numpy as np
 
 from cudatool.errors import UsageError
 from cudatool.runtime import calls
-from cudatool.runtime.array import DeviceArray, asarray, empty
+from cudatool.runtime.array import DeviceArray, asarray, check_array, empty
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.dtypes import c_type
+from cudatool.runtime.dtypes import c_type, real
 from cudatool.runtime.kernel import Kernel, compile_own, launch
 from cudatool.runtime.multi_tensor import (
     CHUNK,
@@ -279,7 +279,7 @@ def get_total_norm(
     UsageError
         The arrays are none of these, or the norm is not finite and must be.
     """
-    p = float(norm_type)
+    p = float(real("norm_type", norm_type))
     if not p > 0:
         raise UsageError(f"norm_type must be above 0, not {norm_type}")
     (checked,) = check_alike({"tensors": tensors})
@@ -321,10 +321,12 @@ def clip_grads_with_norm_(grads: Sequence[DeviceArray], max_norm: float, total_n
     total_norm
         What :func:`get_total_norm` returned.
     """
+    check_array("clip_grads_with_norm_", total_norm)
+    max_norm = float(real("max_norm", max_norm))
     coefficient = empty((), np.float64, device=total_norm.device)
     kernel = _kernel(f"clip_coefficient<{c_type(total_norm.dtype)}>", total_norm.device)
     config = calls.core.LaunchConfig(grid=1, block=1)
-    launch(current_stream(total_norm.device), config, kernel, total_norm, float(max_norm), coefficient)
+    launch(current_stream(total_norm.device), config, kernel, total_norm, max_norm, coefficient)
     foreach_scale_(grads, coefficient)
 
 
@@ -405,6 +407,8 @@ def amp_update_scale_(
     DeviceArray
         `current_scale`.
     """
+    for array in (current_scale, growth_tracker, found_inf):
+        check_array("amp_update_scale_", array)
     if growth_tracker.size != 1 or growth_tracker.dtype != np.int32 or growth_tracker.device != current_scale.device:
         raise UsageError(f"growth_tracker must be one int32 on device {current_scale.device}, not {growth_tracker!r}")
     found = _scalar_at(current_scale, found_inf, "found_inf")

@@ -12,7 +12,7 @@ from cudatool.ops._pointwise import Pointwise
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import BLOCK, PHILOX, blocks, draws, fill, operation, real_type, run, take, word_type
 from cudatool.random._layout import by_strides, empty_like, in_memory_order
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, check_array, empty
 from cudatool.runtime.dtypes import real
 from cudatool.runtime.stream import current_stream
 
@@ -57,6 +57,7 @@ def bernoulli_(array: DeviceArray, p: Any = 0.5, *, generator: Generator | None 
     ShapeError
         The shapes do not fit.
     """
+    check_array("bernoulli_", array)
     name = word_type(array.dtype, "bernoulli_")
     if isinstance(p, DeviceArray):
         return _each(array, name, p, generator)
@@ -128,9 +129,10 @@ def bernoulli(
     UsageError
         A probability is not in [0, 1], or `input` is not floating-point and `p` is missing, or `out` does not fit.
     """
-    if out is None:
-        out = empty_like(input)
-    elif out.shape != input.shape:
+    check_array("bernoulli", input)
+    out = empty_like(input) if out is None else out
+    check_array("bernoulli: out", out)
+    if out.shape != input.shape:
         raise UsageError(f"out has shape {out.shape}, the probabilities {input.shape}")
     bernoulli_(out, input if p is None else p, generator=generator)
     return out
@@ -205,8 +207,7 @@ def dropout(
     UsageError
         `p` is not in [0, 1], or the dtype is no floating-point one.
     """
-    if not isinstance(input, DeviceArray):
-        raise UsageError(f"dropout takes a DeviceArray, not {type(input).__name__}")
+    check_array("dropout", input)
     if not 0 <= real("dropout: p", p) <= 1:
         raise UsageError(f"dropout expects p to be in [0, 1], not {p}")
     if not training or p == 0 or not input.size:
@@ -225,6 +226,7 @@ def native_dropout(
     UsageError
         `p` is not in [0, 1], or the dtype is no floating-point one.
     """
+    check_array("native_dropout", input)
     name = real_type(input.dtype, "dropout")
     if not 0 <= real("native_dropout: p", p) <= 1:
         raise UsageError(f"dropout expects p to be in [0, 1], not {p}")
@@ -273,6 +275,8 @@ def native_dropout_backward(grad_output: DeviceArray, mask: DeviceArray, scale: 
     UsageError
         Shapes or dtypes do not fit.
     """
+    check_array("native_dropout_backward", grad_output)
+    check_array("native_dropout_backward", mask)
     real_type(grad_output.dtype, "dropout")
     if mask.dtype != np.bool or mask.shape != grad_output.shape:
         raise UsageError(f"the mask is bool and has shape {grad_output.shape}; this has {mask.dtype} and {mask.shape}")

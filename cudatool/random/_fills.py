@@ -11,7 +11,7 @@ import numpy as np
 from cudatool.errors import UsageError
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import REALS, fill, operation, real_type, word_type
-from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.array import DeviceArray, check_array
 from cudatool.runtime.dtypes import real, require_int
 
 __all__ = [
@@ -60,6 +60,7 @@ def uniform_(
     UsageError
         `low` is above `high`, or they or their difference are beyond the dtype; the dtype is another one.
     """
+    check_array("uniform_", array)
     low, high = real("uniform_: low", low), real("uniform_: high", high)
     if array.dtype.kind == "c":
         uniform_(_parts(array), low, high, generator=generator)
@@ -84,6 +85,7 @@ def normal_(
     UsageError
         `std` is negative, or the dtype is neither floating-point nor complex.
     """
+    check_array("normal_", array)
     mean, std = real("normal_: mean", mean), real("normal_: std", std)
     if not std >= 0:
         raise UsageError(f"normal_ expects std >= 0, not {std}")
@@ -103,6 +105,7 @@ def exponential_(array: DeviceArray, lambd: float = 1.0, *, generator: Generator
     UsageError
         `lambd` is not positive, or the dtype is no floating-point one.
     """
+    check_array("exponential_", array)
     if not real("exponential_: lambd", lambd) > 0:
         raise UsageError(f"exponential_ expects lambd > 0, not {lambd}")
     name = real_type(array.dtype, "exponential_")
@@ -120,6 +123,7 @@ def log_normal_(
     UsageError
         `std` is not positive, or the dtype is no floating-point one.
     """
+    check_array("log_normal_", array)
     mean, std = real("log_normal_: mean", mean), real("log_normal_: std", std)
     if not std > 0:
         raise UsageError(f"log_normal_ expects std > 0, not {std}")
@@ -138,6 +142,7 @@ def cauchy_(
     UsageError
         `sigma` is not positive, or the dtype is no floating-point one.
     """
+    check_array("cauchy_", array)
     median, sigma = real("cauchy_: median", median), real("cauchy_: sigma", sigma)
     if not sigma > 0:
         raise UsageError(f"cauchy_ expects sigma > 0, not {sigma}")
@@ -154,6 +159,7 @@ def geometric_(array: DeviceArray, p: float, *, generator: Generator | None = No
     UsageError
         `p` is not in (0, 1), or the dtype is complex or bool.
     """
+    check_array("geometric_", array)
     if not 0 < real("geometric_: p", p) < 1:
         raise UsageError(f"geometric_ expects p to be in (0, 1), not {p}")
     if array.dtype.kind == "b":
@@ -180,6 +186,7 @@ def random_(array: DeviceArray, *bounds: SupportsIndex | None, generator: Genera
     UsageError
         There is no number in the range, or the dtype cannot hold its ends.
     """
+    check_array("random_", array)
     name = word_type(array.dtype, "random_")
     if not bounds:
         wide = array.dtype.itemsize == 8

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.errors import UsageError
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, check_array, empty
 
 __all__ = ["by_strides", "empty_like", "in_memory_order"]
 
@@ -41,8 +40,7 @@ def in_memory_order(array: DeviceArray) -> DeviceArray:
 
 def empty_like(array: DeviceArray, dtype: Any = None) -> DeviceArray:
     """Return a new array of the same shape, without gaps, whose dimensions lie in memory in the same order."""
-    if not isinstance(array, DeviceArray):
-        raise UsageError(f"this takes a DeviceArray, not {type(array).__name__}; copy it with asarray")
+    check_array("this", array)
     order = by_strides(array)
     made = empty([array.shape[d] for d in order], array.dtype if dtype is None else dtype, device=array.device)
     return made.transpose(np.argsort(order)) if order != sorted(order) else made

@@ -11,7 +11,7 @@ from cudatool.random._creation import target
 from cudatool.random._fills import exponential_
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import PHILOX, operation, real_type, run, take
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, check_array, empty
 from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.stream import current_stream
 
@@ -158,8 +158,7 @@ def multinomial(
     UsageError
         Shape, dtype or number of samples are not as above, or there are fewer categories than samples.
     """
-    if not isinstance(input, DeviceArray):
-        raise UsageError(f"multinomial takes a DeviceArray, not {type(input).__name__}")
+    check_array("multinomial", input)
     num_samples = require_int("num_samples", num_samples)
     name = real_type(input.dtype, "multinomial")
     if input.ndim not in (1, 2) or not 0 < input.shape[-1] <= _MOST_CATEGORIES:

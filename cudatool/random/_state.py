@@ -10,8 +10,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.errors import UsageError
 from cudatool.random._generator import Generator, default_generator, seed_all_with
-from cudatool.runtime.device import DeviceLike, device_count
+from cudatool.runtime.device import DeviceLike, device_count, device_indices
 from cudatool.runtime.traced_calls import traced
 
 __all__ = [
@@ -90,7 +91,15 @@ def set_rng_state(new_state: Any, device: DeviceLike = None) -> None:
 
 @traced
 def set_rng_state_all(new_states: Iterable[Any]) -> None:
-    """Set the default generators to what :func:`get_rng_state_all` returned."""
+    """Set the default generators to what :func:`get_rng_state_all` returned.
+
+    Raises
+    ------
+    UsageError
+        It is no list of states.
+    """
+    if not isinstance(new_states, Iterable):
+        raise UsageError(f"set_rng_state_all takes the states of get_rng_state_all(), not {new_states!r}")
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
 
@@ -100,7 +109,9 @@ def _fork_rng(devices: Iterable[DeviceLike] | None, enabled: bool) -> Iterator[N
     if not enabled:
         yield
         return
-    generators = all_generators() if devices is None else [default_generator(device) for device in devices]
+    generators = (
+        all_generators() if devices is None else [default_generator(index) for index in device_indices(devices)]
+    )
     states = [generator.get_state() for generator in generators]
     try:
         yield

@@ -28,7 +28,7 @@ from cudatool.runtime._native import Region
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import DeviceLike, device_index, get_device_properties
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.dtypes import as_dtype, require_int
+from cudatool.runtime.dtypes import as_dtype, real, require_handle, require_int
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, float_bits
@@ -49,6 +49,7 @@ __all__ = [
     "change_current_allocator",
     "current_allocator",
     "empty_cache",
+    "extents_of_shape",
     "get_allocator_backend",
     "fractions",
     "get_per_process_memory_fraction",
@@ -70,6 +71,7 @@ __all__ = [
     "paused",
     "planned",
     "PlannedMemory",
+    "require_pool_id",
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_max_memory_cached",
@@ -295,23 +297,31 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     UsageError
         Elements of `dtype` are Python objects, or `shape` is none.
     """
-    dtype = as_dtype(dtype)
+    dtype, extents = as_dtype(dtype), extents_of_shape(shape)
     if dtype.hasobject:
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
-    extents: tuple[int, ...]
-    if type(shape) is int:  # asking for an Iterable takes its time
-        extents = (shape,)
-    else:
-        several = type(shape) is tuple or isinstance(shape, Iterable)
-        try:
-            extents = tuple(map(operator.index, shape if several else (shape,)))  # type: ignore[arg-type]
-        except TypeError:
-            raise UsageError(f"a shape is a whole number or several, not {shape!r}") from None
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
     try:
         return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
     except ValueError as error:
         raise UsageError(f"cannot make an array of shape {extents}: {error}") from None
+
+
+def extents_of_shape(shape: Shape) -> tuple[int, ...]:
+    """Return the number of elements along each dimension.
+
+    Raises
+    ------
+    UsageError
+        `shape` is neither a whole number nor several.
+    """
+    if type(shape) is int:  # asking for an Iterable takes its time
+        return (shape,)
+    several = type(shape) is tuple or isinstance(shape, Iterable)
+    try:
+        return tuple(map(operator.index, shape if several else (shape,)))  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"a shape is a whole number or several, not {shape!r}") from None
 
 
 def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | int | None = None) -> int:
@@ -326,13 +336,15 @@ def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream
     ------
     OutOfMemoryError
         There is not that much.
+    UsageError
+        `size` is no whole number, or negative, or `stream` is neither a stream nor a handle.
     """
     if stream is None:
         stream = current_stream(device)
     if isinstance(stream, Stream):
         index, handle = stream.device_index, stream.cuda_stream
     else:
-        index, handle = device_index(device), stream
+        index, handle = device_index(device), require_handle("stream", stream)
     source = current_allocator(index)
     address = source.malloc(require_int("size", size), handle)
     if address:
@@ -348,12 +360,13 @@ def caching_allocator_delete(mem_ptr: int) -> None:
     UsageError
         It did not return `mem_ptr`, or that was freed before.
     """
-    if not mem_ptr:
+    address = require_handle("mem_ptr", mem_ptr)
+    if not address:
         return
-    source = _by_address.pop(require_int("mem_ptr", mem_ptr), None)
+    source = _by_address.pop(address, None)
     if source is None:
-        raise UsageError(f"{mem_ptr:#x} was not returned by caching_allocator_alloc, or was freed before")
-    source.free(mem_ptr)
+        raise UsageError(f"{address:#x} was not returned by caching_allocator_alloc, or was freed before")
+    source.free(address)
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
@@ -436,11 +449,7 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
     UsageError
         `fraction` is no number between 0 and 1.
     """
-    found = allocator(device_index(device))
-    try:
-        found.set_memory_fraction(fraction)
-    except TypeError:
-        raise UsageError(f"a fraction is a number between 0 and 1, not {fraction!r}") from None
+    allocator(device_index(device)).set_memory_fraction(real("fraction", fraction))
 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
@@ -461,6 +470,19 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     return int(free), int(total)
 
 
+def require_pool_id(pool: Any) -> tuple[int, int]:
+    """Return the id of a pool of memory, which `pool` has to be.
+
+    Raises
+    ------
+    UsageError
+        It is something else.
+    """
+    if not (isinstance(pool, tuple) and [type(part) for part in pool] == [int, int]):
+        raise UsageError(f"{pool!r} is not a pool; pass a graph's pool(), a graph_pool_handle() or a MemPool's id")
+    return pool
+
+
 def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[SegmentInfo]:
     """Return all segments of all devices with their blocks, in PyTorch's schema.
 
@@ -470,9 +492,15 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
         Return the segments of this pool alone; ``(0, 0)`` is none in particular, as in torch.
     include_traces
         Changes nothing: traces are recorded by :func:`cudatool.record`.
+
+    Raises
+    ------
+    UsageError
+        `mempool_id` is no id of a pool, or the program has its own allocator.
     """
     _refuse_own()
-    pool = None if mempool_id in (None, (0, 0)) else mempool_id
+    pool = None if mempool_id is None else require_pool_id(mempool_id)
+    pool = None if pool == (0, 0) else pool
     used = sorted(_allocators.copy().items())  # not all devices: asking one starts its context, which takes memory
     return [segment for _, found in used for segment in found.snapshot_segments(pool=pool)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 
@@ -29,9 +30,11 @@ __all__ = [
     "ALIGNMENT",
     "DeviceArray",
     "asarray",
+    "check_array",
     "empty",
     "from_dlpack",
     "full",
+    "list_of_arrays",
     "may_overlap",
     "ones",
     "signature",
@@ -361,6 +364,29 @@ def _integer(part: SupportsIndex) -> int:
     except TypeError:
         pass
     raise UsageError(f"cannot index with {type(part).__name__}; only integers, slices, ... and None")
+
+
+def check_array(name: str, array: object) -> None:
+    """Raise UsageError if what is passed to the function `name` is not a DeviceArray."""
+    if not isinstance(array, DeviceArray):
+        raise UsageError(f"{name} takes a DeviceArray, not {type(array).__name__}")
+
+
+def list_of_arrays(name: str, arrays: Any) -> list[DeviceArray]:
+    """Return the arrays that are passed to the function `name`.
+
+    Raises
+    ------
+    UsageError
+        It is not a list, or another iterable, of DeviceArrays.
+    """
+    if isinstance(arrays, DeviceArray | str) or not isinstance(arrays, Iterable):
+        raise UsageError(f"{name} takes a list of DeviceArrays, not {type(arrays).__name__}")
+    found = list(arrays)
+    for array in found:
+        if not isinstance(array, DeviceArray):
+            raise UsageError(f"{name} takes a list of DeviceArrays; one of it is {type(array).__name__}")
+    return found
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:

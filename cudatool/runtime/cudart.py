@@ -11,6 +11,7 @@ from cudatool.runtime import calls
 from cudatool.runtime.allocator import mem_get_info
 from cudatool.runtime.device import DeviceLike, current_device
 from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import require_int
 
 __all__ = ["Cudart", "check_error", "cudaError", "cudaStatus", "cudart"]
 
@@ -113,9 +114,11 @@ def check_error(res: int) -> None:
     ------
     CudaError
         `res` is not 0.
+    UsageError
+        `res` is no number.
     """
-    if res:
-        raise CudaError(f"{cudart().cudaGetErrorString(res)} ({int(res)})", cudaError(res).name)
+    if number := require_int("res", res):
+        raise CudaError(f"{cudart().cudaGetErrorString(res)} ({number})", cudaError(number).name)
 
 
 def _known(error: int) -> bool:

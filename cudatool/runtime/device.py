@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, SupportsIndex
@@ -28,6 +28,7 @@ __all__ = [
     "device",
     "device_count",
     "device_index",
+    "device_indices",
     "device_of",
     "get_arch_list",
     "get_device_capability",
@@ -176,7 +177,7 @@ def device_index(device: DeviceLike) -> int:
     """
     if type(device) is int and 0 <= device < _count():
         return device
-    if device is None or device == "cuda":
+    if device is None or (isinstance(device, str) and device == "cuda"):
         return current_device()
     try:
         text = device.removeprefix("cuda:") if isinstance(device, str) else getattr(device, "device_id", device)
@@ -188,9 +189,24 @@ def device_index(device: DeviceLike) -> int:
     return index
 
 
+def device_indices(devices: Iterable[DeviceLike]) -> list[int]:
+    """Return the ordinals that `devices` name.
+
+    Raises
+    ------
+    UsageError
+        They are no devices, or no list of them.
+    DeviceUnavailableError
+        There is no such device.
+    """
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        raise UsageError(f"devices are a list of device numbers, not {devices!r}")
+    return [device_index(device) for device in devices]
+
+
 def set_device(device: DeviceLike) -> None:
     """Make `device` the calling thread's current device. Prefer the :class:`device` context manager."""
-    index = device_index(device) if device != 0 else 0
+    index = 0 if type(device) is int and device == 0 else device_index(device)
     with operation():
         calls.core.Device(index).set_current()
 

@@ -34,6 +34,7 @@ __all__ = [
     "real",
     "real_dtype",
     "result_type",
+    "require_handle",
     "require_int",
 ]
 
@@ -208,6 +209,21 @@ def require_int(what: str, value: Any) -> int:
         raise UsageError(f"{what} must be a whole number, not {value!r}") from None
 
 
+def require_handle(what: str, value: Any) -> int:
+    """Return a handle of the driver's, which the argument `what` has to be: a number, or one of cuda.bindings' types.
+
+    Raises
+    ------
+    UsageError
+        It is something else, or no number of 64 bits.
+    """
+    # CUdeviceptr is no index, as CUstream is.
+    handle = int(value) if type(value).__module__.startswith("cuda.bindings.") else require_int(what, value)
+    if not 0 <= handle < 1 << 64:
+        raise UsageError(f"{what} must be a handle of the driver's, not {value}")
+    return handle
+
+
 def as_dtype(dtype: npt.DTypeLike) -> _Dtype:
     """Return what NumPy takes for a dtype.
 
@@ -315,7 +331,7 @@ def promote_types(type1: npt.DTypeLike, type2: npt.DTypeLike) -> _Dtype:
         There is none: for an 8-bit float and anything else, and for an unsigned integer of more than 8 bits and
         another integer.
     """
-    return _promote(np.dtype(type1), np.dtype(type2))
+    return _promote(as_dtype(type1), as_dtype(type2))
 
 
 def result_type(*operands: Any) -> _Dtype:
@@ -375,8 +391,13 @@ def can_cast(from_: npt.DTypeLike, to: npt.DTypeLike) -> bool:
     """Return whether a result of one dtype may be put into an array of another: never into a lower category.
 
     The rules are ``torch.can_cast``'s; all sizes of a category may be cast to each other.
+
+    Raises
+    ------
+    UsageError
+        One of them is no dtype.
     """
-    return _level(np.dtype(from_)) <= _level(np.dtype(to))
+    return _level(as_dtype(from_)) <= _level(as_dtype(to))
 
 
 def _level(dtype: _Dtype) -> int:

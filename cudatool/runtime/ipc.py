@@ -20,6 +20,7 @@ from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import DeviceLike, device_count, device_index, get_device_properties
 from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.stream import current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, WarningFlag
@@ -88,8 +89,10 @@ def ipc_handle(source: DeviceArray | int, size: int = 0, *, device: DeviceLike =
             raise UsageError("only an array in C order, with elements, can be shared between processes")
         start, shape, dtype = own_memory(source).address, source.shape, source.dtype
     else:
-        start = address = source
-        index, shape, dtype = device_index(device), (size,), np.dtype(np.uint8)
+        start = address = require_int("source", source)
+        index, shape, dtype = device_index(device), (require_int("size", size),), np.dtype(np.uint8)
+        if shape[0] < 0:
+            raise UsageError(f"size must not be negative: {size}")
     current_stream(index).synchronize()
     segment, native = segment_handle(start, index)
     return IpcHandle(native, address - segment, shape, dtype, get_device_properties(index).uuid)
@@ -151,7 +154,11 @@ def open_ipc_handle(handle: IpcHandle) -> IpcArray:
         The handle was made by this process, or its owner has ended.
     DeviceUnavailableError
         This process does not have the device that the array is on.
+    UsageError
+        It is no handle.
     """
+    if not isinstance(handle, IpcHandle):
+        raise UsageError(f"open_ipc_handle takes what ipc_handle() returned, not {type(handle).__name__}")
     return IpcArray(handle, device_of_uuid(handle.device))
 
 

@@ -183,7 +183,7 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
     Raises
     ------
     UsageError
-        The arguments do not fit the parameters.
+        The arguments do not fit the parameters, or `stream`, `config` or `kernel` is none.
     CudaError
         The driver refused the launch.
     """
@@ -191,12 +191,17 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
         stream = current_stream()
     elif not isinstance(stream, Stream):
         stream = as_stream(stream)
-    if len(arguments) != len(kernel.parameters):
+    try:
+        fits = len(arguments) == len(kernel.parameters)
+        has_attributes = config.cluster or config.is_cooperative or config.programmatic_stream_serialization
+    except AttributeError:
+        raise _not_to_be_launched(config, kernel) from None
+    if not fits:
         raise kernel.miscounted(arguments)
     handle, index = stream.native, stream.device_index
     correlation = hooks.begin() if hooks.active else 0
     try:
-        if config.cluster or config.is_cooperative or config.programmatic_stream_serialization:
+        if has_attributes:
             status = call_on(index, _launch_with_attributes, config, handle, kernel, arguments)
         else:
             enqueue = kernel.launcher.launch
@@ -208,6 +213,12 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
         raise_status(status)
     if correlation:
         _emit_launch(stream, config, kernel, arguments, correlation)
+
+
+def _not_to_be_launched(config: Any, kernel: Any) -> UsageError:
+    if not isinstance(kernel, Kernel):
+        return UsageError(f"launch takes a kernel of cudatool.compile, not {type(kernel).__name__}")
+    return UsageError(f"launch takes a cudatool.LaunchConfig, not {type(config).__name__}")
 
 
 def _emit_launch(stream: Stream, config: Any, kernel: Kernel, arguments: tuple[Any, ...], correlation: int) -> None:
@@ -380,9 +391,15 @@ def compile(source: str, name: str, *, options: Any = None) -> Kernel:
     ------
     CompileError
         NVRTC refused the source; the error's ``log`` has its messages.
+    UsageError
+        An argument is of another type.
     """
     if not isinstance(source, str):
         raise UsageError(f"a source is a string of CUDA C++, not {type(source).__name__}")
+    if not isinstance(name, str):
+        raise UsageError(f"a kernel's name is a string, not {type(name).__name__}")
+    if options is not None and not isinstance(options, calls.core.ProgramOptions):
+        raise UsageError(f"options are a cudatool.ProgramOptions, not {type(options).__name__}")
     return _loaded(source, name, options)
 
 

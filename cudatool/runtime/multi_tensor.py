@@ -23,7 +23,7 @@ from cudatool.errors import UsageError
 from cudatool.runtime import calls
 from cudatool.runtime.allocator import Layout
 from cudatool.runtime.annotate import annotate
-from cudatool.runtime.array import DeviceArray, asarray, empty
+from cudatool.runtime.array import DeviceArray, asarray, empty, list_of_arrays
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import NUMBERS, bfloat16
 from cudatool.runtime.kernel import Kernel, compile_own, is_watched, launch
@@ -282,7 +282,7 @@ def scalar_on(device: int, scalar: DeviceArray | None, name: str) -> DeviceArray
     """
     if scalar is None:
         return None
-    if scalar.size != 1 or scalar.dtype != np.float32:
+    if not isinstance(scalar, DeviceArray) or scalar.size != 1 or scalar.dtype != np.float32:
         raise UsageError(f"{name} must be one float32 on the device, not {scalar!r}")
     return asarray(scalar, device=device)
 
@@ -295,7 +295,9 @@ def check_alike(lists: Mapping[str, Sequence[DeviceArray]]) -> list[Arrays]:
     UsageError
         They have not, or one is of a dtype that :data:`FLOATS` lacks.
     """
-    checked = [arrays if isinstance(arrays, Arrays) else Arrays(arrays) for arrays in lists.values()]
+    checked = [
+        arrays if isinstance(arrays, Arrays) else Arrays(list_of_arrays(name, arrays)) for name, arrays in lists.items()
+    ]
     model, model_name = checked[0], next(iter(lists))
     for name, arrays in zip(lists, checked, strict=True):
         if len(arrays) != len(model):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import operator
 import sys
 import threading
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
 from cudatool.memory.host import CachingHostAllocator
 from cudatool.runtime import calls
-from cudatool.runtime.allocator import Shape, array_interface, nested
+from cudatool.runtime.allocator import Shape, array_interface, extents_of_shape, nested
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.capture import capture_of, relaxed
 from cudatool.runtime.device import current_device
@@ -185,11 +184,14 @@ def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
     ------
     CudaError
         The host has not that much memory to pin.
+    UsageError
+        `shape` is none, or elements of `dtype` are Python objects, or have no size.
     """
-    dtype = as_dtype(dtype)
-    extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    dtype, extents = as_dtype(dtype), extents_of_shape(shape)
     if min(extents, default=0) < 0:
         raise UsageError(f"cannot make an array of shape {extents}: a dimension is negative")
+    if dtype.hasobject or not dtype.itemsize:
+        raise UsageError(f"an array of {dtype} cannot be in pinned memory: its elements are no bytes of their own")
     memory = _PinnedMemory(math.prod(extents) * dtype.itemsize)
     array = np.asarray(memory).view(dtype).reshape(extents)
     return array.view(HostArray) if hooks.wants_accesses else array
@@ -205,7 +207,13 @@ def pin_memory(array: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def is_pinned(array: npt.NDArray[Any]) -> bool:
     """Return whether a NumPy array lies in memory that CUDA has pinned: ours, registered, or another library's."""
-    return is_pinned_address(array.ctypes.data)
+    return is_pinned_address(_require_array("is_pinned", array).ctypes.data)
+
+
+def _require_array(what: str, array: Any) -> npt.NDArray[Any]:
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{what} takes a NumPy array, not {type(array).__name__}")
+    return array
 
 
 def is_pinned_address(address: int) -> bool:
@@ -228,12 +236,13 @@ class host_register:  # noqa: N801 - reads as a statement
     Raises
     ------
     UsageError
-        The array has gaps, or no elements.
+        It is no NumPy array, or has gaps, or no elements.
     CudaError
         The driver refuses, for instance memory that is pinned already (CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED).
     """
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
+        _require_array("host_register", array)
         if not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.nbytes:
             raise UsageError(
                 f"cannot pin an array of shape {array.shape} and strides {array.strides}: it is not contiguous"

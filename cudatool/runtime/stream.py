@@ -15,7 +15,7 @@ from cudatool.runtime.calls import check, operation
 from cudatool.runtime.capture import beside_captures
 from cudatool.runtime.device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.dtypes import require_int
+from cudatool.runtime.dtypes import require_handle, require_int
 from cudatool.runtime.event import Event
 from cudatool.runtime.handles import Owner
 from cudatool.trace import hooks
@@ -256,15 +256,19 @@ class ExternalStream(Stream):
     Parameters
     ----------
     stream_ptr
-        The driver's handle; 0 and 1 are the legacy default stream, 2 the per-thread default stream.
+        The driver's handle, a number or a ``CUstream`` of cuda.bindings; 0 and 1 are the legacy default stream, 2 the
+        per-thread default stream.
     device
         The stream's device; default: the current one.
+
+    Raises
+    ------
+    UsageError
+        `stream_ptr` is no handle.
     """
 
     def __init__(self, stream_ptr: int, device: DeviceLike = None) -> None:
-        index = device_index(device)
-        if not 0 <= require_int("stream_ptr", stream_ptr) < 1 << 64:
-            raise UsageError(f"stream_ptr must be a handle of the driver's, not {stream_ptr}")
+        index, stream_ptr = device_index(device), require_handle("stream_ptr", stream_ptr)
         with on_device(index), operation():
             # cuda.core takes 0 for "no stream"; the driver knows the legacy default stream as 1 too.
             found = calls.core.Stream.from_handle(stream_ptr or 1)

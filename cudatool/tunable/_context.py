@@ -137,7 +137,7 @@ def install() -> None:
 @traced
 def enable(val: bool = True) -> None:
     """Let products be computed by the fastest candidate, or all by the default again."""
-    _state.set["ENABLED"] = int(val)
+    _state.set["ENABLED"] = int(bool(val))
     install()
 
 

@@ -67,7 +67,7 @@ class Results(dict[Problem, Result]):
         """
         stated: dict[str, str] = {}
         found: dict[Problem, Result] = {}
-        with open(path, newline="") as file:
+        with open(path, newline="", errors="replace") as file:
             for number, row in enumerate(csv.reader(file), 1):
                 try:
                     if row[0] == _VALIDATOR:
@@ -106,7 +106,7 @@ def read_untuned(path: str) -> list[Problem]:
         It is no such file.
     """
     found: dict[Problem, None] = {}
-    with open(path, newline="") as file:
+    with open(path, newline="", errors="replace") as file:
         for number, row in enumerate(csv.reader(file), 1):
             if row and row[0] != _VALIDATOR:
                 if len(row) < 2:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 import cudatool
-from cudatool import amp, blas, jiterator, nvtx, ops, optim, random
+from cudatool import amp, blas, comm, jiterator, memory, nccl, nvtx, ops, optim, random
 from cudatool.errors import CudaError, ShapeError, UsageError
 
 PLUS = "template <typename T> T plus(T x, T a) { return x + a; }"
@@ -87,6 +88,12 @@ RANDOM = [
     (lambda: ones(3).geometric_("p"), "p must be a real number"),
     (lambda: ones(3).random_(1.5), "high must be a whole number"),
     (lambda: ones(3).bernoulli_("p"), "p must be a real number"),
+    (lambda: random.uniform_(np.ones(3)), "uniform_ takes a DeviceArray, not ndarray"),
+    (lambda: random.random_(None), "random_ takes a DeviceArray, not NoneType"),
+    (lambda: random.bernoulli(ones(3), out=3), "bernoulli: out takes a DeviceArray, not int"),
+    (lambda: random.native_dropout(3, 0.5), "native_dropout takes a DeviceArray, not int"),
+    (lambda: random.fork_rng(0).__enter__(), "devices are a list of device numbers, not 0"),
+    (lambda: random.set_rng_state_all(3), r"takes the states of get_rng_state_all\(\), not 3"),
     (lambda: ones(3).bernoulli_(ones(4)), r"shape \(4,\) is not broadcast to shape \(3,\)"),
 ]
 
@@ -128,6 +135,39 @@ ARRAYS = [
     (lambda: ones(3).get(3), "out must be a NumPy array, not int"),
     (lambda: ones(3).record_stream(3), "int is not a stream"),
     (lambda: ones(3).record_stream(None), "takes a stream, not None"),
+    (lambda: cudatool.empty_pinned("3"), "a shape is a whole number or several, not '3'"),
+    (lambda: cudatool.empty_pinned(1.5), "a shape is a whole number or several, not 1.5"),
+    (lambda: cudatool.empty_pinned(3, object), "cannot be in pinned memory"),
+    (lambda: cudatool.is_pinned(3), "is_pinned takes a NumPy array, not int"),
+    (lambda: cudatool.host_register(ones(3)), "host_register takes a NumPy array, not DeviceArray"),
+    (lambda: cudatool.can_cast("zz", np.float32), "'zz' is no dtype"),
+    (lambda: cudatool.promote_types(np.float32, 3), "3 is no dtype"),
+    (lambda: cudatool.set_device(np.ones(2)), "is not a device"),
+    (lambda: cudatool.current_stream(np.ones(2)), "is not a device"),
+    (lambda: cudatool.check_error("x"), "res must be a whole number, not 'x'"),
+    (lambda: cudatool.ipc_handle("x"), "source must be a whole number, not 'x'"),
+    (lambda: cudatool.ipc_handle(0, -1), "size must not be negative: -1"),
+    (lambda: cudatool.open_ipc_handle(b"x"), r"what ipc_handle\(\) returned, not bytes"),
+]
+
+LISTS = [
+    (lambda: comm.gather(3), "gather takes a list of DeviceArrays, not int"),
+    (lambda: comm.gather([ones(3)], dim=None), "dim must be a whole number, not None"),
+    (lambda: comm.broadcast(ones(3), 0), "devices are a list of device numbers, not 0"),
+    (lambda: comm.broadcast(ones(3), out=3), "out is a list of DeviceArrays, not int"),
+    (lambda: comm.broadcast_coalesced(ones(3), [0]), "broadcast_coalesced takes a list of DeviceArrays"),
+    (lambda: comm.reduce_add([ones(3), "x"]), "reduce_add takes a list of DeviceArrays; one of it is str"),
+    (lambda: comm.reduce_add_coalesced(3), "reduce_add_coalesced takes a list of lists"),
+    (lambda: comm.scatter(ones(4), [0], streams=[3]), "the one at index 0 is int"),
+    (lambda: nccl.all_reduce(3), "inputs should be a collection of device arrays"),
+    (lambda: nccl.init_all(0), "devices are a list of device numbers, not 0"),
+    (lambda: nccl.init_rank(None, bytes(128), 0), "num_ranks must be a whole number, not None"),
+    (lambda: nccl.init_rank(1, "x" * 128, 0), "a unique id is bytes"),
+    (lambda: optim.foreach_zero_(3), "takes a list of DeviceArrays, not int"),
+    (lambda: optim.get_total_norm([3]), "one of it is int"),
+    (lambda: optim.get_total_norm([ones(3)], None), "norm_type must be a real number, not None"),
+    (lambda: optim.clip_grads_with_norm_([ones(3)], 1.0, None), "takes a DeviceArray, not NoneType"),
+    (lambda: optim.amp_update_scale_(ones(1), None, ones(1), 2.0, 0.5, 1), "takes a DeviceArray, not NoneType"),
 ]
 
 STREAMS = [
@@ -141,6 +181,9 @@ STREAMS = [
     (lambda: cudatool.stream(3), "only a Stream can be made current, not int"),
     (lambda: cudatool.ExternalStream("x"), "stream_ptr must be a whole number"),
     (lambda: cudatool.ExternalStream(-1), "a handle of the driver's, not -1"),
+    (lambda: cudatool.Stream.from_handle(1.5), "stream_ptr must be a whole number, not 1.5"),
+    (lambda: cudatool.CUDAGraph().capture_begin(None, []), r"\[\] is not a capture_error_mode"),
+    (lambda: cudatool.memory_snapshot(object()), "is not a pool"),
     (lambda: cudatool.Event().record(3), "in a Stream, not int"),
     (lambda: cudatool.Event().wait("x"), "in a Stream, not str"),
     (lambda: cudatool.Event(enable_timing=True).elapsed_time(None), "the Event at the end, not NoneType"),
@@ -163,6 +206,19 @@ KERNELS = [
     (lambda: cudatool.compile(EMPTY, "f")["a", 1], "must be an int, or a tuple"),
     (lambda: cudatool.compile(EMPTY, "f")[1], r"pass \(grid, block\) or a LaunchConfig"),
     (lambda: cudatool.compile(3, "f"), r"a source is a string of CUDA C\+\+, not int"),
+    (lambda: cudatool.compile(EMPTY, 3), "a kernel's name is a string, not int"),
+    (lambda: cudatool.compile(EMPTY, "f", options=3), "options are a cudatool.ProgramOptions, not int"),
+    (lambda: cudatool.launch(None, 3, cudatool.compile(EMPTY, "f")), "takes a cudatool.LaunchConfig, not int"),
+    (lambda: cudatool.launch(None, cudatool.LaunchConfig(grid=1, block=1), EMPTY), "takes a kernel of .*, not str"),
+    (lambda: cudatool.caching_allocator_alloc(16, 0, object()), "stream must be a whole number"),
+    (lambda: cudatool.caching_allocator_delete(np.ones(2)), "mem_ptr must be a whole number"),
+    (lambda: cudatool.set_per_process_memory_fraction(ones(1)), "fraction must be a real number"),
+    (lambda: blas.conj(3), "conj takes a DeviceArray, not int"),
+    (lambda: blas.linear(ones(2, 2), ones(2, 2), 3), "the bias takes a DeviceArray, not int"),
+    (lambda: nvtx.range(3).__enter__(), "named by a string, not int"),
+    (lambda: ops.op(None), "named as programs call it"),
+    (lambda: ops.div(ones(2), ones(2), rounding_mode=[]), r"rounding_mode must be one of .*, not \[\]"),
+    (lambda: memory.Settings.parse(None), "settings are a string, not NoneType"),
     (lambda: cudatool.MemPool(3), "allocator is a CUDAPluggableAllocator, not int"),
     (lambda: cudatool.caching_allocator_alloc("a"), "size must be a whole number"),
     (lambda: cudatool.caching_allocator_delete("a"), "mem_ptr must be a whole number"),
@@ -196,7 +252,7 @@ OPERATIONS = [
 
 
 @pytest.mark.parametrize(
-    ("call", "message"), SCALER + AUTOCAST + RANDOM + OPTIMIZERS + ARRAYS + STREAMS + KERNELS + OPERATIONS
+    ("call", "message"), SCALER + AUTOCAST + RANDOM + OPTIMIZERS + ARRAYS + LISTS + STREAMS + KERNELS + OPERATIONS
 )
 def test_it_is_told_what_an_argument_must_be(call, message):
     with pytest.raises(UsageError, match=message):
@@ -223,6 +279,14 @@ def test_shapes_that_do_not_fit_are_value_errors_too(call, message):
 def test_a_missing_argument_is_told_with_the_name_of_the_operation():
     with pytest.raises(TypeError, match=r"cudatool\.ops\.logsumexp\(\) missing 1 required positional argument: 'dim'"):
         ops.logsumexp(ones(3))
+
+
+def test_handles_are_taken_as_cuda_bindings_types_too():
+    own = cudatool.Stream()
+    handle = driver.CUstream(own.cuda_stream)
+    assert own == cudatool.Stream.from_handle(handle) == cudatool.ExternalStream(handle)
+    address = cudatool.caching_allocator_alloc(16, stream=handle)
+    cudatool.caching_allocator_delete(driver.CUdeviceptr(address))
 
 
 def test_no_stream_made_current_changes_nothing():
