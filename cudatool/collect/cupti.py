@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti, _log_rows
-from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, KERNEL_ERRORS, PER_THREAD, Call, layout
-from cudatool.collect.cupti_events import MEMORY, CallEvents
+from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, KERNEL_ERRORS, PER_THREAD, LoggedCall, layout
+from cudatool.collect.cupti_events import CallEvents
 from cudatool.collect.cupti_log import Tables
+from cudatool.collect.cupti_memory import NOTED
 from cudatool.collect.cupti_rows import ROW, What
 from cudatool.collect.cupti_work import Enqueued, WorkDone
 from cudatool.collect.gpu_launches import Launches
@@ -232,9 +233,9 @@ class CuptiCollector:
         with self._lock:
             for event in events:
                 if event.kind is Kind.MEM_ALLOC:
-                    self._calls.device_memory.add(event.address, event.size)
+                    self._calls.memory.device.add(event.address, event.size)
                 elif event.kind is Kind.HOST_ALLOC:
-                    self._calls.host_memory.add(event.address, event.size)
+                    self._calls.memory.host.add(event.address, event.size)
                 elif event.kind is Kind.POOL_ALLOC and self._calls.launches is not None:
                     self._calls.launches.blocks.add(event.address, event.size)
 
@@ -273,9 +274,9 @@ class CuptiCollector:
             self._work.add_operation(event.correlation, event.stream)
         if self._waiting or self._native.is_waiting():
             self._read(event.time)
-        if event.kind in MEMORY:
+        if event.kind in NOTED:
             with self._lock:
-                self._calls.note_memory(event)
+                self._calls.memory.note(event)
 
     def before_rows(self, rows: npt.NDArray[np.void]) -> int:
         """Pass on the log's calls from before these events of another source (:func:`.hooks.forward_rows`)."""
@@ -295,7 +296,7 @@ class CuptiCollector:
                 self._runtime_works = True
                 self._work.add_operation(int(row["correlation"]), int(row["stream"]))
         with self._lock:
-            self._calls.note_memory_of(rows)
+            self._calls.memory.note_all(rows)
 
     def _read(self, until: int | None) -> None:
         """Read the log, and pass on the calls up to a time; without a time, also the work that was done."""
@@ -341,7 +342,7 @@ class CuptiCollector:
         # Beside launches, what is PyTorch's did not come into the log.
         elsewhere = self._runtime_works or (self._calls.launches is None and self._pytorch_is_watched())
         if elsewhere and self._calls.launches is not None:
-            self._calls.launches = None
+            self._calls.leave_out_accesses()
             _cupti.watch_launches(_Noted.NOT)
         is_ours = self._tables.columns()[1]
         calls, work, contexts, operations = _log_rows.sort(
@@ -362,7 +363,7 @@ class CuptiCollector:
 _running: weakref.WeakSet[CuptiCollector] = weakref.WeakSet()
 
 
-def _start(calls: dict[str, Call]) -> tuple[int, dict[int, str]]:
+def _start(calls: dict[str, LoggedCall]) -> tuple[int, dict[int, str]]:
     """Let CUPTI log these calls; return its version, and the name of each by its number."""
     path = find_library()
     chosen = {

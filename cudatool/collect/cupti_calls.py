@@ -1,7 +1,7 @@
 """The calls of a GPU's driver that CUPTI is asked to log, and how each is read: one row, one call.
 
-Names are those of CUPTI's callbacks, which have versions that cuda.h hides. :mod:`cudatool.collect.cupti` has the
-methods that rows name.
+Names are those of CUPTI's callbacks, which have versions that cuda.h hides. The methods that rows name are in
+:mod:`cudatool.collect.cupti_memory`, and with ``_`` before the name in :mod:`cudatool.collect.cupti_events`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = [
     "DESCRIBED",
     "KERNEL_ERRORS",
     "PER_THREAD",
-    "Call",
+    "LoggedCall",
     "Order",
     "fill_item",
     "layout",
@@ -42,7 +42,7 @@ class Order(NamedTuple):
         return self.kind in (Kind.STREAM_QUERY, Kind.EVENT_QUERY)
 
 
-class Call(NamedTuple):
+class LoggedCall(NamedTuple):
     """How a call is recorded: its arguments as :file:`_cupti.c` spells them, what reads them, and what it may take."""
 
     arguments: str
@@ -59,105 +59,105 @@ class Call(NamedTuple):
         return self.launches or self.read in _WORK
 
 
-_WORK = ("_copy", "_copy_box", "_copy_peer", "_fill", "_fill_rows", "_graph_launch")
+_WORK = ("copy", "copy_box", "copy_peer", "fill", "fill_rows", "graph_launch")
 _CAPTURE_BEGINS, _CAPTURE_ENDS = 256, 512
 DESCRIBED = {"d": 24, "D": 40, "c": MEMCPY_2D.size, "C": MEMCPY_3D.size}
 """The bytes of the structures that are noted for these letters: ``CUDA_ARRAY_DESCRIPTOR``, ``CUDA_ARRAY3D_DESCRIPTOR``,
 ``CUDA_MEMCPY2D`` and ``CUDA_MEMCPY3D``."""
 
 
-CALLS: dict[str, Call] = {
-    "cuMemAlloc_v2": Call("Pq", "_alloc", with_library=True),
-    "cuMemAllocManaged": Call("Pq", "_alloc", with_library=True),
-    "cuMemAllocPitch_v2": Call("PPqqi", "_alloc_pitch", with_library=True),
-    "cuMemAllocAsync": Call("Pqq", "_alloc_async", with_library=True, use=UseFlag.POOL),
-    "cuMemAllocFromPoolAsync": Call("Pq.q", "_alloc_from_pool", with_library=True, use=UseFlag.POOL),
-    "cuMemFree_v2": Call("q", "_free", at_enter=True),
-    "cuMemFreeAsync": Call("qq", "_free_async", at_enter=True, use=UseFlag.POOL),
-    "cuMemMap": Call("qqqqq", "_map", with_library=True),
-    "cuMemUnmap": Call("qq", "_unmap", at_enter=True),
-    "cuArrayCreate_v2": Call("Pd", "_array_create", with_library=True),
-    "cuArray3DCreate_v2": Call("PD", "_array_create", with_library=True),
-    "cuMipmappedArrayCreate": Call("PDi", "_array_create", with_library=True),
-    "cuArrayDestroy": Call("q", "_array_destroy", at_enter=True),
-    "cuMipmappedArrayDestroy": Call("q", "_array_destroy", at_enter=True),
-    "cuMemAllocHost_v2": Call("Pq", "_host_alloc", with_library=True),
-    "cuMemHostAlloc": Call("Pq", "_host_alloc", with_library=True),
-    "cuMemHostRegister_v2": Call("qq", "_host_alloc", with_library=True),
-    "cuMemFreeHost": Call("q", "_host_free", at_enter=True),
-    "cuMemHostUnregister": Call("q", "_host_free", at_enter=True),
-    "cuIpcGetMemHandle": Call(".q", "_give"),
-    "cuIpcOpenMemHandle_v2": Call("P", "_take"),
-    "cuMemExportToShareableHandle": Call(".q", "_give"),
-    "cuMemImportFromShareableHandle": Call("P", "_take"),
-    "cuMemPoolExportPointer": Call(".q", "_give"),
-    "cuMemPoolImportPointer": Call("P", "_take"),
-    "cuStreamCreate": Call("Pi", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
-    "cuStreamCreateWithPriority": Call("Pii", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
-    "cuGreenCtxStreamCreate": Call("P.ii", "_green_stream_create", with_stream_id=True, use=UseFlag.STREAM),
-    "cuStreamDestroy_v2": Call("q", "_stream_destroy", at_enter=True),
-    "cuStreamSynchronize": Call("q", Order(Kind.STREAM_SYNCHRONIZE, stream=0)),
-    "cuStreamQuery": Call("q", Order(Kind.STREAM_QUERY, stream=0)),
-    "cuStreamWaitEvent": Call("qqi", Order(Kind.STREAM_WAIT_EVENT, stream=0, event=1, flags=2)),
-    "cuStreamBeginCapture_v2": Call("qi", "_capture_begin", use=_CAPTURE_BEGINS),
-    "cuStreamEndCapture": Call("qP", "_capture_end", use=_CAPTURE_ENDS),
-    "cuStreamBeginCaptureToGraph": Call("q", "_capture_to_graph", use=_CAPTURE_BEGINS),
-    "cuEventCreate": Call("Pi", "_event_create"),
-    "cuEventRecord": Call("qq", Order(Kind.EVENT_RECORD, stream=1, event=0)),
-    "cuEventRecordWithFlags": Call("qqi", Order(Kind.EVENT_RECORD, stream=1, event=0, flags=2)),
-    "cuEventSynchronize": Call("q", Order(Kind.EVENT_SYNCHRONIZE, event=0)),
-    "cuEventQuery": Call("q", Order(Kind.EVENT_QUERY, event=0)),
-    "cuEventDestroy_v2": Call("q", "_event_destroy", at_enter=True),
-    "cuCtxSynchronize": Call("", Order(Kind.DEVICE_SYNCHRONIZE)),
-    "cuCtxSynchronize_v2": Call("q", Order(Kind.DEVICE_SYNCHRONIZE)),
-    "cuMemcpyHtoD_v2": Call("qqq", "_copy"),
-    "cuMemcpyDtoH_v2": Call("qqq", "_copy"),
-    "cuMemcpyDtoD_v2": Call("qqq", "_copy"),
-    "cuMemcpy": Call("qqq", "_copy"),
-    "cuMemcpyHtoDAsync_v2": Call("qqqq", "_copy"),
-    "cuMemcpyDtoHAsync_v2": Call("qqqq", "_copy"),
-    "cuMemcpyDtoDAsync_v2": Call("qqqq", "_copy"),
-    "cuMemcpyAsync": Call("qqqq", "_copy"),
-    "cuMemsetD8_v2": Call("qbq", "_fill"),
-    "cuMemsetD16_v2": Call("qhq", "_fill"),
-    "cuMemsetD32_v2": Call("qiq", "_fill"),
-    "cuMemsetD8Async": Call("qbqq", "_fill"),
-    "cuMemsetD16Async": Call("qhqq", "_fill"),
-    "cuMemsetD32Async": Call("qiqq", "_fill"),
-    **{name: Call("c", "_copy_box") for name in ("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2")},
-    "cuMemcpy2DAsync_v2": Call("cq", "_copy_box"),
-    **{name: Call("C", "_copy_box") for name in ("cuMemcpy3D_v2", "cuMemcpy3DPeer")},
-    **{name: Call("Cq", "_copy_box") for name in ("cuMemcpy3DAsync_v2", "cuMemcpy3DPeerAsync")},
-    "cuMemcpyPeer": Call("qqqqq", "_copy_peer"),
-    "cuMemcpyPeerAsync": Call("qqqqqq", "_copy_peer"),
-    "cuMemsetD2D8_v2": Call("qqbqq", "_fill_rows"),
-    "cuMemsetD2D16_v2": Call("qqhqq", "_fill_rows"),
-    "cuMemsetD2D32_v2": Call("qqiqq", "_fill_rows"),
-    "cuMemsetD2D8Async": Call("qqbqqq", "_fill_rows"),
-    "cuMemsetD2D16Async": Call("qqhqqq", "_fill_rows"),
-    "cuMemsetD2D32Async": Call("qqiqqq", "_fill_rows"),
-    "cuGraphLaunch": Call("qq", "_graph_launch"),
+CALLS: dict[str, LoggedCall] = {
+    "cuMemAlloc_v2": LoggedCall("Pq", "alloc", with_library=True),
+    "cuMemAllocManaged": LoggedCall("Pq", "alloc", with_library=True),
+    "cuMemAllocPitch_v2": LoggedCall("PPqqi", "alloc_pitch", with_library=True),
+    "cuMemAllocAsync": LoggedCall("Pqq", "alloc_async", with_library=True, use=UseFlag.POOL),
+    "cuMemAllocFromPoolAsync": LoggedCall("Pq.q", "alloc_from_pool", with_library=True, use=UseFlag.POOL),
+    "cuMemFree_v2": LoggedCall("q", "free", at_enter=True),
+    "cuMemFreeAsync": LoggedCall("qq", "free_async", at_enter=True, use=UseFlag.POOL),
+    "cuMemMap": LoggedCall("qqqqq", "map", with_library=True),
+    "cuMemUnmap": LoggedCall("qq", "unmap", at_enter=True),
+    "cuArrayCreate_v2": LoggedCall("Pd", "array_create", with_library=True),
+    "cuArray3DCreate_v2": LoggedCall("PD", "array_create", with_library=True),
+    "cuMipmappedArrayCreate": LoggedCall("PDi", "array_create", with_library=True),
+    "cuArrayDestroy": LoggedCall("q", "array_destroy", at_enter=True),
+    "cuMipmappedArrayDestroy": LoggedCall("q", "array_destroy", at_enter=True),
+    "cuMemAllocHost_v2": LoggedCall("Pq", "host_alloc", with_library=True),
+    "cuMemHostAlloc": LoggedCall("Pq", "host_alloc", with_library=True),
+    "cuMemHostRegister_v2": LoggedCall("qq", "host_alloc", with_library=True),
+    "cuMemFreeHost": LoggedCall("q", "host_free", at_enter=True),
+    "cuMemHostUnregister": LoggedCall("q", "host_free", at_enter=True),
+    "cuIpcGetMemHandle": LoggedCall(".q", "give"),
+    "cuIpcOpenMemHandle_v2": LoggedCall("P", "take"),
+    "cuMemExportToShareableHandle": LoggedCall(".q", "give"),
+    "cuMemImportFromShareableHandle": LoggedCall("P", "take"),
+    "cuMemPoolExportPointer": LoggedCall(".q", "give"),
+    "cuMemPoolImportPointer": LoggedCall("P", "take"),
+    "cuStreamCreate": LoggedCall("Pi", "stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuStreamCreateWithPriority": LoggedCall("Pii", "stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuGreenCtxStreamCreate": LoggedCall("P.ii", "green_stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuStreamDestroy_v2": LoggedCall("q", "stream_destroy", at_enter=True),
+    "cuStreamSynchronize": LoggedCall("q", Order(Kind.STREAM_SYNCHRONIZE, stream=0)),
+    "cuStreamQuery": LoggedCall("q", Order(Kind.STREAM_QUERY, stream=0)),
+    "cuStreamWaitEvent": LoggedCall("qqi", Order(Kind.STREAM_WAIT_EVENT, stream=0, event=1, flags=2)),
+    "cuStreamBeginCapture_v2": LoggedCall("qi", "capture_begin", use=_CAPTURE_BEGINS),
+    "cuStreamEndCapture": LoggedCall("qP", "capture_end", use=_CAPTURE_ENDS),
+    "cuStreamBeginCaptureToGraph": LoggedCall("q", "capture_to_graph", use=_CAPTURE_BEGINS),
+    "cuEventCreate": LoggedCall("Pi", "event_create"),
+    "cuEventRecord": LoggedCall("qq", Order(Kind.EVENT_RECORD, stream=1, event=0)),
+    "cuEventRecordWithFlags": LoggedCall("qqi", Order(Kind.EVENT_RECORD, stream=1, event=0, flags=2)),
+    "cuEventSynchronize": LoggedCall("q", Order(Kind.EVENT_SYNCHRONIZE, event=0)),
+    "cuEventQuery": LoggedCall("q", Order(Kind.EVENT_QUERY, event=0)),
+    "cuEventDestroy_v2": LoggedCall("q", "event_destroy", at_enter=True),
+    "cuCtxSynchronize": LoggedCall("", Order(Kind.DEVICE_SYNCHRONIZE)),
+    "cuCtxSynchronize_v2": LoggedCall("q", Order(Kind.DEVICE_SYNCHRONIZE)),
+    "cuMemcpyHtoD_v2": LoggedCall("qqq", "copy"),
+    "cuMemcpyDtoH_v2": LoggedCall("qqq", "copy"),
+    "cuMemcpyDtoD_v2": LoggedCall("qqq", "copy"),
+    "cuMemcpy": LoggedCall("qqq", "copy"),
+    "cuMemcpyHtoDAsync_v2": LoggedCall("qqqq", "copy"),
+    "cuMemcpyDtoHAsync_v2": LoggedCall("qqqq", "copy"),
+    "cuMemcpyDtoDAsync_v2": LoggedCall("qqqq", "copy"),
+    "cuMemcpyAsync": LoggedCall("qqqq", "copy"),
+    "cuMemsetD8_v2": LoggedCall("qbq", "fill"),
+    "cuMemsetD16_v2": LoggedCall("qhq", "fill"),
+    "cuMemsetD32_v2": LoggedCall("qiq", "fill"),
+    "cuMemsetD8Async": LoggedCall("qbqq", "fill"),
+    "cuMemsetD16Async": LoggedCall("qhqq", "fill"),
+    "cuMemsetD32Async": LoggedCall("qiqq", "fill"),
+    **{name: LoggedCall("c", "copy_box") for name in ("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2")},
+    "cuMemcpy2DAsync_v2": LoggedCall("cq", "copy_box"),
+    **{name: LoggedCall("C", "copy_box") for name in ("cuMemcpy3D_v2", "cuMemcpy3DPeer")},
+    **{name: LoggedCall("Cq", "copy_box") for name in ("cuMemcpy3DAsync_v2", "cuMemcpy3DPeerAsync")},
+    "cuMemcpyPeer": LoggedCall("qqqqq", "copy_peer"),
+    "cuMemcpyPeerAsync": LoggedCall("qqqqqq", "copy_peer"),
+    "cuMemsetD2D8_v2": LoggedCall("qqbqq", "fill_rows"),
+    "cuMemsetD2D16_v2": LoggedCall("qqhqq", "fill_rows"),
+    "cuMemsetD2D32_v2": LoggedCall("qqiqq", "fill_rows"),
+    "cuMemsetD2D8Async": LoggedCall("qqbqqq", "fill_rows"),
+    "cuMemsetD2D16Async": LoggedCall("qqhqqq", "fill_rows"),
+    "cuMemsetD2D32Async": LoggedCall("qqiqqq", "fill_rows"),
+    "cuGraphLaunch": LoggedCall("qq", "graph_launch"),
     **{
-        name: Call(".", None, launches=True)
+        name: LoggedCall(".", None, launches=True)
         for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel")
     },
-    "cuDevicePrimaryCtxRetain": Call("Pi", None, use=UseFlag.CONTEXT),
-    **{name: Call("i", "_reset") for name in ("cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2")},
-    "cuCtxCreate_v2": Call("Pii", None, use=UseFlag.CONTEXT),
-    "cuCtxCreate_v3": Call("Pqiii", None, use=UseFlag.CONTEXT),
-    "cuCtxCreate_v4": Call("Pqii", None, use=UseFlag.CONTEXT),
-    "cuCtxSetLimit": Call(".", None, use=UseFlag.HEAP),
+    "cuDevicePrimaryCtxRetain": LoggedCall("Pi", None, use=UseFlag.CONTEXT),
+    **{name: LoggedCall("i", "reset") for name in ("cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2")},
+    "cuCtxCreate_v2": LoggedCall("Pii", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v3": LoggedCall("Pqiii", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v4": LoggedCall("Pqii", None, use=UseFlag.CONTEXT),
+    "cuCtxSetLimit": LoggedCall(".", None, use=UseFlag.HEAP),
     **{
-        name: Call(".", None, use=UseFlag.MODULE)
+        name: LoggedCall(".", None, use=UseFlag.MODULE)
         for name in (
             *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData"),
             "cuLibraryLoadFromFile",
         )
     },
     # These load a module at the first call for a library or kernel. Launches call them again and again.
-    **{name: Call(".n", None, use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
+    **{name: LoggedCall(".n", None, use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
     **{
-        name: Call(".", None, use=UseFlag.GRAPH)
+        name: LoggedCall(".", None, use=UseFlag.GRAPH)
         for name in (
             *("cuGraphInstantiate_v2", "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams", "cuGraphUpload"),
             *("cuGraphExecUpdate", "cuGraphExecUpdate_v2"),
@@ -168,38 +168,41 @@ _NODES = ("", "BatchMemOp", "ChildGraph", "Empty", "EventRecord", "EventWait", "
           "ExternalSemaphoresWait", "Host", "Kernel", "MemAlloc", "MemFree", "Memcpy", "Memset")  # fmt: skip
 _EVENTS = ("EventRecordNodeSetEvent", "EventWaitNodeSetEvent")
 _CHANGES_OF_GRAPHS = {
-    **{f"cuGraph{change}Dependencies": Call("q", "_graph_changed") for change in ("Add", "Remove")},
-    **{f"cuGraphAdd{kind}Node": Call(".q", "_node_added") for kind in _NODES},
-    **{f"cuGraph{kind}NodeSetParams": Call(".", "_node_changed") for kind in _NODES},
-    **{f"cuGraph{change}": Call(".", "_node_changed") for change in ("DestroyNode", *_EVENTS)},
-    **{f"cuGraphExec{kind}NodeSetParams": Call("q", "_executable_changed") for kind in _NODES},
-    **{f"cuGraphExec{change}": Call("q", "_executable_changed") for change in _EVENTS},
-    "cuGraphNodeSetEnabled": Call("q", "_executable_changed"),
+    **{f"cuGraph{change}Dependencies": LoggedCall("q", "graph_changed") for change in ("Add", "Remove")},
+    **{f"cuGraphAdd{kind}Node": LoggedCall(".q", "node_added") for kind in _NODES},
+    **{f"cuGraph{kind}NodeSetParams": LoggedCall(".", "node_changed") for kind in _NODES},
+    **{f"cuGraph{change}": LoggedCall(".", "node_changed") for change in ("DestroyNode", *_EVENTS)},
+    **{f"cuGraphExec{kind}NodeSetParams": LoggedCall("q", "executable_changed") for kind in _NODES},
+    **{f"cuGraphExec{change}": LoggedCall("q", "executable_changed") for change in _EVENTS},
+    "cuGraphNodeSetEnabled": LoggedCall("q", "executable_changed"),
 }
-CALLS_OF_CODE: dict[str, Call] = {
+CALLS_OF_CODE: dict[str, LoggedCall] = {
     # How code is found that a launch runs; and what is not recorded as work with its accesses.
-    **{name: Call("Ps", "_code_file", use=UseFlag.MODULE) for name in ("cuModuleLoad", "cuLibraryLoadFromFile")},
+    **{name: LoggedCall("Ps", "code_file", use=UseFlag.MODULE) for name in ("cuModuleLoad", "cuLibraryLoadFromFile")},
     **{
-        name: Call("Pm", "_code", use=UseFlag.MODULE)
+        name: LoggedCall("Pm", "code", use=UseFlag.MODULE)
         for name in ("cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData")
     },
-    **{name: Call("Pqs", "_function") for name in ("cuModuleGetFunction", "cuLibraryGetKernel")},
-    **{name: Call("Pn", "_same_code", use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
-    **{name: Call("q", "_code_unloaded", at_enter=True) for name in ("cuModuleUnload", "cuLibraryUnload")},
+    **{name: LoggedCall("Pqs", "function") for name in ("cuModuleGetFunction", "cuLibraryGetKernel")},
+    **{
+        name: LoggedCall("Pn", "same_code", use=UseFlag.MODULE)
+        for name in ("cuLibraryGetModule", "cuKernelGetFunction")
+    },
+    **{name: LoggedCall("q", "code_unloaded", at_enter=True) for name in ("cuModuleUnload", "cuLibraryUnload")},
     # Which graph is launched, and whether all that is in it was captured.
     **{
-        f"cuGraphInstantiate{ending}": Call("Pq", "_graph_instantiated", use=UseFlag.GRAPH)
+        f"cuGraphInstantiate{ending}": LoggedCall("Pq", "graph_instantiated", use=UseFlag.GRAPH)
         for ending in ("_v2", "WithFlags", "WithParams")
     },
     **{
-        name: Call("qq", "_executable_updated", use=UseFlag.GRAPH)
+        name: LoggedCall("qq", "executable_updated", use=UseFlag.GRAPH)
         for name in ("cuGraphExecUpdate", "cuGraphExecUpdate_v2")
     },
-    "cuGraphCreate": Call("P", "_graph_created"),
-    "cuGraphClone": Call("Pq", "_graph_cloned"),
+    "cuGraphCreate": LoggedCall("P", "graph_created"),
+    "cuGraphClone": LoggedCall("Pq", "graph_cloned"),
     **{name + version: call for name, call in _CHANGES_OF_GRAPHS.items() for version in ("", "_v2")},
     **{
-        name + version: Call(".", "_unseen")
+        name + version: LoggedCall(".", "unseen")
         for name in (
             *("cuMemcpyBatchAsync", "cuMemcpy3DBatchAsync", "cuMemcpyWithAttributesAsync"),
             *("cuMemcpy3DWithAttributesAsync", "cuFabricCpyBatchAsync", "cuMemBatchDecompressAsync"),
@@ -259,5 +262,5 @@ def fill_item(name: str) -> int:
     return int(name.removesuffix("_v2").removesuffix("Async").rpartition("D")[2]) // 8
 
 
-def layout(call: Call) -> tuple[str, bool, bool, bool]:
+def layout(call: LoggedCall) -> tuple[str, bool, bool, bool]:
     return call.arguments or ".", call.at_enter, call.with_library, call.with_stream_id

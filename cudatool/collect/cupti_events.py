@@ -1,4 +1,8 @@
-"""What each call of CUPTI's log becomes in a trace."""
+"""What each call of CUPTI's log becomes in a trace.
+
+Calls about memory are read in :mod:`cudatool.collect.cupti_memory`; both report by the same
+:class:`~cudatool.collect.cupti_report.Reporter`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti, _log_rows
-from cudatool.collect.copied_boxes import BoxSide, Rows, copied_box, rows_of_box
+from cudatool.collect.copied_boxes import Rows, copied_box, rows_of_box
 from cudatool.collect.cupti_calls import (
-    DESCRIBED,
     KERNEL_ERRORS,
     PER_THREAD,
-    Call,
+    LoggedCall,
     Order,
     fill_item,
     plain_name,
@@ -26,20 +29,15 @@ from cudatool.collect.cupti_calls import (
 )
 from cudatool.collect.cupti_graphs import GpuGraphs
 from cudatool.collect.cupti_log import Tables
+from cudatool.collect.cupti_memory import MemoryCalls
+from cudatool.collect.cupti_report import BLOCKING, Reporter
 from cudatool.collect.cupti_rows import HOW, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
-from cudatool.collect.gpu_launches import Judged, Launches, LaunchRowFlag, Pointed
-from cudatool.collect.live_memory import LiveMemory
-from cudatool.collect.torch_rows import Action
-from cudatool.cuda_arrays import described_bytes
-from cudatool.memory.blocks import MIN_BLOCK_SIZE
+from cudatool.collect.gpu_launches import Judged, Launches, LaunchRowFlag
 from cudatool.trace import hooks
 from cudatool.trace.events import (
-    OF_BACKWARD,
-    OF_MODULE,
     RECORD,
     AccessFlag,
-    Api,
     CopyFlag,
     Event,
     EventFlag,
@@ -47,37 +45,28 @@ from cudatool.trace.events import (
     StreamFlag,
     WarningCode,
     WarningFlag,
-    pack_pool,
 )
 from cudatool.trace.libraries import Library
 from cudatool.trace.physical import reset_text
 
-__all__ = ["MEMORY", "CallEvents"]
-
-_BLOCKS = Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED
-_OF_HOST = Kind.HOST_ALLOC, Kind.HOST_FREE
-MEMORY = frozenset([*_BLOCKS, *_OF_HOST])
-"""What :meth:`CallEvents.note_memory` notes."""
+__all__ = ["CallEvents"]
 
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
 _MOST_JUDGED = 1 << 12
-_ADDRESS_OF_ARRAYS = 1 << 58  # more than any memory's
 _ROOM = 1 << 12  # records of launches that are made at once
 _FEW_TEXTS = 4096
 _UNKNOWN = 1 << 56
 """What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
 _streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, never removed
-_BLOCKING = StreamFlag(0)
 _SHARES = ("cuIpc", "cuMemExport", "cuMemImport", "cuMemPool")
 _OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap", "cuArray", "cuMipmappedArray", *_SHARES)
-_PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
 class CallEvents:
     """Turns the calls of the log into events, and passes them on when asked to.
 
     C makes most records by itself (``_log_rows.translate``); what needs to know or to change the state of streams,
-    memory or code goes through a method, which :mod:`cudatool.collect.cupti_calls` names.
+    memory or code goes through a method, which :mod:`cudatool.collect.cupti_calls` names: here or of `memory`.
 
     Parameters
     ----------
@@ -97,7 +86,7 @@ class CallEvents:
 
     def __init__(
         self,
-        calls: dict[str, Call],
+        calls: dict[str, LoggedCall],
         numbers: dict[int, str],
         tables: Tables,
         enqueued: Enqueued,
@@ -107,53 +96,49 @@ class CallEvents:
         blocks_are_watched: Callable[[], bool],
         source: Callable[[Event], None],
     ) -> None:
-        self._pytorch_is_watched = pytorch_is_watched
-        self._blocks_are_watched = blocks_are_watched
         self._source = source
         self._tables, self._enqueued = tables, enqueued
-        self.launches, self.pointed = launches, Pointed()
-        self._arrays: dict[int, tuple[int, int]] = {}  # handle -> address and size
-        self._next_array = _ADDRESS_OF_ARRAYS
-        self._looks_for_errors = launches is not None  # also where launches are left to another source
-        self.device_memory, self.host_memory = LiveMemory(), LiveMemory()
-        self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
-        self._reported: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
-        self._texts = {"": 0}
-        self._module_texts = [0]  # of the tables' paths, those that were needed
-        self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
+        self._reporter = Reporter(calls, tables, launches)
+        self._report, self._stream = self._reporter.report, self._reporter.stream
+        self.pointed = self._reporter.pointed
         self._graphs = GpuGraphs()
+        self.memory = MemoryCalls(
+            self._reporter,
+            self._graphs,
+            pytorch_is_watched=pytorch_is_watched,
+            blocks_are_watched=blocks_are_watched,
+        )
+        self._looks_for_errors = launches is not None  # also where launches are left to another source
+        self._module_texts = [0]  # of the tables' paths, those that were needed
         self._names_of_calls: dict[int, str] = {}
         self._readers: dict[int, Callable[[Row, str], None]] = {}
         self._how = np.zeros(_MOST_NUMBERS, HOW)
         self._how["stream"] = self._how["event"] = self._how["flags"] = -1
-        self._stream_of: dict[int, int] = {}  # what `_log_rows.translate` needs to know of streams
         self._out: list[npt.NDArray[np.void]] = []  # what goes to the subscribers
         # The records of launches by what they depend on (`_log_rows.launches`): loops launch the same again and again.
         self._judged_before: dict[bytes, bytes] = {}
         self._room = np.empty(_ROOM, RECORD)  # where they are made again, before as many are copied as there are
-        self._row = Row(0, 0, 0, 0, 0, 0, 0, 0, ())
-        self._called = tables.stacks[0]
-        self._calls_read = calls
         self._choose_readers(numbers)
-        self._lasting_texts = len(self._texts)  # that C refers to
+        self._lasting_texts = len(self._reporter.texts)  # that C refers to
 
     def _choose_readers(self, numbers: dict[int, str]) -> None:
         """Choose by the name of each call who makes its record: C, by a row of :data:`HOW`, or a method."""
         for number, name in numbers.items():
             self._names_of_calls[number] = name
-            read = self._calls_read[plain_name(name)].read
+            read = self._reporter.calls[plain_name(name)].read
             if read is not None:
-                self._readers[number] = self._report_order if isinstance(read, Order) else getattr(self, read)
+                self._readers[number] = self._report_order if isinstance(read, Order) else self._reader(read)
             self._how[number] = self._translation(name)
-        others = {What.USE: self._use, What.BLOCK: self._block, What.LAUNCH: self._launch, What.RANGE: self._range}
+        memory = self.memory
+        others = {What.USE: memory.use, What.BLOCK: memory.block, What.LAUNCH: self._launch, What.RANGE: self._range}
         others[What.FAILURE] = self._failure
         for number, reader in others.items():
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
         for number, kind in ((What.POOL_ALLOC, Kind.POOL_ALLOC), (What.POOL_FREE, Kind.POOL_FREE)):
-            self._names_of_calls[number], self._readers[number] = "", self._pooled
+            self._names_of_calls[number], self._readers[number] = "", memory.pooled
             self._how[number]["kind"] = kind if self.launches is None else 0
-            self._how[number]["name"] = self._texts.setdefault(Library.CUPY, len(self._texts))
+            self._how[number]["name"] = self._reporter.texts.setdefault(Library.CUPY, len(self._reporter.texts))
         self._nothing_by_itself = np.zeros(1, HOW)
         self._is_work = (self._how["is_copy"] | self._how["item"] | self._how["is_graph"]) != 0
         self.asks = np.ascontiguousarray(self._how["asks"])
@@ -164,26 +149,40 @@ class CallEvents:
         if self.launches is None:
             self.always_reported[[*of_memory, What.USE, What.BLOCK, What.POOL_ALLOC, What.POOL_FREE]] = 1
 
+    def _reader(self, read: str) -> Callable[[Row, str], None]:
+        """Return the method that a row of the calls names, here or of :class:`MemoryCalls`."""
+        found: Callable[[Row, str], None] = getattr(self, f"_{read}", None) or getattr(self.memory, read)
+        return found
+
     def _translation(self, name: str) -> tuple[int, ...]:
         """Return how C turns a call into a record, as a row of :data:`HOW`."""
         plain = plain_name(name)
-        order, per_thread = self._calls_read[plain].read, name.endswith(PER_THREAD)
+        order, per_thread = self._reporter.calls[plain].read, name.endswith(PER_THREAD)
         if isinstance(order, Order):
             return order.kind, order.stream, order.event, order.flags, order.asks, per_thread, 0, 0, 0, 0, 0
-        text = self._texts.setdefault(plain, len(self._texts))
+        text = self._reporter.texts.setdefault(plain, len(self._reporter.texts))
         is_async = CopyFlag.ASYNC if "Async" in plain else CopyFlag(0)
-        if order == "_copy" and "to" in plain and is_async:
+        if order == "copy" and "to" in plain and is_async:
             return Kind.MEMCPY, 3, -1, -1, 0, per_thread, 1, 0, 0, is_async | sides(plain), text
-        if order == "_fill" and is_async:
+        if order == "fill" and is_async:
             flags = is_async | CopyFlag.DESTINATION_DEVICE
             return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, fill_item(plain), 0, flags, text
-        if order == "_graph_launch" and self.launches is None:
+        if order == "graph_launch" and self.launches is None:
             return Kind.GRAPH_LAUNCH, 1, -1, -1, 0, per_thread, 0, 0, 1, 0, text
         return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0
 
+    @property
+    def launches(self) -> Launches | None:
+        """What infers the accesses of each launch, None if there are none to be reported."""
+        return self._reporter.launches
+
+    def leave_out_accesses(self) -> None:
+        """Report no accesses of launches from now on: another source does."""
+        self._reporter.launches = None
+
     def read(self, calls: npt.NDArray[np.void]) -> None:
         """Report calls: most in C, others through their reader, which may change what is known of streams."""
-        self._stream_of.clear()
+        self._reporter.stream_of.clear()
         ids, _, modules = self._tables.columns()
         module_names = self._names_of_modules()[modules]
         is_launch = calls["what"] == What.LAUNCH
@@ -203,8 +202,8 @@ class CallEvents:
                 first = at
                 # fmt: off
                 at, made, works = _log_rows.translate(
-                    calls, first, how, ids, module_names, correlations, self._stream_of, hooks.event_ids(),
-                    hooks.native_threads(), self._of_graphs, records,
+                    calls, first, how, ids, module_names, correlations, self._reporter.stream_of, hooks.event_ids(),
+                    hooks.native_threads(), self.memory.of_graphs, records,
                 )
                 # fmt: on
                 if made:
@@ -216,21 +215,21 @@ class CallEvents:
                         self._note_enqueued(done, correlations[:works], streams)
                     records, correlations = records[made:], correlations[works:]
             if at < len(calls):
-                first_reported = len(self._reported)
+                first_reported = len(self._reporter.reported)
                 *head, words = calls[at].item()
-                row = self._row = Row._make((*head, tuple(words.tolist())))
-                self._called = self._tables.stacks[row.stack]
+                row = self._reporter.row = Row._make((*head, tuple(words.tolist())))
+                self._reporter.called = self._tables.stacks[row.stack]
                 self._readers[row.what](row, self._names_of_calls[row.what])
                 if key is not None:
-                    self._keep_launch(key, self._reported[first_reported:])
+                    self._keep_launch(key, self._reporter.reported[first_reported:])
                 records = records[1:]
                 at += 1
-        self._called = self._tables.stacks[0]
+        self._reporter.called = self._tables.stacks[0]
 
     def _names_of_modules(self) -> npt.NDArray[np.uint32]:
         """Return the index in the texts of each path of a module."""
         for path in self._tables.paths[len(self._module_texts) :]:
-            self._module_texts.append(self._texts.setdefault(path, len(self._texts)))
+            self._module_texts.append(self._reporter.texts.setdefault(path, len(self._reporter.texts)))
         return np.array(self._module_texts, np.uint32)
 
     def _note_enqueued(self, calls: npt.NDArray[np.void], ours: npt.NDArray[Any], streams: npt.NDArray[Any]) -> None:
@@ -248,11 +247,11 @@ class CallEvents:
         if self.launches is None or self._graphs.captures:
             return first, 0, None
         begins, pointed = self.pointed.part(int(calls["words"][first, 5]))
-        kinds = self.launches.blocks, self.device_memory, self.host_memory
+        kinds = self.launches.blocks, self.memory.device, self.memory.host
         memory = tuple(part for kind in kinds for part in (kind.starts, kind.sizes))
         # fmt: off
         at, made, works, key = _log_rows.launches(
-            calls, first, ids, correlations, begins, pointed, memory, self._stream_of, hooks.native_threads(),
+            calls, first, ids, correlations, begins, pointed, memory, self._reporter.stream_of, hooks.native_threads(),
             self.launches.code.plans, self._judged_before, self._room,
         )
         # fmt: on
@@ -273,35 +272,10 @@ class CallEvents:
                 self._judged_before.clear()
             self._judged_before[key] = np.array(reported, RECORD).tobytes()
 
-    def note_memory(self, event: Event) -> None:
-        """Note memory that another source reports: launches may have pointers to it."""
-        for memory, made, gone in self._memories():
-            if event.kind is made:
-                memory.add(event.address, event.size)
-            elif event.kind is gone:
-                memory.remove(event.address)
-
-    def note_memory_of(self, rows: npt.NDArray[np.void]) -> None:
-        """Note the memory that several events of another source report: what is there after the last one."""
-        for memory, made, gone in self._memories():
-            changes = rows[np.isin(rows["kind"], (made, gone))][::-1]
-            last = changes[np.unique(changes["address"], return_index=True)[1]]
-            is_there = last["kind"] == made
-            for address in last["address"][~is_there].tolist():
-                memory.remove(address)
-            for address, size in last[["address", "size"]][is_there].tolist():
-                memory.add(address, size)
-
-    def _memories(self) -> tuple[tuple[LiveMemory, Kind, Kind], ...]:
-        """Return the memory that launches may have pointers to, each with the kinds of events that add and remove."""
-        if self.launches is None:
-            return ()
-        return (self.launches.blocks, *_BLOCKS), (self.host_memory, *_OF_HOST)
-
     def warn_of_lost(self, rows: int) -> None:
         """Report that rows of the log are missing."""
         text = f"{rows:,} records of CUPTI were lost: there was no memory for them"
-        self._row = self._row._replace(time=monotonic_ns(), thread=0)
+        self._reporter.row = self._reporter.row._replace(time=monotonic_ns(), thread=0)
         self._report(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=WarningCode.CUPTI_RECORDS_LOST)
 
     def pass_on(self) -> None:
@@ -309,51 +283,30 @@ class CallEvents:
         self._send()
         if self._out:
             out, self._out = self._out, []
-            texts = list(self._texts)
+            texts = list(self._reporter.texts)
             for rows in joined(out):
                 hooks.forward_rows(rows, texts, source=self._source)
-            if len(self._texts) > _FEW_TEXTS:  # numbered ranges
-                self._texts = dict(islice(self._texts.items(), self._lasting_texts))
+            if len(self._reporter.texts) > _FEW_TEXTS:  # numbered ranges
+                self._reporter.texts = dict(islice(self._reporter.texts.items(), self._lasting_texts))
                 self._module_texts = [0]
                 self._judged_before.clear()
 
-    def _report(
-        self,
-        kind: Kind,
-        *,
-        stream: int = 0,
-        correlation: int = 0,
-        name: str = "",
-        address: int = 0,
-        size: int = 0,
-        flags: int = 0,
-        aux0: int = 0,
-        aux1: int = 0,
-    ) -> None:
-        row, text = self._row, self._texts.setdefault(name, len(self._texts))
-        thread = hooks.native_thread(row.thread) if row.thread else 0
-        # fmt: off
-        self._reported.append((row.time, kind, row.device, flags, thread, 0, stream, correlation, self._called.id, text,
-                           address, size, aux0, aux1))
-        # fmt: on
-
     def _send(self) -> None:
         """Append the reported records to those that will be passed on."""
-        if self._reported:
-            self._out.append(np.array(self._reported, RECORD))
-            self._reported = []
+        if (records := self._reporter.take()) is not None:
+            self._out.append(records)
 
     def _range(self, row: Row, name: str) -> None:
         """A range or mark that a library gives to NVTX."""
         kind, offset, length, number, *_ = row.words
         text = (self.pointed.find(offset, length) or b"").decode("utf-8", "replace")
-        self._row = row._replace(device=-1)
+        self._reporter.row = row._replace(device=-1)
         self._report(Kind(kind), name=text, aux0=number)
 
     # ---- what orders work ----
 
     def _report_order(self, row: Row, name: str) -> None:
-        order = self._calls_read[plain_name(name)].read
+        order = self._reporter.calls[plain_name(name)].read
         assert isinstance(order, Order)
         handle = row.words[order.event] if order.event >= 0 else 0
         stream = self._stream(row.words[order.stream], name) if order.stream >= 0 else 0
@@ -376,24 +329,6 @@ class CallEvents:
         """Note CUPTI's number of the default stream of a context."""
         _streams[device, number] = 0
 
-    def _stream(self, handle: int, name: str = "", flags: StreamFlag = _BLOCKING, priority: int = 0) -> int:
-        if handle == 0 and name.endswith(PER_THREAD):
-            handle = _PER_THREAD_STREAM
-        own = self._row.thread << 8 if handle == _PER_THREAD_STREAM else 0
-        found = self._stream_of[handle | own | self._row.device << 56] = hooks.stream_id(
-            self._row.device,
-            handle,
-            flags=flags,
-            priority=priority,
-            thread=hooks.native_thread(self._row.thread),
-            api=lambda: Api.UNKNOWN,
-            report=self._report_stream,
-        )
-        return found
-
-    def _report_stream(self, fields: dict[str, Any]) -> None:
-        self._report(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
-
     def _stream_create(self, row: Row, name: str) -> None:
         self._stream_created(row, *row.words[1:3])
 
@@ -406,7 +341,7 @@ class CallEvents:
         self._stream(row.words[0], "", StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0), priority)
 
     def _stream_destroy(self, row: Row, name: str) -> None:
-        self._stream_of.clear()
+        self._reporter.stream_of.clear()
         if stream := hooks.close_stream(row.device, row.words[0]):
             self._report(Kind.STREAM_DESTROY, stream=stream)
 
@@ -474,157 +409,14 @@ class CallEvents:
             executable = self._graphs.executable(row.words[0])
             self._report(Kind.GRAPH_LAUNCH, stream=work[0], correlation=work[1], aux0=executable, name=plain_name(name))
 
-    # ---- memory ----
-
-    def _block(self, row: Row, name: str) -> None:
-        """PyTorch's allocator."""
-        action, address, size, handle, captured, *pool, of_backward = row.words
-        if action == Action.SNAPSHOT or not self._is_no_graphs(action, address, captured):
-            return
-        rounded = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
-        stream, of_pool = self._stream(handle), pack_pool((pool[0], pool[1]))
-        if action == Action.OOM:
-            self._report(Kind.OOM, stream=stream, size=rounded, aux0=address, aux1=of_pool)
-        elif action > Action.FREE_COMPLETED:
-            self._report(Kind[Action(action).name], stream=stream, address=address, size=size, aux1=of_pool)
-        else:
-            kind = Kind[f"BLOCK_{Action(action).name}"]
-            path = self._tables.paths[self._called.module] if action == Action.ALLOC else ""
-            flags = (OF_MODULE if path else 0) | (OF_BACKWARD if of_backward and action == Action.ALLOC else 0)
-            what: dict[str, Any] = {"stream": stream, "name": path, "flags": flags, "aux0": size, "aux1": of_pool}
-            self._report(kind, address=address, size=rounded, **what)
-
-    def _pooled(self, row: Row, name: str) -> None:
-        """CuPy's pool."""
-        kind = Kind.POOL_ALLOC if row.what == What.POOL_ALLOC else Kind.POOL_FREE
-        address, size, asked = row.words[:3]
-        if self.launches is not None and kind is Kind.POOL_ALLOC:
-            self.launches.blocks.add(address, size)
-        elif self.launches is not None:
-            self.launches.blocks.remove(address)
-        self._report(kind, address=address, size=size, aux0=asked, name=Library.CUPY)
-
-    def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
-        """Return whether to report what the allocator did: blocks of a graph are not reported."""
-        if action == Action.ALLOC:
-            if captured:
-                self._of_graphs.add(address)
-            else:
-                self._of_graphs.discard(address)
-            return not captured
-        return action > Action.FREE_COMPLETED or address not in self._of_graphs
-
-    def _alloc(self, row: Row, name: str) -> None:
-        self._allocated(row.words[0], row.words[1], name)
-
-    def _alloc_pitch(self, row: Row, name: str) -> None:
-        address, pitch, _, height, *_ = row.words
-        self._allocated(address, pitch * height, name)
-
-    def _alloc_async(self, row: Row, name: str) -> None:
-        address, size, stream, *_ = row.words
-        self._allocated(address, size, name, stream)
-
-    def _alloc_from_pool(self, row: Row, name: str) -> None:
-        address, size, _, stream, *_ = row.words
-        self._allocated(address, size, name, stream)
-
-    def _array_create(self, row: Row, name: str) -> None:
-        """A CUDA array: it has no address that programs see, and gets one that no memory has."""
-        handle, at, levels, *_ = row.words
-        plain = plain_name(name)
-        size = described_bytes(self.pointed.find(at, 24 if plain == "cuArrayCreate_v2" else 40) or b"", levels)
-        if self._is_pytorchs():
-            return
-        self._arrays[handle] = self._next_array, size
-        self._report(Kind.MEM_ALLOC, address=self._next_array, size=size, name=plain)
-        self._next_array += size + 1
-
-    def _array_destroy(self, row: Row, name: str) -> None:
-        address, size = self._arrays.pop(row.words[0], (0, 0))
-        if address:
-            self._report(Kind.MEM_FREE, address=address, size=size, name=plain_name(name))
-
-    def _allocated(self, address: int, size: int, name: str, stream: int | None = None) -> None:
-        id_ = 0 if stream is None else self._stream(stream, name)
-        if stream is not None and self._graphs.is_captured(id_):
-            self._say_unseen(f"{public_name(name)} in a graph")  # the memory is the launches'
-            return
-        if self._is_pytorchs():
-            return
-        self.device_memory.add(address, size)
-        self._report(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=plain_name(name))
-
-    def _use(self, row: Row, name: str) -> None:
-        process, used, total, causes, *_ = row.words
-        self._report(Kind.DEVICE_USE, size=process, address=used, aux0=total, flags=causes)
-
-    def _free(self, row: Row, name: str) -> None:
-        self._freed(row.words[0], name)
-
-    def _free_async(self, row: Row, name: str) -> None:
-        self._freed(row.words[0], name, row.words[1])
-
-    def _freed(self, address: int, name: str, stream: int | None = None) -> None:
-        size = self.device_memory.remove(address)
-        if size is None:  # not seen, or PyTorch's
-            return
-        id_ = 0 if stream is None else self._stream(stream, name)
-        self._report(Kind.MEM_FREE, stream=id_, address=address, size=size, name=plain_name(name))
-
-    def _map(self, row: Row, name: str) -> None:
-        address, size, _, handle, *_ = row.words
-        if self._is_pytorchs():
-            return
-        elsewhere = self._mapped.get(handle)
-        if elsewhere is None:  # the memory of cuMemCreate can be used from here on
-            self._mapped[handle] = address
-            self._allocated(address, size, name)
-        else:
-            self._report(Kind.MEM_MAP, address=address, size=size, aux0=elsewhere, name=plain_name(name))
-
-    def _unmap(self, row: Row, name: str) -> None:
-        address, size, *_ = row.words
-        handle = next((handle for handle, at in self._mapped.items() if at == address), None)
-        if handle is not None:
-            del self._mapped[handle]
-            self._freed(address, name)
-        elif not self._pytorch_is_watched():
-            self._report(Kind.MEM_UNMAP, address=address, size=size, name=plain_name(name))
-
-    def _host_alloc(self, row: Row, name: str) -> None:
-        self.host_memory.add(row.words[0], row.words[1])
-        self._report(Kind.HOST_ALLOC, address=row.words[0], size=row.words[1], name=plain_name(name))
-
-    def _host_free(self, row: Row, name: str) -> None:
-        size = self.host_memory.remove(row.words[0]) or 0
-        self._report(Kind.HOST_FREE, address=row.words[0], size=size, name=plain_name(name))
-
-    def _give(self, row: Row, name: str) -> None:
-        self._shared(row.words[1], name)
-
-    def _take(self, row: Row, name: str) -> None:
-        self._shared(row.words[0], name)
-
-    def _shared(self, place: int, name: str) -> None:
-        """Report that other processes can use memory: at an address, or what the driver has a handle of."""
-        address = 0 if "ShareableHandle" in name else place
-        address, size = self.device_memory.find(address) or (address, 0)  # a handle stands for all of it
-        text = plain_name(name).removesuffix("_v2")
-        self._report(Kind.WARNING, name=text, address=address, size=size, flags=WarningFlag.SHARED)
-
-    def _is_pytorchs(self) -> bool:
-        """Whether PyTorch's caching allocator makes the call: PyTorch's own source reports its segments."""
-        return "libc10_cuda" in self._called.library and (self._pytorch_is_watched() or self._blocks_are_watched())
-
     # ---- work ----
 
     def _copy(self, row: Row, name: str) -> None:
         target, source, size, stream, *_ = row.words
         flags = sides(plain_name(name))
         if "to" not in name:
-            flags |= CopyFlag.SOURCE_DEVICE if self.device_memory.find(source) else CopyFlag(0)
-            flags |= CopyFlag.DESTINATION_DEVICE if self.device_memory.find(target) else CopyFlag(0)
+            flags |= CopyFlag.SOURCE_DEVICE if self.memory.device.find(source) else CopyFlag(0)
+            flags |= CopyFlag.DESTINATION_DEVICE if self.memory.device.find(target) else CopyFlag(0)
         self._copied(row, name, target, source, size, stream, flags)
 
     def _copy_peer(self, row: Row, name: str) -> None:
@@ -648,29 +440,18 @@ class CallEvents:
     def _copy_box(self, row: Row, name: str) -> None:
         """A copy of rows: what it touches is in records of its own."""
         at, stream, *_ = row.words
-        letter = self._calls_read[plain_name(name)].arguments[0]
-        found = copied_box(self.pointed.find(at, DESCRIBED[letter]) or b"")
+        found = copied_box(self._reporter.structure(at, name))
         if found is None or not found[2]:
             return
         *sides_, size = found
-        (read, reads), (written, writes) = (self._touched(side) for side in sides_)
-        flags = CopyFlag.SOURCE_DEVICE if self._is_on_device(sides_[0]) else CopyFlag(0)
-        flags |= CopyFlag.DESTINATION_DEVICE if self._is_on_device(sides_[1]) else CopyFlag(0)
+        (read, reads), (written, writes) = (self.memory.touched(side) for side in sides_)
+        flags = CopyFlag.SOURCE_DEVICE if self.memory.is_on_device(sides_[0]) else CopyFlag(0)
+        flags |= CopyFlag.DESTINATION_DEVICE if self.memory.is_on_device(sides_[1]) else CopyFlag(0)
         first_read, first_written = (rows[0].address if rows else 0 for rows in (read, written))
         work = self._copied(row, name, first_written, first_read, size, stream, flags)
         if work is not None:
             self._report_rows(work, read, reads | AccessFlag.READ, "source")
             self._report_rows(work, written, writes | AccessFlag.WRITE, "destination")
-
-    def _touched(self, side: BoxSide) -> tuple[tuple[Rows, ...], AccessFlag]:
-        """Return what a copy touches. Where in an array it is is not known; of one made before, nothing is."""
-        if not side.is_array:
-            return side.rows, AccessFlag(0)
-        found = self._arrays.get(side.place)
-        return (Rows(*found),) if found else (), AccessFlag.INEXACT
-
-    def _is_on_device(self, side: BoxSide) -> bool:
-        return not side.is_host and not (side.is_unified and not self.device_memory.find(side.place))
 
     def _fill(self, row: Row, name: str) -> None:
         target, value, count, stream, *_ = row.words
@@ -726,12 +507,7 @@ class CallEvents:
 
     def _unseen(self, row: Row, name: str) -> None:
         """A call that moves or orders data in ways that no event describes."""
-        self._say_unseen(public_name(name))
-
-    def _say_unseen(self, call: str) -> None:
-        if self.launches is not None and self.launches.is_first(call):
-            text = f"{call} is not recorded on a GPU"
-            self._report(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, aux0=WarningCode.CALL_NOT_RECORDED)
+        self._reporter.say_unseen(public_name(name))
 
     def _failure(self, row: Row, name: str) -> None:
         """The first call that says that a kernel failed."""
@@ -757,7 +533,7 @@ class CallEvents:
         kernel = self._tables.kernel(number)
         self._report(Kind.KERNEL_LAUNCH, stream=id_, correlation=correlation, name=kernel, **what)
         self._warn_of_accesses(kernel, found.doubts)
-        self._called = self._tables.stacks[0]  # an access has the stack of its launch
+        self._reporter.called = self._tables.stacks[0]  # an access has the stack of its launch
         for address, size, flags in found.accesses:
             self._report(Kind.ACCESS, stream=id_, correlation=correlation, address=address, size=size, flags=flags)
 
@@ -771,7 +547,7 @@ class CallEvents:
         function, _, _, _, shared, offset, length, number = row.words
         if self.launches is None:
             return Judged.of(shared >> 32)
-        memory = self.device_memory, self.host_memory
+        memory = self.memory.device, self.memory.host
         return self.launches.judge(
             function, self._tables.native_names[number], shared >> 32, self.pointed.find(offset, length), memory
         )
@@ -796,9 +572,9 @@ class CallEvents:
         values, inverse = np.unique(keys, return_inverse=True)
         ids = []
         for device, number in ((key >> 32, key & 0xFFFFFFFF) for key in values.tolist()):
-            self._row = self._row._replace(device=device, time=monotonic_ns(), thread=0)
+            self._reporter.row = self._reporter.row._replace(device=device, time=monotonic_ns(), thread=0)
             handle = _streams.get((device, number))
-            flags = StreamFlag.NON_BLOCKING if handle is None else _BLOCKING  # do not invent an order
+            flags = StreamFlag.NON_BLOCKING if handle is None else BLOCKING  # do not invent an order
             ids.append(self._stream(_UNKNOWN + number if handle is None else handle, "", flags))
         self.pass_on()
         found: list[int] = np.array(ids, np.int64)[inverse].tolist()

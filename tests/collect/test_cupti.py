@@ -441,8 +441,9 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
     rows = [(what, words, {**rest, "time": time}) for time, (what, words, rest) in enumerate(one() for _ in range(300))]
 
     def as_at_first():
-        collected.collector._calls._graphs = GpuGraphs()
-        collected.collector._calls._of_graphs.clear()
+        calls = collected.collector._calls
+        calls._graphs = calls.memory._graphs = GpuGraphs()
+        calls.memory.of_graphs.clear()
         for handle in (2748, *streams[3:]):
             hooks.close_stream(0, handle)
         for handle in events:

@@ -323,7 +323,7 @@ with recorded() as events, nvtx_ranges(None):
             hooks.emit(Kind.MARK, name="now")
 names = [event.name for event in events if event.kind is Kind.RANGE_PUSH]
 print(names == [f"step {step}" for step in range(20_000)])
-print(max(len(collector._calls._texts) for collector in cupti._running) < 5000)
+print(max(len(collector._calls._reporter.texts) for collector in cupti._running) < 5000)
 """
 
 
