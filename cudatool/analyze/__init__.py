@@ -20,7 +20,8 @@ from cudatool.analyze.fragmentation import (
     fragmentation,
     fragmentation_at,
 )
-from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of, pinned_leaks
+from cudatool.analyze.leak_verdicts import Doubt, Leak, Leaks, LeakVerdict
+from cudatool.analyze.leaks import leaks, leaks_of, pinned_leaks
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.modules import ModuleMemory, Modules, WithoutModule, WithoutModuleShare, merged_layers
 from cudatool.analyze.outside import DeviceUse, FreeReading, Outside, device_use, outside

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from cudatool.analyze.categories import Categories, Category, categorize
 from cudatool.analyze.fragmentation import Cause, Fragmentation, Occasion, fragmentation
-from cudatool.analyze.leaks import PARTS_OF_LEAKS, Leaks, leaks
+from cudatool.analyze.leak_verdicts import Leaks
+from cudatool.analyze.leaks import PARTS_OF_LEAKS, leaks
 from cudatool.analyze.modules import Modules, modules
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.recorded import recorded_settings

@@ -25,7 +25,8 @@ import numpy as np
 from cudatool.analyze.categories import Categories, categorize
 from cudatool.analyze.diagnosis import Remedy, Topic, advice
 from cudatool.analyze.fragmentation import Fragmentation, fragmentation
-from cudatool.analyze.leaks import Leaks, leaks
+from cudatool.analyze.leak_verdicts import Leaks
+from cudatool.analyze.leaks import leaks
 from cudatool.analyze.modules import Modules, modules
 from cudatool.analyze.outside import Outside, outside
 from cudatool.analyze.recorded import recorded_settings

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from cudatool.analyze.leaks import LeakVerdict
+from cudatool.analyze.leak_verdicts import LeakVerdict
 from cudatool.fleet.ask import Ask
 from cudatool.fleet.pace import Collectives
 from cudatool.fleet.sequence import Difference, first_differences, parting
