@@ -20,9 +20,9 @@ from cudatool.sanitize.findings import (
     Finding,
     FindingKind,
     Report,
-    fingerprint,
-    within,
 )
+from cudatool.sanitize.fingerprints import fingerprint
+from cudatool.sanitize.stack_depths import within
 from cudatool.trace.events import AccessFlag, Api, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 from cudatool.trace.streams import thread_names

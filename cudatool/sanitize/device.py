@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
+from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, location
+from cudatool.sanitize.fingerprints import digest, functions
 from cudatool.sanitize.rows import LAUNCHES
 from cudatool.source_text import SourceLine
 from cudatool.trace.events import LIVED, Kind

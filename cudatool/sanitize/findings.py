@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os.path
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
-from typing import Any, TypeGuard
 
 from cudatool.source_text import SourceLine
-from cudatool.trace.frames import user_frame, user_frames
+from cudatool.trace.frames import user_frame
 from cudatool.trace.model import Frame
 
 __all__ = [
@@ -31,11 +28,7 @@ __all__ = [
     "ScheduleRun",
     "Witness",
     "WitnessStep",
-    "digest",
-    "fingerprint",
-    "functions",
     "location",
-    "within",
 ]
 
 
@@ -571,83 +564,7 @@ class Report:
         return self if gap in self.gaps else replace(self, gaps=(*self.gaps, gap))  # a run under a schedule has it
 
 
-def within(report: Report, most: int) -> Report:
-    """Return the report with at most about `most` frames in all its stacks: of deep ones the innermost, and the user's.
-
-    A note says so if any are left out.
-    """
-    depths = sorted(_depths(report))
-    if sum(depths) <= most:
-        return report
-    # The largest depth with which they fit, found by giving each as much of the rest as the next one can take.
-    left, depth = most, 0
-    for index, one in enumerate(depths):
-        depth = left // (len(depths) - index)
-        if one > depth:
-            break
-        left -= one
-    depth = max(depth, 1)
-    cut: Report = _cut(report, depth)
-    return replace(cut, notes=(*cut.notes, f"Stacks are shown to a depth of {depth:,}: the report would be too large."))
-
-
-def _depths(value: object) -> Iterator[int]:
-    if _is_stack(value):
-        yield len(value)
-    elif isinstance(value, tuple) and not isinstance(value, Frame):
-        for one in value:
-            yield from _depths(one)
-    elif isinstance(value, Report | Finding | DeviceFinding | AccessSite | BufferSite):
-        for about in fields(value):
-            yield from _depths(getattr(value, about.name))
-
-
-def _cut(value: Any, depth: int) -> Any:
-    if _is_stack(value):
-        kept = value[:depth]
-        own = user_frame(value)
-        return kept if own is None or own in kept else (*kept[:-1], own)
-    if isinstance(value, tuple) and not isinstance(value, Frame):
-        return tuple(_cut(one, depth) for one in value)
-    if isinstance(value, Report | Finding | DeviceFinding | AccessSite | BufferSite):
-        return replace(value, **{about.name: _cut(getattr(value, about.name), depth) for about in fields(value)})
-    return value
-
-
-def _is_stack(value: object) -> TypeGuard[tuple[Frame, ...]]:
-    return isinstance(value, tuple) and bool(value) and isinstance(value[0], Frame)
-
-
 def location(stack: tuple[Frame, ...]) -> str:
     """Return ``"pipeline.py:41"``, the innermost line of the user's own code; ``"an unknown line"`` without a stack."""
     frame = user_frame(stack)
     return f"{os.path.basename(frame.file)}:{frame.line}" if frame else "an unknown line"
-
-
-def fingerprint(kind: FindingKind, first: AccessSite, second: AccessSite, buffer: BufferSite | None) -> str:
-    """Return 16 hexadecimal digits that name a defect by its functions and operations, not by its lines."""
-
-    parts = [kind.value]
-    for side in (first, second):
-        parts += [side.operation, side.mode, side.argument, functions(side.stack)]
-    parts.append(functions(buffer.stack) if buffer else "")
-    return digest(parts)
-
-
-@lru_cache(256)
-def functions(stack: tuple[Frame, ...]) -> str:
-    """Return the functions of a stack, as a part of a fingerprint: the same on every machine that runs the program.
-
-    Frames of installed packages differ between their versions, and a comprehension has one of its own only before
-    Python 3.12 (PEP 709).
-    """
-    return ";".join(
-        f"{os.path.basename(frame.file)}:{frame.function}"
-        for frame in user_frames(stack)
-        if not frame.function.endswith(("<listcomp>", "<setcomp>", "<dictcomp>"))
-    )
-
-
-def digest(parts: Iterable[str]) -> str:
-    """Return 16 hexadecimal digits for `parts`."""
-    return hashlib.sha256("\0".join(parts).encode(errors="backslashreplace")).hexdigest()[:16]

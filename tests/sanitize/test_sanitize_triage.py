@@ -13,7 +13,11 @@ from sanitize_program import Program
 
 from cudatool.errors import FileFormatError, OutputError, UsageError
 from cudatool.sanitize import Baseline, Report, accepted, check, known, parse_rules
-from cudatool.sanitize.findings import FindingKind, Known, fingerprint, functions
+from cudatool.sanitize.findings import (
+    FindingKind,
+    Known,
+)
+from cudatool.sanitize.fingerprints import fingerprint, functions
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.report.outputs import Outputs
 from cudatool.source_text import SourceLine

@@ -6,7 +6,12 @@ import os
 from pathlib import PurePath
 
 from cudatool.sanitize.coverage import ended, gap_why
-from cudatool.sanitize.findings import DeviceFinding, Finding, Report, digest
+from cudatool.sanitize.findings import (
+    DeviceFinding,
+    Finding,
+    Report,
+)
+from cudatool.sanitize.fingerprints import digest
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import relative_path
 from cudatool.sanitize.report.views import ReportContext, describe, entries, failure, place, sites
