@@ -120,9 +120,7 @@ def range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
     msg
         A format string for the other arguments, as for :meth:`str.format`.
     """
-    if not isinstance(msg, str):
-        raise UsageError(f"a range is named by a string, not {type(msg).__name__}")
-    range_push(msg.format(*args, **kwargs))
+    range_push(_message(msg).format(*args, **kwargs))
     try:
         yield
     finally:

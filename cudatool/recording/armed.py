@@ -346,6 +346,8 @@ def arm(options: ArmOptions | None = None, **given: Any) -> Armed:
     """
     if options is not None and given:
         raise UsageError("give an ArmOptions or single options, not both")
+    if options is not None and not isinstance(options, ArmOptions):
+        raise UsageError(f"arm takes an ArmOptions or options by name, not {type(options).__name__}")
     try:
         return Armed(options or ArmOptions(**given))
     except TypeError as error:

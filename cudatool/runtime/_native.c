@@ -1,7 +1,7 @@
 /* What is called so often, and takes so little itself, that what Python does around it counts.
  *
  * Launcher converts the arguments of a kernel and launches it in one step. It holds no state of a launch, so that any
- * number of threads can use one. What is enqueued, and where, is decided in cudatool/runtime/kernel.py and _event.py.
+ * number of threads can use one. What is enqueued, and where, is decided in cudatool/runtime/kernel.py and event.py.
  * Region lets NumPy lay an array over device memory, and address_of says where one lies.
  */
 #define PY_SSIZE_T_CLEAN

@@ -300,7 +300,10 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     dtype, extents = as_dtype(dtype), extents_of_shape(shape)
     if dtype.hasobject:
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
-    memory = Memory(math.prod(extents) * dtype.itemsize, stream)
+    size = math.prod(extents) * dtype.itemsize
+    if size < 0:
+        raise UsageError(f"cannot make an array of shape {extents}: a dimension is negative")
+    memory = Memory(size, stream)
     try:
         return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
     except ValueError as error:

@@ -126,6 +126,12 @@ class Event(Owner):
             raise _no_stream(stream) from None
         if not self.cuda_event:
             self._create(index)
+        elif index != self.device_index:
+            raise CudaError(
+                f"this event was first recorded on device {self.device_index}, the stream is on device {index}: record "
+                "another Event there; streams of any device can wait for it",
+                "CUDA_ERROR_INVALID_HANDLE",
+            )
         correlation = hooks.begin() if hooks.active else 0
         trace_flags = 0
         try:

@@ -271,6 +271,8 @@ class host_register:  # noqa: N801 - reads as a statement
         return not self._address
 
     def __enter__(self) -> npt.NDArray[Any]:
+        if self.is_closed:
+            raise UsageError("this memory is not pinned any more: make a new host_register")
         return self.array
 
     def __exit__(

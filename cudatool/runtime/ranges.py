@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from cudatool.errors import UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
@@ -17,11 +18,18 @@ class range:  # noqa: N801 - as torch.cuda.nvtx has it
     ----------
     name
         Any text; ranges may be nested.
+
+    Raises
+    ------
+    UsageError
+        `name` is no string.
     """
 
     __slots__ = ("_pushed", "name")
 
     def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise UsageError(f'a range is named by a string, not {type(name).__name__}; pass f"step {{number}}"')
         self.name = name
         self._pushed = False
 

@@ -1,7 +1,7 @@
 /* libcuda.so.1 of the software CUDA device.
  *
  * cuda.bindings opens libcuda.so.1 by name and asks it for every entry point through cuGetProcAddress. This library
- * answers with what a resolver in Python gives it (cudatool/sim/driver.py), so it knows no entry point itself.
+ * answers with what a resolver in Python gives it (cudatool/sim/__init__.py), so it knows no entry point itself.
  *
  * It also holds the one thing that Python cannot do: run native kernel code so that a bad memory access ends the
  * kernel, as on a GPU, and not the process.

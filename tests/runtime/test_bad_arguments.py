@@ -65,7 +65,7 @@ AUTOCAST = [
 RANDOM = [
     (lambda: random.rand(2.5), "a shape is whole numbers, or a tuple of them, not 2.5"),
     (lambda: random.rand((2, "a")), "a shape is a whole number or several"),
-    (lambda: random.rand(-1), "cannot allocate -4 bytes"),
+    (lambda: random.rand(-1), r"shape \(-1,\): a dimension is negative"),
     (lambda: random.rand(3, dtype="zz"), "'zz' is no dtype"),
     (lambda: random.rand(3, out=np.ones(3)), "out must be a DeviceArray, not ndarray"),
     (lambda: random.randint(1.5, (3,)), "high must be a whole number, not 1.5"),
@@ -215,6 +215,8 @@ KERNELS = [
     (lambda: cudatool.set_per_process_memory_fraction(ones(1)), "fraction must be a real number"),
     (lambda: blas.conj(3), "conj takes a DeviceArray, not int"),
     (lambda: blas.linear(ones(2, 2), ones(2, 2), 3), "the bias takes a DeviceArray, not int"),
+    (lambda: cudatool.range(3), "a range is named by a string, not int"),
+    (lambda: cudatool.arm(3), "an ArmOptions or options by name, not int"),
     (lambda: nvtx.range(3).__enter__(), "named by a string, not int"),
     (lambda: ops.op(None), "named as programs call it"),
     (lambda: ops.div(ones(2), ones(2), rounding_mode=[]), r"rounding_mode must be one of .*, not \[\]"),
@@ -287,6 +289,22 @@ def test_handles_are_taken_as_cuda_bindings_types_too():
     assert own == cudatool.Stream.from_handle(handle) == cudatool.ExternalStream(handle)
     address = cudatool.caching_allocator_alloc(16, stream=handle)
     cudatool.caching_allocator_delete(driver.CUdeviceptr(address))
+
+
+def test_an_event_is_recorded_on_one_device(second):
+    event = cudatool.Event()
+    event.record()
+    with pytest.raises(
+        CudaError, match=f"INVALID_HANDLE.* on device 0, the stream is on device {second}: record another Event"
+    ):
+        event.record(cudatool.Stream(device=second))
+
+
+def test_memory_that_is_not_pinned_any_more_is_not_entered():
+    registered = cudatool.host_register(np.ones(8))
+    registered.close()
+    with pytest.raises(UsageError, match="not pinned any more"):
+        registered.__enter__()
 
 
 def test_no_stream_made_current_changes_nothing():
