@@ -24,7 +24,16 @@ from cudatool.sim.host_library import library
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["MARK", "STOP_SIGNAL", "Code", "NativeCache", "cache_key", "guarded_call", "load_object"]
+__all__ = [
+    "MARK",
+    "STOP_SIGNAL",
+    "Code",
+    "NativeCache",
+    "cache_key",
+    "gather_mitigation",
+    "guarded_call",
+    "load_object",
+]
 
 MARK = "; PTX "
 """Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""
@@ -43,7 +52,7 @@ class NativeCache(Protocol):
 def cache_key(*parts: str) -> str:
     """Return the name under which native code is kept: depends on `parts`, the host CPU, LLVM and the translator."""
     digest = hashlib.sha256(_source_digest())
-    for part in (*parts, _processor(), llvmlite.__version__):
+    for part in (*parts, _processor(), gather_mitigation(), llvmlite.__version__):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
 
@@ -86,6 +95,22 @@ def _processor() -> str:
         pass
     # Where Linux does not say, LLVM knows.
     return str(found) if _INSTRUCTIONS & found.keys() else str(_llvm().processor())
+
+
+_GATHER_MITIGATION = "/sys/devices/system/cpu/vulnerabilities/gather_data_sampling"
+
+
+@cache
+def gather_mitigation() -> str:
+    """Return what Linux says is done about gathers that leak data, empty where it says nothing.
+
+    Linux's documentation, "GDS - Gather Data Sampling", has the sentences.
+    """
+    try:
+        with open(_GATHER_MITIGATION) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _llvm() -> Any:

@@ -13,7 +13,7 @@ import llvmlite.binding as llvm
 
 from cudatool import progress
 from cudatool.sim.host_library import library
-from cudatool.sim.jit.code import Code
+from cudatool.sim.jit.code import Code, gather_mitigation
 from cudatool.sim.jit.races import CALLABLE
 
 __all__ = [
@@ -53,13 +53,17 @@ def _machine(level: int, *, gathers: bool = False) -> Any:
 _AMD = ("znver",)
 _INTEL = ("skylake", "cascadelake", "cooperlake", "cannonlake", "icelake", "tigerlake", "rocketlake")
 """Whose gathers leak data, until microcode makes them slow (2023): a gather of eight takes 8.6 ns, its loads 2.4."""
+_FAST_GATHERS = ("Not affected", "Vulnerable")
+"""How Linux's words on that begin where gathers are as fast as they were. A hypervisor may give a later processor the
+name of one of these: there a gather of eight took 1.1 ns, its loads 1.7."""
 
 
 def _features(*, gathers: bool = False) -> str:
     """Return what the host's processor has, and is to be used of that."""
     found = str(llvm.get_host_cpu_features().flatten())
     name = llvm.get_host_cpu_name()
-    if gathers or not name.startswith((*_AMD, *_INTEL)):
+    slowed = name.startswith(_INTEL) and not gather_mitigation().startswith(_FAST_GATHERS)
+    if gathers or not (slowed or name.startswith(_AMD)):
         return found
     # AMD's processors take longer for a gather than for its loads one by one (a bitonic sort: a fifth longer), and for
     # a scatter than for its stores (a sorting network: a tenth).

@@ -127,6 +127,22 @@ def test_code_is_kept_for_one_kind_of_processor(tmp_path, old: str, new: str, is
     assert is_another == (keys[0] != keys[1])
 
 
+@pytest.mark.parametrize(
+    ("words", "is_another"), [("Mitigation: Microcode\n", False), ("Not affected\n", True), (None, True)]
+)
+def test_code_is_kept_for_gathers_of_one_speed(tmp_path, words: str | None, is_another: bool) -> None:
+    keys = []
+    for number, text in enumerate(("Mitigation: Microcode\n", words)):
+        place = tmp_path / str(number)
+        if text is not None:
+            place.write_text(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(code, "_GATHER_MITIGATION", str(place))
+            patch.setattr(code, "gather_mitigation", code.gather_mitigation.__wrapped__)
+            keys.append(code.cache_key("k"))
+    assert is_another == (keys[0] != keys[1])
+
+
 @pytest.mark.parametrize("cpuinfo", ["", "processor\t: 0\n\n", "processor : 0\nmodel name : EPYC\n"])
 def test_llvm_is_asked_where_linux_does_not_say_what_the_processor_can_do(monkeypatch, tmp_path, cpuinfo: str) -> None:
     keys = []
