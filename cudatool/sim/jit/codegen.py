@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudatool.ptx import Function, Instruction, PtxError, opcode_of
-from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.flow import writes
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit import asynchronous, scheduler
 from cudatool.sim.jit.bounds import Bound, first_threads
@@ -188,13 +188,13 @@ class _Kernel(ThreadCode):
 
     def _fetch_ahead(self) -> bool:
         """Emit ``fetch_ahead`` if there is anything to fetch (:mod:`.fetch`); return whether there is."""
-        loads = self.fetched()
-        if not loads:
+        places = self.fetched()
+        if not places:
             return False
         e = self.emitter()
-        for one in self._repeat({name for load in loads for name in reads(load)}):
+        for one in self._repeat(place.register for place in places):
             self.instruction(e, one)
-        emit_fetches(e, loads)
+        emit_fetches(e, places)
         e.emit("ret i32 0")
         self.finish(e)
         header = f"define internal i32 @fetch({ENVIRONMENT}, {THREAD}) #0 {{\nentry:"

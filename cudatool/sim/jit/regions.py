@@ -24,7 +24,7 @@ from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, 
 from cudatool.sim.jit.context import EXIT, SHARED_STEP
 from cudatool.sim.jit.emit import storage_type
 from cudatool.sim.jit.even import Even, find_even
-from cudatool.sim.jit.fetch import is_fetched
+from cudatool.sim.jit.fetch import Place, place_of
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.neighbors import distances
@@ -46,7 +46,7 @@ MANY = 32
 
 _WIDENING = (["s64", "s32"], ["u64", "u32"])
 _NARROWING = (["u32", "u64"], ["s32", "s64"], ["u32", "s64"], ["s32", "u64"])
-_MOST_FETCHED = 8  # lines of each row of threads
+_MOST_FETCHED = 16  # lines of each row of threads
 _LONG_ROW = 64  # threads
 _TREE = 3  # levels that a tree has at least
 _CELL = 64  # bytes from one cell to the next: slots begin where a line of the host's cache does
@@ -309,16 +309,19 @@ class Regions:
             order.append(following)
         return []
 
-    def fetched(self) -> list[Instruction]:
-        """Return the loads whose addresses are known when a block begins, of kernels with barriers."""
+    def fetched(self) -> dict[Place, bool]:
+        """Return the places whose addresses are known when a block with barriers begins, and which are written."""
         if self.instrument or not self.rows:
-            return []
-        found: list[Instruction] = []
+            return {}
+        found: dict[Place, bool] = {}
         for number, block in enumerate(self.flow.blocks):
-            loads = [one for one in self.code[block.start : block.stop] if is_fetched(one)]
-            if loads and not self.flow.innermost_loop(number):
-                found += [one for one in loads if self._known.issuperset(reads(one)) and one.guard is None]
-        return found if len(found) <= _MOST_FETCHED else []
+            for one in self.code[block.start : block.stop]:
+                place = place_of(one)
+                if place is None or place.register not in self._known or one.guard is not None:
+                    continue
+                if not self.flow.innermost_loop(number):
+                    found[place] = found.get(place, False) or one.opcode == "st"
+        return found if len(found) <= _MOST_FETCHED else {}
 
     def _runs_side_by_side(self, *, by_row: bool) -> bool:
         """Whether blocks beside each other run row by row: code that shares nothing between threads and has no loops.
