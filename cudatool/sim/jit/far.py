@@ -5,19 +5,20 @@ threadIdx.y]``, which are in no cache any more if rows are long. So such kernels
 (:mod:`.grid`).
 
 These are guesses, mostly right: only speed depends on them. The *step* of a register is by how much it
-grows from one thread to the next in x. That of ``(x + 1) % n`` is 1, though one thread goes back, and that of a number
-read from memory, too, as if it were an index among others.
+grows from one thread to the next in x, or from one block to the next. That of ``(x + 1) % n`` is 1, though one thread
+goes back, and that of a number read from memory, too, as if it were an index among others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from cudatool.ptx import Address, Immediate, Instruction, Operand, Register, opcode_of
 from cudatool.ptx.flow import writes
 from cudatool.ptx.isa import FLOATS
 
-__all__ = ["is_far"]
+__all__ = ["accesses", "is_far"]
 
 _LINE = 64  # bytes of a cache line
 _FAR = 1 << 32
@@ -29,27 +30,41 @@ def is_far(code: Sequence[Instruction]) -> bool:
 
     `code` is in an order in which, loops aside, what sets a register stands before what reads it.
     """
-    steps: dict[str, int] = {}
+    return any(abs(step) >= _LINE for _, step in accesses(code, "%tid.x", {}))
+
+
+def accesses(code: Sequence[Instruction], along: str, numbers: Mapping[str, int]) -> Iterator[tuple[Instruction, int]]:
+    """Yield the instructions of `code` that access memory, each with the step of its address.
+
+    The special register `along` has a step of 1; the registers in `numbers` are taken for these.
+    """
+    steps = {along: 1}
     for one in code:
         place = opcode_of(one.opcode).address
         if place is None:
             rule = _RULES.get(one.opcode)
-            step = rule(one, [_step(operand, steps) for operand in one.operands[1:]]) if rule else 0
+            step = _of_result(rule, one, steps, numbers) if rule else 0
         else:
             address = one.operands[place]
             by = _step(address.base, steps) if isinstance(address, Address) else 0
-            if abs(by) >= _LINE:
-                return True
+            yield one, by
             step = 1 if by else 0
         for name in writes(one):
             steps[name] = max(steps.get(name, 0), step, key=abs)
-    return False
+
+
+def _of_result(rule: _Rule, one: Instruction, steps: Mapping[str, int], numbers: Mapping[str, int]) -> int:
+    by = [_step(operand, steps) for operand in one.operands[1:]]
+    if numbers:
+        known = [
+            Immediate(numbers[o.name]) if isinstance(o, Register) and o.name in numbers else o for o in one.operands
+        ]
+        one = replace(one, operands=tuple(known))
+    return rule(one, by)
 
 
 def _step(operand: object, steps: Mapping[str, int]) -> int:
-    if not isinstance(operand, Register):
-        return 0
-    return 1 if operand.name == "%tid.x" else steps.get(operand.name, 0)
+    return steps.get(operand.name, 0) if isinstance(operand, Register) else 0
 
 
 def _number(operand: Operand) -> int | None:

@@ -4,7 +4,8 @@ The host fetches by itself what follows in memory. But narrow blocks, 16 x 16 th
 many rows of a matrix, each far from the last: more rows than the host keeps track of. Between two barriers there is
 little else to do until each line has come. So where an address depends on parameters and on the thread's place alone,
 every eighth block along x fetches what the rows of the following eight will access, all that lies in one row at once:
-then the host sees that it follows, and there are fewer jumps. No fault comes of it if nothing lies there, and no result
+then the host sees that it follows, and there are fewer jumps. Places at which those blocks access other rows, as a
+transposition does, are left out (:func:`.far.accesses`). No fault comes of it if nothing lies there, and no result
 of it if other blocks are next.
 """
 
@@ -17,13 +18,17 @@ from cudatool.ptx import Address, Instruction, Register
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter
 from cudatool.sim.jit.scheduler import VALUES, field
 
-__all__ = ["FETCH", "Place", "emit_fetches", "fetch_ahead", "place_of"]
+__all__ = ["FETCH", "NARROW", "STEPS", "Place", "emit_fetches", "fetch_ahead", "place_of"]
 
-_NARROW = 32
+NARROW = 32
 """Threads of a row at most: more of them access lines beside each other."""
 
-_AT_ONCE = 8
-"""Blocks, a power of two. Of the kernels of Rodinia's srad (v2), four take 1.2 times as long, one 1.5 times."""
+_AT_ONCE = 128
+"""Threads of a row, of several blocks. With half of it the kernels of Rodinia's srad (v2) take 1.2 times as long, with a block
+1.5 times; with twice as many a transposition in tiles of 32 x 32 takes 1.1 times as long."""
+
+STEPS = range(1, 4 * 64 + 1)
+"""Bytes from what a block accesses to what the next one does: neither the same, nor in another row."""
 
 FETCH = f"  call void @fetch_ahead({VALUES})\n"
 
@@ -64,10 +69,12 @@ entry:
 {field("block_x", "nx")}
 {field("block_y", "ny")}
 {field("block_z", "nz")}
-  %turn = urem i32 %bx, {_AT_ONCE}
+  %narrow = call i32 @llvm.umin.i32(i32 %nx, i32 {NARROW})
+  %blocks = udiv i32 {_AT_ONCE}, %narrow
+  %turn = urem i32 %bx, %blocks
   %is.turn = icmp eq i32 %turn, 0
   %rows = mul nuw nsw i32 %ny, %nz
-  %is.narrow = icmp ule i32 %nx, {_NARROW}
+  %is.narrow = icmp ule i32 %nx, {NARROW}
   %has.rows = icmp ugt i32 %rows, 1
   %is.tile = and i1 %is.narrow, %has.rows
   %pays = and i1 %is.tile, %is.turn
@@ -86,7 +93,7 @@ block:
   %bx.next = add i32 %bx, %ahead
   %fetched = call i32 @fetch({VALUES.replace("%bx", "%bx.next")}, i32 0, i32 %ty, i32 %tz, i32 %first) #1
   %ahead.next = add nuw nsw i32 %ahead, 1
-  %block.done = icmp ugt i32 %ahead.next, {_AT_ONCE}
+  %block.done = icmp ugt i32 %ahead.next, %blocks
   br i1 %block.done, label %y.end, label %block, !llvm.loop !9
 y.end:
   %ty.next = add nuw nsw i32 %ty, 1

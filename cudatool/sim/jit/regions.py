@@ -24,7 +24,8 @@ from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, 
 from cudatool.sim.jit.context import EXIT, SHARED_STEP
 from cudatool.sim.jit.emit import storage_type
 from cudatool.sim.jit.even import Even, find_even
-from cudatool.sim.jit.fetch import Place, place_of
+from cudatool.sim.jit.far import accesses
+from cudatool.sim.jit.fetch import NARROW, STEPS, Place, place_of
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.layout import Layout
 from cudatool.sim.jit.neighbors import distances
@@ -310,13 +311,18 @@ class Regions:
         return []
 
     def fetched(self) -> dict[Place, bool]:
-        """Return the places whose addresses are known when a block with barriers begins, and which are written."""
-        if self.instrument or not self.rows:
-            return {}
+        """Return the places whose addresses are known when a block with barriers begins, and which are written.
+
+        They are those of which the block beside it needs the next line.
+        """
         found: dict[Place, bool] = {}
+        if self.instrument or not self.rows:
+            return found
+        widths = {name: NARROW for name, special in self.indices.items() if special == "%ntid.x"}
+        near = {id(one) for one, step in accesses(self.code, "%ctaid.x", widths) if abs(step) in STEPS}
         for number, block in enumerate(self.flow.blocks):
             for one in self.code[block.start : block.stop]:
-                place = place_of(one)
+                place = place_of(one) if id(one) in near else None
                 if place is None or place.register not in self._known or one.guard is not None:
                     continue
                 if not self.flow.innermost_loop(number):
