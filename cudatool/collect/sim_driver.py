@@ -17,7 +17,7 @@ from cudatool.collect import sim_graph_calls, sim_memory, sim_streams, sim_work
 from cudatool.collect.byte_sets import compress
 from cudatool.collect.callers import calling_api
 from cudatool.collect.sim_blocks import BlockWatcher
-from cudatool.collect.sim_calls import CallsInProgress, EmitCall, context_number, not_recorded
+from cudatool.collect.sim_calls import CallsInProgress, DriverCall, EmitCall, context_number, not_recorded
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag, WarningCode, WarningFlag
@@ -47,6 +47,7 @@ _REPORTED_FAILURES = (
 )
 
 _BLOCKING = StreamFlag(0)
+_ACCESS, _EXECUTION = Kind.ACCESS, Kind.EXECUTION  # to look them up takes longer (Python 3.11)
 
 
 class SimDriverCollector:
@@ -163,7 +164,7 @@ class SimDriverCollector:
         if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
             sim_graph_calls.capture_end(self._calls, arguments)
         if result == 0 and (often := _REPORT_OFTEN.get(name)) is not None:
-            often(self._calls, *arguments)
+            often(self._calls, call, arguments)
         elif result == 0 or (name, result.name) in _REPORTED_FAILURES:
             call.is_ready = result == 0
             _report_of(name)(self._calls, dict(zip(entry.parameters, arguments, strict=True)), name)
@@ -199,7 +200,7 @@ class SimDriverCollector:
         if operation.findings:
             self._findings(operation, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
-            Kind.EXECUTION,
+            _EXECUTION,
             device=ordinal,
             stream=stream,
             correlation=correlation,
@@ -217,7 +218,7 @@ class SimDriverCollector:
     def _accesses(operation: Operation, device: int, correlation: int) -> None:
         for address, size, flags, aux0, aux1 in compress(operation.footprint, of_boxes=operation.kind != "kernel"):
             hooks.emit(
-                Kind.ACCESS,
+                _ACCESS,
                 device=device,
                 stream=operation.node,
                 correlation=correlation,
@@ -268,7 +269,7 @@ class SimDriverCollector:
 
 # What reports a call. Those that programs make most get the arguments as they are, for a dictionary takes as
 # long as an event.
-_REPORT_OFTEN: Final[dict[str, Callable[..., None]]] = {
+_REPORT_OFTEN: Final[dict[str, Callable[[CallsInProgress, DriverCall, tuple[Any, ...]], None]]] = {
     "cuLaunchKernel": sim_work.launch,
     "cuLaunchCooperativeKernel": sim_work.launch,
     "cuLaunchKernelEx": sim_work.launch,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from cudatool.collect.callers import calling_api
-from cudatool.collect.sim_calls import CallsInProgress, EmitCall, context_number, pointed
+from cudatool.collect.sim_calls import CallsInProgress, DriverCall, EmitCall, context_number, pointed
 from cudatool.trace import hooks
 from cudatool.trace.events import EventFlag, Kind, StreamFlag
 
@@ -29,8 +30,8 @@ def _stream_destroy(calls: CallsInProgress, values: dict[str, Any], name: str) -
         hooks.emit(Kind.STREAM_DESTROY, device=device, stream=stream)
 
 
-def stream_synchronize(calls: CallsInProgress, handle: int) -> None:
-    device, stream = calls.stream(handle)
+def stream_synchronize(calls: CallsInProgress, call: DriverCall, arguments: Sequence[int]) -> None:
+    device, stream = calls.stream(arguments[0])
     hooks.emit(Kind.STREAM_SYNCHRONIZE, device=device, stream=stream)
 
 

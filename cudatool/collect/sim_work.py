@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any, Final
 
-from cudatool.collect.sim_calls import CallsInProgress, EmitCall, not_recorded, pointed
+from cudatool.collect.sim_calls import CallsInProgress, DriverCall, EmitCall, not_recorded, pointed
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, launch_flags, pack_dims
@@ -19,13 +20,17 @@ _OF_BOXES = (
 )
 
 
+# Until Python 3.12, to look a member of an enumeration up takes 0.2 us.
+_KERNEL_LAUNCH, _MEMCPY, _ACCESS = Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.ACCESS
+_READ, _WRITE = AccessFlag.READ, AccessFlag.WRITE
+
+
 @lru_cache(maxsize=1024)
 def _packed(grid: tuple[int, int, int], block: tuple[int, int, int]) -> tuple[int, int]:
     return pack_dims(*grid), pack_dims(*block)
 
 
-def launch(calls: CallsInProgress, *_: int) -> None:
-    call = calls.thread.call
+def launch(calls: CallsInProgress, call: DriverCall, arguments: Sequence[int]) -> None:
     operation = call.operation
     if operation is None:
         return  # captured
@@ -33,7 +38,7 @@ def launch(calls: CallsInProgress, *_: int) -> None:
     grid, block = _packed(shape.grid, shape.block)
     correlation, stream = call.owners[operation.sequence]
     hooks.emit(
-        Kind.KERNEL_LAUNCH,
+        _KERNEL_LAUNCH,
         device=operation.stream.context.device.ordinal,
         stream=stream,
         correlation=correlation,
@@ -51,6 +56,21 @@ def _host_function(calls: CallsInProgress, values: dict[str, Any], name: str) ->
         hooks.emit(Kind.HOST_FUNCTION, device=device, stream=stream, correlation=correlation, name=name)
 
 
+@cache  # a sum of flags takes longer than the rest of an event
+def _copy_flags(is_async: bool, to_device: bool | None, from_device: bool | None) -> CopyFlag:
+    """Return the flags of a copy; of pageable memory it is None whether that is on a device."""
+    flags = CopyFlag.ASYNC if is_async else CopyFlag(0)
+    if to_device is None:
+        flags |= CopyFlag.DESTINATION_PAGEABLE
+    elif to_device:
+        flags |= CopyFlag.DESTINATION_DEVICE
+    if from_device is None:
+        flags |= CopyFlag.SOURCE_PAGEABLE
+    elif from_device:
+        flags |= CopyFlag.SOURCE_DEVICE
+    return flags
+
+
 def _copy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     if name.startswith(_OF_BOXES):
         _boxes(calls, Kind.MEMCPY, values, name)
@@ -63,17 +83,8 @@ def _copy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
         return  # nothing to copy
     target, origin = calls.machine.allocations.holding(to), calls.machine.allocations.holding(source)
     devices = {found.device for found in (target, origin) if found is not None and found.device >= 0}
-    flags = CopyFlag.ASYNC if "hStream" in values else CopyFlag(0)
-    if target is None:
-        flags |= CopyFlag.DESTINATION_PAGEABLE
-    elif target.device >= 0:
-        flags |= CopyFlag.DESTINATION_DEVICE
-    if origin is None:
-        flags |= CopyFlag.SOURCE_PAGEABLE
-    elif origin.device >= 0:
-        flags |= CopyFlag.SOURCE_DEVICE
     hooks.emit(
-        Kind.MEMCPY,
+        _MEMCPY,
         device=device,
         stream=stream,
         correlation=correlation,
@@ -81,11 +92,15 @@ def _copy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
         size=size,
         aux0=source,
         aux1=sum(1 << device for device in devices) if len(devices) > 1 else 0,
-        flags=flags,
+        flags=_copy_flags(
+            "hStream" in values,
+            None if target is None else target.device >= 0,
+            None if origin is None else origin.device >= 0,
+        ),
         name=name,
     )
-    _access(correlation, device, source, size, AccessFlag.READ, "source")
-    _access(correlation, device, to, size, AccessFlag.WRITE, "destination")
+    _access(correlation, device, source, size, _READ, "source")
+    _access(correlation, device, to, size, _WRITE, "destination")
 
 
 def _boxes(calls: CallsInProgress, kind: Kind, values: dict[str, Any], name: str) -> None:
@@ -145,12 +160,12 @@ def _memset(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
         | (CopyFlag.DESTINATION_DEVICE if _is_on_device(calls, values["dstDevice"]) else 0),
         name=name,
     )
-    _access(correlation, device, values["dstDevice"], size, AccessFlag.WRITE, "destination")
+    _access(correlation, device, values["dstDevice"], size, _WRITE, "destination")
 
 
 def _access(correlation: int, device: int, address: int, size: int, flags: AccessFlag, name: str) -> None:
     hooks.emit(
-        Kind.ACCESS,
+        _ACCESS,
         device=device,
         correlation=correlation,
         address=address,

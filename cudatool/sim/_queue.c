@@ -10,7 +10,8 @@
 
 /* Interned names of attributes, and values of them that are the same for all. */
 static PyObject *n_context, *n_legacy_stream, *n_last, *n_flags, *n_error, *n_device, *n_ordinal, *n_subscribers;
-static PyObject *n_waiters, *n_is_interrupted, *no_value, *no_source, *not_programmatic, *zero;
+static PyObject *n_waiters, *n_is_interrupted, *n_enqueued, *n_executed, *n_before, *n_after, *n_run_soon;
+static PyObject *no_value, *no_source, *not_programmatic, *nothing, *zero;
 
 /* ---- operations ---------------------------------------------------------------------------------------------- */
 
@@ -35,13 +36,9 @@ static int Operation_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     } else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO", keywords, &stream, &kind, &name, &correlation)) {
         return -1;
     }
-    PyObject *given[OBJECTS] = {stream, kind, name, correlation, NULL, NULL, Py_None, Py_None, no_value, NULL, NULL,
-                                not_programmatic, no_source, NULL, NULL, Py_None, zero};
-    for (int i = 0; i < OBJECTS; ++i) {
-        PyObject *value = given[i] ? Py_NewRef(given[i]) : PyList_New(0);
-        if (!value) return -1;
-        Py_XSETREF(OBJECT(self, i), value);
-    }
+    PyObject *given[OBJECTS] = {stream,   kind,    name,    correlation,      nothing,   nothing, Py_None, Py_None, no_value,
+                                nothing, nothing, not_programmatic, no_source, nothing, nothing, Py_None, zero};
+    for (int i = 0; i < OBJECTS; ++i) Py_XSETREF(OBJECT(self, i), Py_NewRef(given[i]));
     return 0;
 }
 
@@ -152,6 +149,17 @@ static long long ns_of(PyObject *number) {
     return beyond || value > LATEST ? LATEST : value;
 }
 
+/* Add to one of an operation's lists. Lists are made when there is something in them: most of an operation's stay empty,
+ * and six objects more of each are what the search for garbage would take most of its time with. */
+static int append(PyObject **list, PyObject *one) {
+    if (*list != nothing) return PyList_Append(*list, one);
+    PyObject *first = PyList_New(1);
+    if (!first) return -1;
+    PyList_SET_ITEM(first, 0, Py_NewRef(one));
+    Py_SETREF(*list, first);
+    return 0;
+}
+
 /* Let a pending operation, which does not run yet, wait for another one too; None is no operation. */
 static int order_after(Operation *operation, PyObject *other, long long *start) {
     if (other == Py_None) return 0;
@@ -159,7 +167,7 @@ static int order_after(Operation *operation, PyObject *other, long long *start) 
     if (!before) return -1;
     if (start && before->end > *start) *start = before->end;
     if (before->done) return 0;
-    if (PyList_Append(operation->predecessors, other) || PyList_Append(before->dependents, (PyObject *)operation)) return -1;
+    if (append(&operation->predecessors, other) || append(&before->dependents, (PyObject *)operation)) return -1;
     ++operation->missing;
     return 0;
 }
@@ -210,13 +218,13 @@ static int out_of_table(PyObject *table, long long sequence) {
     return found < 0 ? -1 : 0;
 }
 
-static int notify(PyObject *to, const char *method, PyObject *operation) {
-    PyObject *done = PyObject_CallMethod(to, method, "O", operation);
+static int notify(PyObject *to, PyObject *method, PyObject *operation) {
+    PyObject *done = PyObject_CallMethodOneArg(to, method, operation);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
 
-static int notify_subscribers(const char *method, PyObject *operation) {
+static int notify_subscribers(PyObject *method, PyObject *operation) {
     PyObject *subscribers = PyDict_GetItemWithError(names, n_subscribers);
     if (!subscribers || !PyTuple_Check(subscribers)) return PyErr_Occurred() ? -1 : 0;
     Py_INCREF(subscribers);
@@ -242,9 +250,9 @@ static int add(Queue *self, PyObject *object, long long ns, PyObject *engine, Py
     if (engine && PyObject_IsTrue(engine) && take_engine(self, operation, engine, &start, ns)) return -1;
     operation->start = start;
     operation->end = later(start, ns);
-    if (self->is_shared && notify((PyObject *)self, "run_soon", object)) return -1;
-    if (self->watch != Py_None && notify(self->watch, "enqueued", object)) return -1;
-    return notify_subscribers("enqueued", object);
+    if (self->is_shared && notify((PyObject *)self, n_run_soon, object)) return -1;
+    if (self->watch != Py_None && notify(self->watch, n_enqueued, object)) return -1;
+    return notify_subscribers(n_enqueued, object);
 }
 
 static PyObject *Queue_add(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -327,18 +335,13 @@ static int work(Queue *self, Operation *operation, PyObject *context) {
 /* The operation has run: those that wait for it may. */
 static int finish(Queue *self, Operation *operation) {
     operation->done = 1;
-    PyObject *none = PyList_New(0), *no_more = PyList_New(0);
-    if (!none || !no_more) {
-        Py_XDECREF(none), Py_XDECREF(no_more);
-        return -1;
-    }
     PyObject *dependents = operation->dependents;
-    operation->dependents = none;
-    Py_XSETREF(operation->predecessors, no_more);
+    operation->dependents = Py_NewRef(nothing);
+    Py_XSETREF(operation->predecessors, Py_NewRef(nothing));
     Py_XSETREF(operation->run, Py_NewRef(Py_None));
     Py_XSETREF(operation->until, Py_NewRef(Py_None));
     int failed = 0;
-    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(dependents); ++i) {
+    for (Py_ssize_t i = 0; !failed && i < Py_SIZE(dependents); ++i) {
         Operation *next = cudatool_as_operation(PyList_GET_ITEM(dependents, i));
         failed = !next || (!--next->missing && in_table(self->ready, next->sequence, next));
     }
@@ -365,7 +368,7 @@ static int run(Queue *self, PyObject *given) {
     Py_INCREF(given); /* the tables may have held the last reference */
     ++self->running;
     PyObject *type = NULL, *value = NULL, *traceback = NULL, *done = NULL;
-    int is_known = self->watch == Py_None || !notify(self->watch, "before", given);
+    int is_known = self->watch == Py_None || !notify(self->watch, n_before, given);
     if (is_known && (done = PyObject_CallNoArgs(release))) { /* other threads may enqueue during the call */
         Py_DECREF(done);
         if (work(self, operation, context)) {
@@ -387,7 +390,7 @@ static int run(Queue *self, PyObject *given) {
         PyErr_Fetch(&type, &value, &traceback);
     }
     --self->running;
-    if (self->watch != Py_None && notify(self->watch, "after", given)) {
+    if (self->watch != Py_None && notify(self->watch, n_after, given)) {
         if (type) PyErr_WriteUnraisable(given);
         else PyErr_Fetch(&type, &value, &traceback);
     }
@@ -398,7 +401,7 @@ static int run(Queue *self, PyObject *given) {
         PyErr_Restore(type, value, traceback);
         failed = -1;
     }
-    if (!failed) failed = notify_subscribers("executed", given);
+    if (!failed) failed = notify_subscribers(n_executed, given);
     Py_DECREF(given);
     return failed ? -1 : 0;
 }
@@ -487,14 +490,16 @@ static int make_constants(void) {
     } texts[] = {{&n_context, "context"},       {&n_legacy_stream, "legacy_stream"},  {&n_last, "last"},
                  {&n_flags, "flags"},           {&n_error, "error"},                  {&n_device, "device"},
                  {&n_ordinal, "ordinal"},       {&n_subscribers, "subscribers"},      {&n_waiters, "_waiters"},
-                 {&n_is_interrupted, "is_interrupted"}};
+                 {&n_is_interrupted, "is_interrupted"}, {&n_enqueued, "enqueued"},    {&n_executed, "executed"},
+                 {&n_before, "before"},         {&n_after, "after"},                {&n_run_soon, "run_soon"}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; ++i)
         if (!(*texts[i].where = PyUnicode_InternFromString(texts[i].text))) return -1;
     no_value = Py_BuildValue("(iiii)", 0, 0, 0, 0);
     no_source = Py_BuildValue("(ii)", 0, 0);
     not_programmatic = Py_BuildValue("(OOOO)", Py_False, Py_False, Py_False, Py_False);
+    nothing = PyTuple_New(0);
     zero = PyLong_FromLong(0);
-    return no_value && no_source && not_programmatic && zero ? 0 : -1;
+    return no_value && no_source && not_programmatic && nothing && zero ? 0 : -1;
 }
 
 PyMODINIT_FUNC PyInit__queue(void) {

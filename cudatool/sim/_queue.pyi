@@ -1,6 +1,6 @@
 """What _queue.c offers to queue.py: the part of the scheduler that every operation passes through."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self, type_check_only
 
@@ -27,20 +27,20 @@ class Operation:
     run: Callable[[_Operation], None] | None
     until: Callable[[], bool] | None
     value: tuple[int, int, int, int]
-    footprint: list[tuple[int, int, int]]
-    findings: list[CheckFinding]
+    footprint: Sequence[tuple[int, int, int]]
+    findings: Sequence[CheckFinding]
     programmatic: tuple[bool, bool, bool, bool]
     host_source: tuple[int, int]
-    host_target: list[tuple[int, int]]
-    host_memory: list[tuple[int, int]]
+    host_target: Sequence[tuple[int, int]]
+    host_memory: Sequence[tuple[int, int]]
     launch: _Operation | None
     node: int
 
     def __init__(self, stream: StreamState, kind: str, name: str, correlation: int) -> None: ...
     @property
-    def predecessors(self) -> list[_Operation]: ...
+    def predecessors(self) -> Sequence[_Operation]: ...
     @property
-    def dependents(self) -> list[_Operation]: ...
+    def dependents(self) -> Sequence[_Operation]: ...
 
 class Queue:
     """Everything that is pending.

@@ -15,7 +15,7 @@ import _thread
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ class Operation(_queue.Operation):
     __slots__ = ()
 
 
-def _memory_of(operation: Operation) -> list[tuple[int, int]]:
+def _memory_of(operation: Operation) -> Sequence[tuple[int, int]]:
     """Return the `host_memory` of an operation, of a launch also where nothing watched when it was enqueued."""
     if not isinstance(operation.run, _queue.Launch):
         return operation.host_memory
@@ -265,7 +265,7 @@ class Scheduler(_queue.Queue):
         for operation in operations:
             while not operation.done and not operation.missing and operation.sequence not in self._ready:
                 lock.wait(timeout=_PATIENCE_S)  # another host thread runs it; it notifies when done
-            operation.run, operation.host_memory = None, []
+            operation.run, operation.host_memory = None, ()
 
     def run_soon(self, operation: Operation) -> None:
         """Let a thread execute `operation` before long, though no call of this process may ever wait for it.

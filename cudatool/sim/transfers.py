@@ -229,11 +229,12 @@ class _Move:
         """Let the destination hold what is neither its old nor its new bytes."""
         machine, width = state.machine, self._lines.width
         poison = _POISON if machine.scheduler.watch is None else _WATCHED
-        for row in self._to.rows(self._lines):
+        rows = list(self._to.rows(self._lines))
+        for row in rows:
             if machine.tape is not None:
                 machine.tape.poisoned(row, width, poison)
             ctypes.memset(row, poison, width)
-            self._operation.host_target.append((row, width))
+        self._operation.host_target = [(row, width) for row in rows]
         if machine.scheduler.watch is not None:
             machine.scheduler.watch.wrote([self.written])
 

@@ -284,6 +284,20 @@ def test_what_prints_is_prepared_for_in_each_context(driver, ok, program):
     ok(driver.cuLibraryUnload(library))
 
 
+def test_a_pending_launch_is_few_objects_for_the_search_for_garbage(program, ok):
+    """The launch, its operation, and the two lists that order it after the one before."""
+    assert [0, 0] == [program.launch("nothing", stream=program.streams[1]) for _ in range(2)]
+    pending = program.machine.scheduler._pending
+    operation = list(pending.values())[-1]
+    own = [each for each in gc.get_referents(operation, operation.run) if gc.is_tracked(each)]
+    assert ["list"] == [type(each).__name__ for each in own if type(each) in (list, dict, set)]
+    assert [(), (), (), (), ()] == [
+        getattr(operation, name) for name in ("dependents", "footprint", "findings", "host_target", "host_memory")
+    ]
+    ok(program._driver.cuCtxSynchronize())
+    assert ((), ()) == (operation.predecessors, operation.dependents)
+
+
 def test_device_memory_is_named_for_who_watches_the_host(program, ok):
     assert 0 == program.launch("step", program.device, 2, 1, stream=program.streams[0])
     pending = program.machine.scheduler._pending

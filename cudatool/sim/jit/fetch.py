@@ -24,8 +24,8 @@ NARROW = 32
 """Threads of a row at most: more of them access lines beside each other."""
 
 _AT_ONCE = 128
-"""Threads of a row, of several blocks. With half of it the kernels of Rodinia's srad (v2) take 1.2 times as long, with a block
-1.5 times; with twice as many a transposition in tiles of 32 x 32 takes 1.1 times as long."""
+"""Threads of a row, of several blocks. With half of it the kernels of Rodinia's srad (v2) take 1.2 times as long, a
+block at a time 1.5 times; with twice as many a transposition in tiles of 32 x 32 takes 1.1 times as long."""
 
 STEPS = range(1, 4 * 64 + 1)
 """Bytes from what a block accesses to what the next one does: neither the same, nor in another row."""

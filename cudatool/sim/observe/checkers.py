@@ -190,7 +190,8 @@ class Checkers:
         read = [self.shadow.copied(to, source, width) for to, source in zip(targets, sources, strict=True)]
         count = sum(unwritten for _, unwritten in read)
         if count and self._looks_for("initcheck"):
-            operation.findings.append(
+            operation.findings = [
+                *operation.findings,
                 CheckFinding(
                     "initcheck",
                     "uninitialized",
@@ -200,8 +201,8 @@ class Checkers:
                     address=next(address for address, unwritten in read if unwritten),
                     size=count,
                     kernel=operation.name,
-                )
-            )
+                ),
+            ]
 
     def filled(self, operation: Operation, targets: Iterable[int], width: int) -> None:
         """Rows of `width` bytes were set to a value."""
