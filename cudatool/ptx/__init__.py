@@ -124,6 +124,7 @@ _HOMES = (
     "errors",
     "images",
     "container",
+    "isa",
     "model",
     "operands",
     "flow",
@@ -133,7 +134,6 @@ _HOMES = (
     "linker",
     "kernel_summary",
     "access",
-    "isa",
 )
 
 

@@ -47,3 +47,12 @@ def test_the_parser_is_loaded_for_what_needs_it(program: str, parses: bool) -> N
     code = f"import sys; from cudatool import ptx; {program}; print('cudatool.ptx.model' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert f"{parses}\n" == done.stdout
+
+
+def test_access_inference_is_not_loaded_for_what_translates_a_kernel() -> None:
+    code = (
+        "import sys; from cudatool.sim.jit import declarations, translator; "
+        "print({'cudatool.ptx.access', 'cudatool.ptx.model'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "{'cudatool.ptx.model'}\n" == done.stdout
