@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from triton import backends
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
@@ -40,12 +41,13 @@ from cudatool.sim.host_library import path_of
 from cudatool.sim.kernels import modeled_ns
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind
+from cudatool.triton_order import ordered
 
 __all__ = ["TARGET", "Compiler", "Driver", "install"]
 
 TARGET: Final = GPUTarget("cuda", 89, 32)
 """What kernels are compiled for. The device's own capability is 9.0, but it has no ``wgmma`` instructions."""
-_VERSION: Final = 1  # of what is done to the PTX here
+_VERSION: Final = 2  # of what is done to kernels here
 _PTX_VERSION: Final = 84  # 8.4, the first with all that compute capability 8.9 can do
 _INLINE: Final = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
 _LOC: Final = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)
@@ -66,13 +68,44 @@ class Compiler(CUDABackend):  # type: ignore[misc]  # Triton has no types
         return super().parse_options({"ptx_version": _PTX_VERSION, **{k: v for k, v in opts.items() if v is not None}})
 
     def add_stages(self, stages: dict[str, Callable[..., Any]], *options: Any) -> None:
-        """Let the last stage, whose result Triton keeps and the driver loads, hand on the PTX."""
+        """Add barriers before Triton leaves its own language, and let the last stage hand on the PTX.
+
+        What the last stage returns is what Triton keeps and the driver loads.
+        """
         super().add_stages(stages, *options)
+        lower = stages["llir"]
+        stages["llir"] = lambda module, metadata: lower(_with_barriers(module), metadata)
         stages["cubin"] = lambda ptx, metadata: _finished(ptx).encode() + b"\0"
 
     def hash(self) -> str:
         """Return what keeps these results apart from ptxas's in Triton's cache."""
         return f"cudatool-{_VERSION}-{_PTX_VERSION}-{self.target.arch}"
+
+
+def _with_barriers(module: Any) -> Any:
+    """Return a module of TTGIR with the barriers that :mod:`cudatool.triton_order` adds to it."""
+    context = module.context
+    text = str(module)
+    found = ordered(text, _barrier(context))
+    if found == text:
+        return module
+    with tempfile.NamedTemporaryFile("w", suffix=".ttgir") as file:
+        file.write(found)
+        file.flush()
+        parsed = ir.parse_mlir_module(file.name, context)
+    parsed.context = context
+    return parsed
+
+
+def _barrier(context: Any) -> str:
+    """Return how this version of Triton prints the barrier of ``tl.debug_barrier``."""
+    builder = ir.builder(context)
+    module = builder.create_module()
+    function = builder.get_or_insert_function(module, "f", builder.get_function_ty([], []), "public", False)
+    module.push_back(function)
+    builder.set_insertion_point_to_start(function.add_entry_block())
+    builder.create_barrier()
+    return next(line.strip() for line in str(module.str_nodebug()).splitlines() if "barrier" in line)
 
 
 def _finished(ptx: str) -> str:

@@ -73,7 +73,8 @@ ARROWS = {
     "nvtx": {"runtime", "trace"},
     "profiler": {"runtime"},
     "cuda_core": {"memory", "runtime"},
-    "triton_driver": {"", "ptx", "runtime", "sim", "trace"},
+    "triton_order": set(),
+    "triton_driver": {"", "ptx", "runtime", "sim", "trace", "triton_order"},
     # What puts them together.
     "recording": {"_driver", "collect", "memory", "processes", "sim", "trace"},
     "callbacks": {"recording", "runtime"},
