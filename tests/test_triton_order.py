@@ -112,6 +112,32 @@ def test_one_barrier_before_a_loop_does_for_all_its_rounds():
     assert ["scf.while"] == _operations(compiled)
 
 
+@triton.jit
+def sums_of_rows(x, sums, locks, GROUPS: tl.constexpr, B: tl.constexpr):
+    """Add up rows in groups, under a lock; the first of a group does not add to what was there."""
+    row, i = tl.program_id(0), tl.arange(0, B)
+    lock = locks + row % GROUPS
+    count = lock + GROUPS
+    mine = tl.load(x + row * B + i)
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    if tl.load(count) == 0:
+        tl.atomic_xchg(count, 1)
+    else:
+        mine += tl.load(sums + row % GROUPS * B + i)
+    tl.store(sums + row % GROUPS * B + i, mine)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)
+
+
+def test_threads_take_the_same_branch_by_what_one_of_them_then_changes():
+    x = np.arange(9 * 256, dtype=np.float32).reshape(9, 256)
+    sums, locks = ct.full((2, 256), np.nan, dtype="f4"), ct.zeros(4, "i4")
+    compiled = sums_of_rows[(9,)](ct.asarray(x), sums, locks, GROUPS=2, B=256)
+    assert np.array_equal([x[::2].sum(0), x[1::2].sum(0)], sums.get())
+    assert ["tt.atomic_rmw"] == _operations(compiled)
+
+
 # ---- what needs none, and is left as it is ----
 
 
