@@ -204,7 +204,6 @@ def with_its_own_barrier(p, out, B: tl.constexpr):
     ("kernel", "given"),
     [
         (in_place, (1000,)),
-        (rows_in_place, (5, 300)),
         (tiles, (1024,)),
         (small, ()),
         (after_a_sum, ()),
@@ -216,6 +215,14 @@ def test_a_kernel_in_which_threads_keep_to_their_own_elements_stays_as_it_is(ker
     p, out = ct.zeros(1 << 14, "i4"), ct.zeros(1 << 14, "i4")
     compiled = kernel[(1,)](p, out, *given, B=16 if kernel is small else 256)
     assert [] == _ordered(compiled)
+
+
+def test_rows_that_may_overlap_are_done_one_after_the_other():
+    numbers = np.random.default_rng(0).integers(0, 99, (5, 300), dtype=np.int32)
+    p = ct.asarray(numbers)
+    compiled = rows_in_place[(1,)](p, ct.zeros(1, "i4"), 5, 300, B=256)
+    assert np.array_equal(numbers - numbers.max(1, keepdims=True), p.get())
+    assert 1 == len(_operations(compiled))
 
 
 @triton.jit
@@ -230,6 +237,22 @@ def test_an_element_that_several_threads_read_is_read_before_one_writes_it():
     p, out = ct.asarray(np.arange(16, dtype=np.int32)), ct.zeros(1, "i4")
     compiled = small_and_summed[(1,)](p, out, B=16, num_warps=4)
     assert ([120], ["tt.store"]) == (out.get().tolist(), _operations(compiled))
+
+
+@triton.jit
+def with_an_early_return(p, out, n, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(p + i, i)
+    if n < 3:
+        return
+    tl.store(out + i, tl.load(p + (i + 1) % B))
+
+
+@pytest.mark.parametrize(("n", "first"), [(2, 0), (3, 1)])
+def test_a_program_may_return_before_its_barrier(n, first):
+    p, out = ct.zeros(256, "i4"), ct.zeros(256, "i4")
+    compiled = with_an_early_return[(1,)](p, out, n, B=256)
+    assert (first, ["tt.load"]) == (out.get()[0], _operations(compiled))
 
 
 # ---- random programs, beside the same text in NumPy ----
@@ -260,7 +283,7 @@ BLOCKS = SimpleNamespace(
 def _index(random_, in_loop: bool) -> str:
     shift = random_.randrange(0, 200)
     choices = ["i", f"i + {shift}", f"(i * 5 + {shift}) % 1024", "(1023 - i)", "i + n", f"(i + {shift}) % B", "B + i"]
-    return random_.choice([*choices, *(["k * B + i"] * 6 if in_loop else [])])
+    return random_.choice([*choices, *(["k * B + i"] * 5 + ["k * n + i"] if in_loop else [])])
 
 
 def _body(random_, depth: int, in_loop: bool) -> list[str]:

@@ -20,7 +20,7 @@ What two accesses may share is judged by their pointers, which are the program's
 - Pointers from different arguments lie apart. (A program that is given one array twice is judged as if it were two.)
 - Equal indices, of tensors whose elements lie in the same threads, are a thread's own, as are such with whole blocks
   between them: ``p + i * BLOCK + tl.arange(0, BLOCK)`` in each round of a loop. The elements of one access lie apart.
-- A stride that is known only at run time, or that is larger than the block, is one of rows that do not overlap.
+- The rows of one access do not overlap, whatever the stride between them, nor do rows that are only written.
 - Anything else may be shared.
 
 Kernels that give their warps different code (``ttg.warp_specialize``) stay as they are: there a barrier of all threads

@@ -192,10 +192,12 @@ class _Order:
         varying = [_varying(each) for each in (one, other)]
         uniform = total(difference, total(varying[0], varying[1], -1), -1)
         if first.type == second.type and varying[0] == varying[1]:
-            has_owner = self._has_one_owner(first.type) or not any(
-                one.reads and not all(map(self._values.stays, one.operation.results)) for one in (first, second)
+            loads = [one for one in (first, second) if one.reads]
+            has_owner = self._has_one_owner(first.type) or all(
+                self._values.stays(result) for one in loads for result in one.operation.results
             )
-            if has_owner and _spans(varying[0], first.type) and self._whole_blocks(uniform, varying[0]):
+            moves = self._whole_blocks(uniform, varying[0], among_rows=not loads)
+            if has_owner and moves and _spans(varying[0], first.type):
                 return True
         return _element(first.type) == _element(second.type) and _lie_apart(uniform, *varying)
 
@@ -214,8 +216,11 @@ class _Order:
             found[sorted_atoms(atoms)] += times
         return found
 
-    def _whole_blocks(self, uniform: Polynomial, varying: Polynomial) -> bool:
-        """Whether a uniform difference of two indices moves elements by whole blocks, or to other rows."""
+    def _whole_blocks(self, uniform: Polynomial, varying: Polynomial, *, among_rows: bool) -> bool:
+        """Whether a uniform difference of two indices moves elements by whole blocks, or to other rows.
+
+        If `among_rows`, a stride of the program's arguments leads to other rows.
+        """
         blocks: dict[tuple[str, ...], dict[int, int]] = {}  # by what multiplies them: the sizes along their strides
         for product, times in varying.items():
             strides = tuple(atom for atom in product if not is_varying(atom))
@@ -226,8 +231,8 @@ class _Order:
         for product, times in uniform.items():
             within = [strides for strides in blocks if not Counter(strides) - Counter(product)]
             strides = max(within, key=len, default=())
-            if not strides and len(product) > 1 and any(atom[1:] in self._values.arguments for atom in product):
-                continue  # rows by a stride of the program's arguments
+            if among_rows and not strides and len(product) > 1 and self._has_argument(product):
+                continue
             below = max((stride for stride in blocks.get(strides, {}) if stride <= abs(times)), default=0)
             if not below:
                 if strides in blocks:
@@ -236,6 +241,9 @@ class _Order:
             if times % (below * blocks[strides][below]):
                 return False
         return True
+
+    def _has_argument(self, product: Iterable[str]) -> bool:
+        return any(atom[1:] in self._values.arguments for atom in product)
 
     def _has_one_owner(self, pointer: str) -> bool:
         """Whether each element of a tensor is in one thread, rather than copies in several."""
