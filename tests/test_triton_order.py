@@ -186,6 +186,15 @@ def small(p, out, B: tl.constexpr):
 
 
 @triton.jit
+def halves(p, out, half, B: tl.constexpr):
+    """Turn each half by the other one, as rotary embeddings do; blocks are larger than halves."""
+    i = tl.arange(0, B)
+    one, two = tl.load(p + i, mask=i < half), tl.load(p + half + i, mask=i < half)
+    tl.store(p + i, one - two, mask=i < half)
+    tl.store(p + half + i, one + two, mask=i < half)
+
+
+@triton.jit
 def after_a_sum(p, out, B: tl.constexpr):
     i = tl.arange(0, B)
     total = tl.sum(tl.load(p + i))
@@ -206,6 +215,7 @@ def with_its_own_barrier(p, out, B: tl.constexpr):
         (in_place, (1000,)),
         (tiles, (1024,)),
         (small, ()),
+        (halves, (112,)),
         (after_a_sum, ()),
         (with_its_own_barrier, ()),
     ],
@@ -223,6 +233,21 @@ def test_rows_that_may_overlap_are_done_one_after_the_other():
     compiled = rows_in_place[(1,)](p, ct.zeros(1, "i4"), 5, 300, B=256)
     assert np.array_equal(numbers - numbers.max(1, keepdims=True), p.get())
     assert 1 == len(_operations(compiled))
+
+
+@triton.jit
+def halves_that_overlap(p, half, B: tl.constexpr):
+    i = tl.arange(0, B)
+    one, two = tl.load(p + i, mask=i < half), tl.load(p + half - 1 + i, mask=i < half)
+    tl.store(p + i, one - two, mask=i < half)
+
+
+def test_a_mask_that_leaves_an_element_to_two_threads_does_not_keep_them_apart():
+    numbers = np.arange(256, dtype=np.int32) ** 2
+    p = ct.asarray(numbers)
+    compiled = halves_that_overlap[(1,)](p, 100, B=256)
+    assert np.array_equal(numbers[:100] - numbers[99:199], p.get()[:100])
+    assert ["tt.store"] == _operations(compiled)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
@@ -64,6 +64,8 @@ class _Access:
         By how much the pointer is above its argument, in elements; None if that is not known.
     type
         The pointer's, with the layout that says which thread has which element.
+    below
+        What is less than what for the elements that are accessed, by the mask.
     """
 
     operation: Operation
@@ -73,6 +75,7 @@ class _Access:
     roots: frozenset[str]
     index: Polynomial | None
     type: str
+    below: list[tuple[Polynomial, Polynomial]] = field(default_factory=list)
 
 
 _Pending = dict[_Access, frozenset[int]]
@@ -170,7 +173,9 @@ class _Order:
         roots = self._values.roots(pointer)
         index = self._values.polynomial(pointer) if len(roots) == 1 and "" not in roots else None
         kind = re.search(r"tensor<[\dx]+x!tt\.ptr<\w+>, (?:#\w+|#ttg\.\w+<\{.*?\}>)>|!tt\.ptr<\w+>", one.types)
-        return _Access(one, reads, writes, atomic, roots, index, kind[0] if kind else "")
+        mask = one.operands[1 if one.name == "tt.load" else 2 :][:1] if one.name in ("tt.load", "tt.store") else []
+        below = [pair for each in mask for pair in self._values.below(each)]
+        return _Access(one, reads, writes, atomic, roots, index, kind[0] if kind else "", below)
 
     def _meet(self, first: _Access, second: _Access, earlier: frozenset[int]) -> bool:
         """Whether two threads may use a byte, one in each access, of which one writes."""
@@ -199,7 +204,18 @@ class _Order:
             moves = self._whole_blocks(uniform, varying[0], among_rows=not loads)
             if has_owner and moves and _spans(varying[0], first.type):
                 return True
-        return _element(first.type) == _element(second.type) and _lie_apart(uniform, *varying)
+        if _element(first.type) != _element(second.type):
+            return False
+        spans = [_span(each) for each in varying]
+        if spans[0] is None or spans[1] is None:
+            return False
+        back = total({}, uniform, -1)
+        if not uniform.keys() - {()} and (uniform.get((), 0) > spans[1] or back.get((), 0) > spans[0]):
+            return True
+        # What a mask compares with may be another number in an earlier round.
+        return not earlier and (
+            _is_beyond(uniform, varying[1], second.below) or _is_beyond(back, varying[0], first.below)
+        )
 
     def _of_round(self, index: Polynomial, earlier: frozenset[int]) -> Polynomial:
         """Return an index with other atoms for what an earlier round had, so that they are not taken for equal."""
@@ -291,17 +307,22 @@ def _spans(varying: Polynomial, pointer: str) -> bool:
     return all(size == 1 or f"r {size} {at}" in atoms for at, size in enumerate(sizes))
 
 
-def _lie_apart(uniform: Polynomial, one: Polynomial, other: Polynomial) -> bool:
-    """Whether a difference of two indices that is a known number is larger than what they span."""
-    if uniform.keys() - {()}:
-        return False
-    spans = []
-    for varying in (one, other):
-        span = 0
-        for product, times in varying.items():
-            if len(product) != 1 or product[0][0] != "r" or times < 0:
-                return False
-            span += times * (int(product[0].split()[1]) - 1)
-        spans.append(span)
-    distance = uniform.get((), 0)
-    return distance > spans[1] or -distance > spans[0]
+def _span(varying: Polynomial) -> int | None:
+    """Return how far the largest index is from the smallest, None if not known or if the smallest is not 0."""
+    span = 0
+    for product, times in varying.items():
+        if len(product) != 1 or product[0][0] != "r" or times < 0:
+            return None
+        span += times * (int(product[0].split()[1]) - 1)
+    return span
+
+
+def _is_beyond(distance: Polynomial, varying: Polynomial, below: Iterable[tuple[Polynomial, Polynomial]]) -> bool:
+    """Whether indices from a distance on are beyond all those that a mask lets through, from 0 on."""
+    for less, limit in below:
+        if _varying(less) == varying and not _varying(limit):
+            # varying < limit - (less - varying)
+            rest = total(distance, total(limit, total(less, varying, -1), -1), -1)
+            if not rest.keys() - {()} and rest.get((), 0) >= 0:
+                return True
+    return False

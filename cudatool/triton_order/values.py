@@ -115,6 +115,19 @@ class Values:
                 pending += new
         return True
 
+    def below(self, mask: str) -> list[tuple[Polynomial, Polynomial]]:
+        """Return what is less than what where a mask holds."""
+        operation = self.defined.get(mask)
+        if operation is None:
+            return []
+        if operation.name == "arith.andi":
+            return [pair for one in operation.operands for pair in self.below(one)]
+        if operation.name in _SAME:
+            return self.below(operation.operands[0])
+        less = operation.text.startswith(("arith.cmpi slt, ", "arith.cmpi ult, "))
+        pair = [self.polynomial(one) for one in operation.operands] if less else [None, None]
+        return [] if pair[0] is None or pair[1] is None else [(pair[0], pair[1])]
+
     def roots(self, pointer: str) -> frozenset[str]:
         """Return the arguments of which a pointer may be one plus a number; "" is any memory."""
         if pointer not in self._roots:
