@@ -38,6 +38,9 @@ __all__ = [
     "require_int",
 ]
 
+if np.__version__.startswith("1."):  # where another package took NumPy back, names and promotion are others
+    raise UsageError(f"cudatool needs NumPy 2.1 or newer, and this is {np.__version__}: pip install 'numpy>=2.1'")
+
 bfloat16 = ml_dtypes.bfloat16
 """A float32 of which the upper half is kept: 8 bits of exponent, 7 of fraction."""
 float8_e4m3fn = ml_dtypes.float8_e4m3fn

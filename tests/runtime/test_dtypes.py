@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -184,3 +186,16 @@ def test_every_number_type_has_a_name_in_c():
     assert [dtype.itemsize for dtype in dtypes.NUMBER_TYPES] == out.get().tolist()
     with pytest.raises(UsageError, match="does not compute with"):
         dtypes.c_type("S4")
+
+
+def test_an_older_numpy_is_refused_in_one_line():
+    program = (
+        "import sys, numpy\n"
+        "numpy.__version__ = '1.26.4'\n"
+        "from cudatool.__main__ import main\n"
+        "sys.argv = ['cudatool', 'sanitize', '--device', 'sim', '-c', 'import cudatool; cudatool.zeros(1)']\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    said = "cudatool: error: cudatool needs NumPy 2.1 or newer, and this is 1.26.4: pip install 'numpy>=2.1'\n"
+    assert (2, "", said) == (done.returncode, done.stdout, done.stderr)
