@@ -44,15 +44,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     For values that are interchangeable, as the seeds of random programs are: none of them stands for a rule. Where they
     begin is decided by the run's seed, which the header names; with ``-p no:randomly`` a test has all of them. They
-    stand in a row, so that what tests choose by the remainder of a seed is there in each run.
+    stand in a row, so that what tests choose by the remainder of a seed is there in each run. Values to be there in
+    each run may be given as `always`.
     """
     seed = metafunc.config.getoption("randomly_seed", None)
     for marker in metafunc.definition.iter_markers("some_of"):
         name, values, count = marker.args
-        if seed is not None:
+        if seed is not None and len(values) > count:
             start = random.Random(f"{seed} {metafunc.definition.nodeid}").randrange(len(values))
             values = [values[(start + index) % len(values)] for index in range(count)]
-        metafunc.parametrize(name, values)
+        metafunc.parametrize(name, [*marker.kwargs.get("always", ()), *values])
 
 
 def pytest_collection_finish() -> None:

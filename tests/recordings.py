@@ -15,7 +15,7 @@ from cudatool.collect import torch_snapshot
 from cudatool.trace.events import RECORD
 from cudatool.trace.model import Trace
 
-__all__ = ["HERE", "SHARED", "all_of_them", "path_of", "read", "report_of"]
+__all__ = ["HERE", "SHARED", "all_of_them", "converted", "path_of", "read", "report_of"]
 
 HERE = Path(__file__).resolve().parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "torch_snapshots"
@@ -34,6 +34,21 @@ def path_of(name: str) -> Path:
 def all_of_them() -> list[Path]:
     """Return the recordings there are on this machine."""
     return sorted({path.name: path for place in (SHARED, HERE) for path in place.glob("*.pickle.xz")}.values())
+
+
+_LARGE = 100_000  # bytes, packed: the four from here on have 40,000 to 350,000 events, all others together 78,000
+
+
+def converted() -> pytest.MarkDecorator:
+    """Give a test of a conversion as `path` each recording, but of the large ones another one in each run.
+
+    What an event may be is in the smaller ones, too: freed, mapped and failed segments, pools, marks.
+    """
+    small, large = [], []
+    for path in all_of_them():
+        of_its_size = small if path.stat().st_size < _LARGE else large
+        of_its_size.append(pytest.param(path, id=path.name.removesuffix(".pickle.xz")))
+    return pytest.mark.some_of("path", large, 1, always=small)
 
 
 @lru_cache(maxsize=16)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recordings import all_of_them
+from recordings import converted
 from rich.console import Console
 from snapshot_files import dump, event, plain, segment
 
@@ -64,7 +64,7 @@ def again(path: Path, snapshot: torch_snapshot.MemorySnapshot) -> torch_snapshot
     return torch_snapshot.read(path)
 
 
-@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@converted()
 def test_a_recording_that_was_written_again_holds_the_same_and_replays_as_exactly(path: Path, tmp_path: Path) -> None:
     original = torch_snapshot.read(path)
     copy = again(tmp_path / "x", original)
@@ -166,7 +166,7 @@ def test_events_that_no_record_has_fields_for_are_written_as_they_were(tmp_path:
     assert all(one in rings[0] + rings[1] for ring in written["device_traces"] for one in ring)
 
 
-@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@converted()
 def test_nothing_of_a_recording_is_lost_when_it_is_written_again(path: Path, tmp_path: Path) -> None:
     data = pickle.loads(lzma.decompress(path.read_bytes()))
     torch_pickle.write(tmp_path / "y", torch_snapshot.read(path), [])

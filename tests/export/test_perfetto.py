@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recordings import HERE, all_of_them
+from recordings import HERE, converted
 
 from cudatool import analyze
 from cudatool.collect import torch_snapshot
@@ -45,7 +45,7 @@ def of_phase(events: list[dict[str, Any]], *phases: str) -> list[dict[str, Any]]
     return [event for event in events if event["ph"] in phases]
 
 
-@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@converted()
 def test_counters_are_the_bytes_of_the_analysis_at_every_moment(tmp_path: Path, path: Path) -> None:
     snapshot = torch_snapshot.read(path)
     line = analyze.timeline(snapshot, analyze.blocks(snapshot), analyze.segments(snapshot))

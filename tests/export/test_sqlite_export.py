@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recordings import HERE, all_of_them
+from recordings import HERE, converted
 
 from cudatool import analyze
 from cudatool.collect import torch_snapshot
@@ -21,7 +21,6 @@ from cudatool.trace.model import Frame, Trace
 from cudatool.trace.streams import stream_names, thread_names
 
 STREAMS = HERE / "streams_default.pickle.xz"
-by_name = pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
 
 
 def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -37,7 +36,7 @@ def written(tmp_path: Path) -> Iterator[tuple[torch_snapshot.MemorySnapshot, Pat
     yield snapshot, tmp_path / "x.sqlite"
 
 
-@by_name
+@converted()
 def test_sums_are_those_of_the_analysis(tmp_path: Path, path: Path) -> None:
     snapshot = torch_snapshot.read(path)
     sqlite.write(tmp_path / "x", snapshot)
