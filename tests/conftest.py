@@ -26,6 +26,9 @@ def pytest_configure() -> None:
     No test of generated data fails because the machine is busy: the first one of a process takes a second or two, in
     which hypothesis reads the constants of all our modules.
 
+    OpenBLAS has one thread in each process, as it is loaded by hundreds: its others wait for work by looking for it all
+    the time, on the cores that other tests run on.
+
     Tests run with SIGINT ignored under nohup. Under PYTHONDONTWRITEBYTECODE each of the many hundred programs would
     compile five hundred modules again, which takes as long as all else that it does.
     """
@@ -33,6 +36,7 @@ def pytest_configure() -> None:
     settings.load_profile("cudatool")
     if not os.path.exists("/dev/nvidiactl"):
         os.environ.setdefault("CUDATOOL_DEVICE", "sim:count=2")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +55,9 @@ def converted() -> pytest.MarkDecorator:
 @lru_cache(maxsize=16)
 def read(path: Path) -> torch_snapshot.MemorySnapshot:
     """Return what :func:`torch_snapshot.read` does, once for all tests: do not change it."""
-    return torch_snapshot.read(path)
+    snapshot = torch_snapshot.read(path)
+    gc.freeze()  # it stays: no collection of garbage need look at its events and stacks
+    return snapshot
 
 
 @lru_cache(maxsize=16)
@@ -64,4 +67,6 @@ def report_of(path: Path) -> analyze.MemoryReport:
     def made() -> analyze.MemoryReport:
         return replace(analyze.report(read(path)), trace=Trace(np.zeros(0, RECORD)))  # the recording is not copied
 
-    return replace(left_to_workers.found_or_made(f"report-{path.name}", made), trace=read(path))
+    report = replace(left_to_workers.found_or_made(f"report-{path.name}", made), trace=read(path))
+    gc.freeze()
+    return report
