@@ -53,6 +53,14 @@ class House:
     def trees(self) -> dict[str, ast.Module]:
         return {module: ast.parse(path.read_text()) for module, path in self.modules.items()}
 
+    @cached_property
+    def calls(self) -> dict[str, list[ast.Call]]:
+        """By module: each call in it."""
+        return {
+            module: [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            for module, tree in self.trees.items()
+        }
+
     def lines(self, module: str) -> list[str]:
         """Return a module's source, line by line."""
         return self.modules[module].read_text().splitlines()
@@ -80,11 +88,11 @@ class House:
         return {
             module: [
                 self.module_of(node.args[0].value)
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module")
+                for node in calls
+                if ast.unparse(node.func).endswith("import_module")
                 if isinstance(node.args[0], ast.Constant) and node.args[0].value.startswith("cudatool")
             ]
-            for module, tree in self.trees.items()
+            for module, calls in self.calls.items()
         }
 
     def module_of(self, name: str) -> str:
@@ -160,7 +168,23 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
             assert node.level == 0, f"relative import of {node.module}"
             yield from ((f"{node.module}.{alias.name}", in_function) for alias in node.names)
         in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        waiting.extend((child, in_function) for child in ast.iter_child_nodes(node))
+        waiting.extend((child, in_function) for child in _own_statements(node))
+
+
+def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements that are right inside of a node, and what holds statements without being one."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield child
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a tree and the statements in it: a tenth of what :func:`ast.walk` yields, none of them in expressions."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(_own_statements(node))
 
 
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
@@ -189,7 +213,7 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 def _functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield each function's name, and the lines of its body without its docstring."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[ast.get_docstring(node) is not None :]
             yield node.name, (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from house import House, circles, room_of
+from house import House, circles, room_of, statements
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -171,9 +171,9 @@ def test_imports_in_functions_say_why() -> None:
     silent = {
         f"{module}:{node.lineno}"
         for module, tree in HOUSE.trees.items()
-        for function in ast.walk(tree)
+        for function in statements(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
+        for node in statements(function)
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("cudatool.")
         if not any("#" in line for line in HOUSE.lines(module)[node.lineno - 2 : node.lineno])
     }
@@ -224,9 +224,9 @@ def test_distinct_values_are_found_by_sorting() -> None:
     more = {"axis", "return_counts", "return_index", "return_inverse"}
     calls = [
         f"{module}:{node.lineno}"
-        for module, tree in HOUSE.trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        for module, found in HOUSE.calls.items()
+        for node in found
+        if isinstance(node.func, ast.Attribute)
         if node.func.attr in ("unique", "union1d") and ast.unparse(node.func.value) == "np"
         if not more & {keyword.arg for keyword in node.keywords}
     ]
