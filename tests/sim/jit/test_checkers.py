@@ -40,8 +40,11 @@ def memory() -> np.ndarray:
 
 
 @pytest.fixture
-def check(memory, ptx_kernel) -> Check:
-    """Run a body under checkers with `allocated` bytes of memory, of which the first `written` have values."""
+def check(memory, ptx_kernel, is_optimized) -> Check:
+    """Run a body under checkers with `allocated` bytes of memory, of which the first `written` have values.
+
+    It is optimized if this is the test's turn.
+    """
 
     def run(
         kinds: Instrument,
@@ -62,12 +65,11 @@ def check(memory, ptx_kernel) -> Check:
         shadow.written(memory.ctypes.data, written)
         params = ctypes.c_uint64(memory.ctypes.data if address is None else address)
         kernel = ptx_kernel(".param .u64 p", HEAD + body)
+        host_places = jit.HostPlaces(dict(host), range(shadow.base, memory.ctypes.data))
         return kernel.launch(
             jit.LaunchShape((grid, 1, 1), (block, 1, 1), shared_bytes),
             ctypes.addressof(params),
-            jit.LaunchOptions(
-                shadow=shadow, host=jit.HostPlaces(dict(host), range(shadow.base, memory.ctypes.data)), **options
-            ),
+            jit.LaunchOptions(shadow=shadow, host=host_places, optimized=is_optimized, **options),
         )
 
     return run

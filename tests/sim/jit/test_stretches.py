@@ -22,7 +22,7 @@ def is_cut(kernel: jit.JitKernel) -> bool:
 
 
 @pytest.mark.some_of("seed", range(FIRST, FIRST + 24), 8)
-def test_random_branches_write_what_the_reference_does(launch, monkeypatch, seed):
+def test_random_branches_write_what_the_reference_does(launch_in_turn, monkeypatch, seed):
     monkeypatch.setattr(Regions, "has_long_rows", lambda self: True)  # cut also the row of a single block
     threads = (16, 40, 64, 97)[seed % 4]
     text = even_kernel(seed, threads, has_loops=False)
@@ -30,7 +30,7 @@ def test_random_branches_write_what_the_reference_does(launch, monkeypatch, seed
     out, counters = np.zeros((threads, WORDS), "u4"), np.zeros(WORDS, "u4")
     memory = bytearray(given.tobytes() + out.tobytes() + counters.tobytes())
     integer_interpreter.run(text, {"in": 0, "out": given.nbytes, "counters": 2 * given.nbytes}, memory, threads)
-    launch(jit.load(module_of([text]).encode()).kernels["k"], 1, threads, given, out, counters)
+    launch_in_turn(jit.load(module_of([text]).encode()).kernels["k"], 1, threads, given, out, counters)
     assert memory[given.nbytes :] == bytearray(out.tobytes() + counters.tobytes())
 
 
@@ -69,7 +69,7 @@ NUMPY |= {"hs": np.greater_equal}
 
 @pytest.mark.parametrize("distance", [1, -3])
 @pytest.mark.parametrize("relation", NUMPY)
-def test_a_stretch_ends_where_a_comparison_turns_or_its_numbers_wrap_around(launch, relation, distance):
+def test_a_stretch_ends_where_a_comparison_turns_or_its_numbers_wrap_around(launch_in_turn, relation, distance):
     threads = 70
     for kind in ("u32",) if relation in ("lo", "ls", "hi", "hs") else ("u32", "s32"):
         for operands in ("%v, %l", "%l, %v"):
@@ -84,7 +84,7 @@ def test_a_stretch_ends_where_a_comparison_turns_or_its_numbers_wrap_around(laun
                     a, b = (one.view(np.int32) if kind == "s32" else one for one in numbers)
                     holds = NUMPY[relation](*((a, b) if operands == "%v, %l" else (b, a)))
                     found = np.zeros(threads, np.uint32)
-                    launch(kernel, 1, threads, found, np.uint32(limit % (1 << 32)), np.uint32(start))
+                    launch_in_turn(kernel, 1, threads, found, np.uint32(limit % (1 << 32)), np.uint32(start))
                     np.testing.assert_array_equal(np.where(holds, 100, 1), found)
 
 
@@ -111,7 +111,7 @@ DIVISION = """
 
 @pytest.mark.parametrize("kind", ["u32", "s32"])
 @pytest.mark.parametrize("distance", [1, -3])
-def test_a_stretch_ends_where_a_quotient_changes(launch, kind, distance):
+def test_a_stretch_ends_where_a_quotient_changes(launch_in_turn, kind, distance):
     threads = 300
     text = DIVISION.replace("DISTANCE", str(distance)).replace("TYPE", kind)
     kernel = jit.load((HEADER + text).encode()).kernels["k"]
@@ -124,7 +124,7 @@ def test_a_stretch_ends_where_a_quotient_changes(launch, kind, distance):
                 a, b = x.view(np.int32).astype(np.int64), b - (b >> 31 << 32)
             q = np.sign(a) * np.sign(b) * (abs(a) // abs(b)) if b else np.full(threads, -1)
             found = np.zeros((threads, 2), np.uint32)
-            launch(kernel, 1, threads, found, np.uint32(divisor), np.uint32(start))
+            launch_in_turn(kernel, 1, threads, found, np.uint32(divisor), np.uint32(start))
             np.testing.assert_array_equal(q.astype(np.uint32), found[:, 0], f"{start} / {divisor}")
             np.testing.assert_array_equal((a - q * b).astype(np.uint32), found[:, 1], f"{start} % {divisor}")
 
