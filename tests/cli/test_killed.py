@@ -25,23 +25,22 @@ for i in range(10**9):
 """
 
 
-def test_kill_loses_nothing_that_was_done(tmp_path):
+@pytest.mark.some_of("seed", range(10), 3)
+def test_kill_loses_nothing_that_was_done(tmp_path, seed):
     (tmp_path / "endless.py").write_text(_WORKLOAD)
+    command = [sys.executable, "-m", "cudatool", "run", "-o", "killed.ctrace", "endless.py"]
     environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
-    chooser = random.Random(20)
-    for attempt in range(10):
-        command = [sys.executable, "-m", "cudatool", "run", "-o", f"{attempt}.ctrace", "endless.py"]
-        with subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as process:
-            first = process.stdout.readline()
-            time.sleep(chooser.random() * 0.3)
-            process.kill()
-            lines = [first, *process.stdout.readlines()]
-        done = int([line for line in lines if line.endswith(b"\n")][-1])
-        trace = read(tmp_path / f"{attempt}.ctrace")
-        assert len(trace.of_kind(Kind.MEMSET)) >= done > 0
-        assert trace.notes  # it says that the program did not end
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        first = process.stdout.readline()
+        time.sleep(random.Random(seed).random() * 0.3)
+        process.kill()
+        lines = [first, *process.stdout.readlines()]
+    done = int([line for line in lines if line.endswith(b"\n")][-1])
+    trace = read(tmp_path / "killed.ctrace")
+    assert len(trace.of_kind(Kind.MEMSET)) >= done > 0
+    assert trace.notes  # it says that the program did not end
 
 
 def test_kill_leaves_the_names_of_the_libraries(run_command, tmp_path):

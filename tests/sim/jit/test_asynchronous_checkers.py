@@ -16,8 +16,8 @@ HEAD = """.reg .b64 %p, %q, %o, %state; .reg .b32 %t, %x, %y, %s, %d; .reg .pred
 
 
 @pytest.fixture
-def check(ptx_kernel):
-    """Run a body under checkers; the first `allocated` bytes at %p are memory, and have values."""
+def check(ptx_kernel, is_optimized):
+    """Run a body under checkers, optimized in its turn; the first `allocated` bytes at %p are memory, and have values."""
     whole = np.zeros(3 * 4096, np.uint8)
     memory = whole[-whole.ctypes.data % 4096 :][:8192]
 
@@ -27,7 +27,9 @@ def check(ptx_kernel):
         shadow.written(memory.ctypes.data, allocated)
         params = ctypes.c_uint64(memory.ctypes.data)
         return ptx_kernel(".param .u64 p", HEAD + body).launch(
-            jit.LaunchShape((1, 1, 1), (block, 1, 1)), ctypes.addressof(params), jit.LaunchOptions(shadow=shadow)
+            jit.LaunchShape((1, 1, 1), (block, 1, 1)),
+            ctypes.addressof(params),
+            jit.LaunchOptions(shadow=shadow, optimized=is_optimized),
         )
 
     return run
