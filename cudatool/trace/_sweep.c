@@ -211,10 +211,8 @@ static PyObject *sweep_pair(PyObject *Py_UNUSED(module), PyObject *args)
         goto done;
     }
     for (Py_ssize_t i = 0; i < births; ++i) {
-        if (freed[i] == count)
+        if (freed[i] > ends[i])
             freed[i] = ends[i];
-        if (ends[i] < freed[i])
-            ends[i] = freed[i];
     }
     result = Py_NewRef(Py_None);
 done:

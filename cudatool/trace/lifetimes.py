@@ -1,8 +1,8 @@
 """What was in memory from when to when: a row for each block and for each segment; and how much it was at each moment.
 
 A birth ends with the first end of its address that comes before the address is born again; where no end was recorded,
-with the next birth. Where the recording says that it ended before it was freed, it ended when it was freed. An end
-without a birth is left out.
+with the next birth. What is freed only after its end was freed at its end: the state of a moment does not depend on
+events after it. An end without a birth is left out.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def lived(rows: list[Row], births: tuple[int, ...], frees: tuple[int, ...], ends
             end = next((j for j in here if j < again and rows[j]["kind"] in ends), again)
             freed = end if freed is None else freed
             requested = row["aux0"] if row["kind"] == Kind.BLOCK_ALLOC else row["size"]
-            found.append({**row, "start": i, "freed": freed, "end": max(freed, end), "requested": requested})
+            found.append({**row, "start": i, "freed": min(freed, end), "end": end, "requested": requested})
     return found
 
 

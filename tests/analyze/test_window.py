@@ -107,6 +107,13 @@ def test_what_waited_for_a_stream_already_is_not_allocated_in_the_part() -> None
     assert (12 * MIB, 4 * MIB, 2 * MIB) == (early.peak.active, early.peak.allocated, early.peak.requested)
 
 
+def test_a_request_to_free_what_is_gone_changes_no_earlier_moment() -> None:
+    whole = trace(alloc(0, MIB), freed(0), of_segment(Kind.SEGMENT_MAP, 0, 2 * MIB), free(0))
+    same_states(whole, 0, 3)
+    found = analyze.blocks(whole)
+    assert ([1], [1]) == (found.freed.tolist(), found.end.tolist())
+
+
 def test_ranges_that_are_open_stay_open() -> None:
     whole = trace(
         (Kind.RANGE_PUSH, {"name": "step"}), (Kind.RANGE_PUSH, {"name": "over"}), (Kind.RANGE_POP, {}), alloc(0, 512)

@@ -28,7 +28,7 @@ def pair(events: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         limit = next((j for j in later if events[j][0] & BORN), len(events))
         end = next((j for j in later if j < limit and events[j][0] & ENDED), limit)
         free = next((j for j in later if j < limit and events[j][0] & FREED), end)
-        rows.append((i, free, max(free, end)))
+        rows.append((i, min(free, end), end))
     return rows
 
 
