@@ -46,7 +46,11 @@ def knows_processor(method: str) -> bool:
     """
     if method == "lldb" or "amx_tile" not in Path("/proc/cpuinfo").read_text():
         return True
-    version = re.search(r"^GNU gdb .*?(\d+)\.\d", _run(method, ["--version"]).stdout, re.MULTILINE)
+    try:
+        said = _run(method, ["--version"]).stdout
+    except OSError:  # it cannot be run at all, as is said where it is used
+        return True
+    version = re.search(r"^GNU gdb .*?(\d+)\.\d", said, re.MULTILINE)
     return version is None or int(version[1]) >= 14
 
 
