@@ -23,7 +23,7 @@ from typing import Final
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.recording.target import Functions, Target, how_to_allow
 
-__all__ = ["DEBUGGERS", "ON_REQUEST", "installed"]
+__all__ = ["DEBUGGERS", "ON_REQUEST", "installed", "knows_processor"]
 
 _LONGEST_S: Final = 60.0
 _PRIVATE_ANONYMOUS_FIXED: Final = 0x100022  # MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED_NOREPLACE

@@ -143,9 +143,8 @@ def test_pairing_equals_a_walk_over_the_events(events: list[tuple[Kind, int, int
         elif row:
             at = 2 if kind == Kind.BLOCK_FREE_REQUESTED else 3
             row[at] = min(row[at], i)
-    for row in expected:  # what ended was freed at the latest then, and nothing ends before it is freed
-        row[2] = row[2] if row[2] < never else row[3]
-        row[3] = max(row[2], row[3])
+    for row in expected:  # what ended was freed at the latest then
+        row[2] = min(row[2], row[3])
     assert [tuple(row) for row in expected] == spans(analyze.blocks(made))
 
 

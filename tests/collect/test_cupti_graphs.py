@@ -286,10 +286,10 @@ def test_launches_beside_what_pytorch_captures_are_checked_with_it(launching, is
     launching.collector.flush()
     graph = hooks.new_graph()
     hooks.emit(Kind.GRAPH_CAPTURE_END, device=0, stream=stream, aux0=graph)
-    beside = GraphLaunchFlag.BESIDE_NODES
-    hooks.emit(Kind.GRAPH_LAUNCH, device=0, stream=stream, aux0=graph, flags=beside, correlation=77, name="replay")
+    replay, beside = hooks.new_correlation(), GraphLaunchFlag.BESIDE_NODES
+    hooks.emit(Kind.GRAPH_LAUNCH, device=0, stream=stream, aux0=graph, flags=beside, correlation=replay, name="replay")
     if is_known:
-        hooks.emit(Kind.ACCESS, correlation=77, address=OTHER, size=64, flags=AccessFlag.WRITE)
+        hooks.emit(Kind.ACCESS, correlation=replay, address=OTHER, size=64, flags=AccessFlag.WRITE)
     put_launch(launching.log, stream=SECOND)
     put_launch(launching.log, stream=SECOND, pointer=OTHER)
     report = checked(launching)
