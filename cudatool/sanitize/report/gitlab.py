@@ -6,11 +6,7 @@ import os
 from pathlib import PurePath
 
 from cudatool.sanitize.coverage import ended, gap_why
-from cudatool.sanitize.findings import (
-    DeviceFinding,
-    Finding,
-    Report,
-)
+from cudatool.sanitize.findings import DeviceFinding, Finding, Report
 from cudatool.sanitize.fingerprints import digest
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import relative_path
