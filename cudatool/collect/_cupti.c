@@ -158,7 +158,10 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
   (void)unused;
   if (!recording) return;
   if (domain == DOMAIN_RESOURCE) {  // a module, perhaps loaded at its first use in the middle of a launch
-    if (number == MODULE_LOADED) took(device_of(*(void* const*)data), USE_MODULE);
+    if (number == MODULE_LOADED) {
+      code_was_loaded();
+      took(device_of(*(void* const*)data), USE_MODULE);
+    }
     return;
   }
   if (domain != DOMAIN_DRIVER_API || number >= MOST_CALLS) return;
@@ -204,6 +207,7 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     // A new context is not current yet: its device is the call's last argument.
     uint32_t device = call->use == USE_CONTEXT ? (uint32_t)words[strlen(call->arguments) - 1] : device_of(data->context);
     took(device, call->use);
+    if (call->use == USE_MODULE) code_was_loaded();
     int is_due = device < MOST_DEVICES && now() - sampled_devices[device].sampled > SAMPLE_PAUSE;
     if (call->use == USE_CONTEXT || (call->use == USE_MODULE && is_due)) sample(device);
   }

@@ -106,8 +106,53 @@ static struct {
 } layout;
 static int (*is_capturing)(void*, uint32_t*);  // cuStreamIsCapturing
 
-// Packs a launch's arguments; the bytes, or -1 if they cannot be known. The lock must not be held: it asks the driver.
+typedef struct { uint16_t offset, size; } Parameter;
+enum { MOST_PARAMETERS = 1 << 12, KEPT_PARAMETERS = 30, KEPT_KERNELS = 1 << 11 };
+static uint32_t loads;  // of code, so far
+static void code_was_loaded(void) { __atomic_fetch_add(&loads, 1, __ATOMIC_RELEASE); }
+
+// The parameters of kernels that were launched, by their handles, as asking for them takes longer than the launch. A handle
+// stands for another kernel only after more code was loaded: then the driver is asked again.
+static struct {
+  void* function;
+  uint32_t loads;
+  int count;
+  Parameter parameters[KEPT_PARAMETERS];
+} kept_kernels[KEPT_KERNELS];
+
+// The parameters of a kernel: how many, or -1 if they cannot be known. The lock must not be held: it asks the driver.
+static int parameters_of(void* function, Parameter* out) {
+  uint32_t loaded = __atomic_load_n(&loads, __ATOMIC_ACQUIRE);
+  size_t at = (uintptr_t)function * 0x9E3779B97F4A7C15u >> 53;
+  pthread_mutex_lock(&lock);
+  int count = kept_kernels[at].function == function && kept_kernels[at].loads == loaded ? kept_kernels[at].count : -1;
+  if (count > 0) memcpy(out, kept_kernels[at].parameters, (size_t)count * sizeof *out);
+  pthread_mutex_unlock(&lock);
+  if (count >= 0) return count;
+  size_t offset, size;
+  if (!layout.of_function || !layout.of_kernel) return -1;
+  int (*of)(void*, size_t, size_t*, size_t*) = layout.of_function;
+  int status = of(function, 0, &offset, &size);
+  if (status == INVALID_HANDLE) status = (of = layout.of_kernel)(function, 0, &offset, &size);
+  for (count = 0; !status; status = of(function, (size_t)++count, &offset, &size)) {
+    if (count == MOST_PARAMETERS || offset + size > MOST_ARGUMENTS) return -1;
+    out[count] = (Parameter){(uint16_t)offset, (uint16_t)size};
+  }
+  if (status != INVALID_VALUE) return -1;  // else there is no such parameter: these were all
+  if (count <= KEPT_PARAMETERS) {
+    pthread_mutex_lock(&lock);
+    kept_kernels[at].function = function;
+    kept_kernels[at].loads = loaded;
+    kept_kernels[at].count = count;
+    if (count) memcpy(kept_kernels[at].parameters, out, (size_t)count * sizeof *out);
+    pthread_mutex_unlock(&lock);
+  }
+  return count;
+}
+
+// Packs a launch's arguments; the bytes, or -1 if they cannot be known. The lock must not be held.
 static int pack_arguments(const KernelLaunch* launch, char* out) {
+  static __thread Parameter parameters[MOST_PARAMETERS];
   void* const* extra = launch->arguments ? NULL : launch->extra;
   if (extra) {  // a buffer with all of them: pairs of a key and a value, up to key 0 (CU_LAUNCH_PARAM_END)
     const void* buffer = NULL;
@@ -120,18 +165,16 @@ static int pack_arguments(const KernelLaunch* launch, char* out) {
     memcpy(out, buffer, size);
     return (int)size;
   }
-  size_t end = 0, offset, size;
-  if (!layout.of_function || !layout.of_kernel) return -1;
-  int (*of)(void*, size_t, size_t*, size_t*) = layout.of_function;
-  int status = of(launch->function, 0, &offset, &size);
-  if (status == INVALID_HANDLE) status = (of = layout.of_kernel)(launch->function, 0, &offset, &size);
-  for (size_t i = 0; !status; status = of(launch->function, ++i, &offset, &size)) {
-    if (!launch->arguments || !launch->arguments[i] || offset + size > MOST_ARGUMENTS) return -1;
+  size_t end = 0;
+  int count = parameters_of(launch->function, parameters);
+  for (int i = 0; i < count; i++) {
+    size_t offset = parameters[i].offset, size = parameters[i].size;
+    if (!launch->arguments || !launch->arguments[i]) return -1;
     if (offset > end) memset(out + end, 0, offset - end);
     memcpy(out + offset, launch->arguments[i], size);
     end = offset + size;
   }
-  return status == INVALID_VALUE ? (int)end : -1;  // there is no such parameter: these were all
+  return count < 0 ? -1 : (int)end;
 }
 
 static void note_launch(const CallbackData* data) {

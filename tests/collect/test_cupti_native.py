@@ -428,6 +428,64 @@ def test_launches_are_noted_with_their_arguments_and_code_with_its_image(libcupt
     assert 0 == done.returncode, done.stderr
 
 
+PARAMETERS = """
+import ctypes, sys
+import numpy as np
+driver = ctypes.CDLL(sys.argv[2])  # as libcuda.so.1
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
+_cupti.open(sys.argv[1])
+_cupti.start({"cuLaunchKernel": (".", False, False, False, 0, True, True, True)}, 1 << 20)
+_cupti.watch_launches(1)
+cupti = ctypes.CDLL(sys.argv[1])
+cupti.launch_each.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t]
+count, size, asked = (kind.in_dll(driver, name) for kind, name in (
+    (ctypes.c_size_t, "count"), (ctypes.c_size_t, "size"), (ctypes.c_int, "asked")))
+given = np.arange(100, dtype=np.uint64) + 0x0102030405060700
+
+def launched(function):
+    "The arguments that the log has of a launch, and how often the driver was asked."
+    asked.value = 0
+    cupti.launch_each(function, given.ctypes.data, count.value)
+    rows, *_, base, blob = _cupti.drain()
+    (words,) = (row["words"].tolist() for row in np.frombuffer(rows, ROW) if row["what"] == What.LAUNCH)
+    assert not words[4] >> 32, words
+    return blob[words[5] - base :][: words[6]], asked.value
+
+def packed(number, bytes_of_each):
+    each = [value.tobytes()[:bytes_of_each].ljust(16, b"\\0") for value in given[:number]]
+    return b"".join(each)[: 16 * (number - 1) + bytes_of_each] if number else b""
+
+for function in (0x70, 0x71):
+    count.value, size.value = 3, 8
+    assert launched(function) == (packed(3, 8), 4)
+    assert launched(function) == (packed(3, 8), 0), "what is known is not asked again"
+    count.value, size.value = 2, 4  # another kernel, of code that was loaded where the first one was
+    cupti.load_module()
+    assert launched(function) == (packed(2, 4), 3)
+    assert launched(function) == (packed(2, 4), 0)
+    cupti.load_module()
+    count.value = 0
+    assert launched(function) == (b"", 1)
+    assert launched(function) == (b"", 0)
+    cupti.load_module()
+    count.value = 60  # more than are kept
+    assert launched(function) == launched(function) == (packed(60, 4), 61)
+"""
+
+
+def test_a_kernels_parameters_are_asked_for_once_until_more_code_is_loaded(libcupti, tmp_path):
+    compiler = which("cc") or which("gcc")
+    assert compiler is not None, "which the stand-in for libcupti needs, too"
+    driver = tmp_path / "libcuda.so.1"
+    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", driver, _HERE / "libcuda.c"]
+    subprocess.run(command, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", PARAMETERS, libcupti, driver], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 UNFINISHED = """
 import ctypes, struct, sys, time
 import numpy as np

@@ -102,16 +102,32 @@ void call_driver_at(uint32_t site, uint32_t correlation, uint32_t number, uint64
   call_with(site, correlation, number, arguments, NULL);
 }
 
-// A launch whose arguments are all in one buffer: it needs no driver that knows their sizes.
-void launch(uint64_t function, uint64_t stream, const void* arguments, size_t size) {
-  void* extra[] = {(void*)1, (void*)arguments, (void*)2, &size, NULL};
+static void launch_with(uint64_t function, uint64_t stream, void** arguments, void** extra) {
   struct {
     uint64_t function;
     uint32_t grid[3], block[3], shared;
     uint64_t stream;
     void **arguments, **extra;
-  } call = {function, {5, 2, 1}, {64, 1, 1}, 128, stream, NULL, extra};
+  } call = {function, {5, 2, 1}, {64, 1, 1}, 128, stream, arguments, extra};
   call_with(1, 9, 3, &call, "scale");
+}
+
+// A launch whose arguments are all in one buffer: it needs no driver that knows their sizes.
+void launch(uint64_t function, uint64_t stream, const void* arguments, size_t size) {
+  void* extra[] = {(void*)1, (void*)arguments, (void*)2, &size, NULL};
+  launch_with(function, stream, NULL, extra);
+}
+
+// A launch whose arguments, of 8 bytes each, are given one by one.
+void launch_each(uint64_t function, const uint64_t* arguments, size_t count) {
+  void* each[100];
+  for (size_t i = 0; i < count; i++) each[i] = (void*)&arguments[i];
+  launch_with(function, 3, each, NULL);
+}
+
+void load_module(void) {  // CUPTI_CBID_RESOURCE_MODULE_LOADED
+  void* context = (void*)8;
+  callback(NULL, 3, 6, &context);
 }
 
 void call_driver(uint32_t number, uint64_t first, uint64_t second) { call_driver_at(1, 1, number, first, second); }
