@@ -172,14 +172,29 @@ done:
   return result;
 }
 
+// The index of a text, which is added if it is new; -1 with an exception set.
+static int64_t index_of(PyObject* texts, const char* text, uint64_t length) {
+  PyObject* name = PyUnicode_DecodeUTF8(text, (Py_ssize_t)length, "replace");
+  PyObject* found = name ? PyDict_GetItemWithError(texts, name) : NULL;
+  int64_t index = found ? PyLong_AsLongLong(found) : -1;
+  if (name && !found && !PyErr_Occurred()) {
+    PyObject* next = PyLong_FromSsize_t(PyDict_GET_SIZE(texts));
+    if (next && !PyDict_SetItem(texts, name, next)) index = PyLong_AsLongLong(next);
+    Py_XDECREF(next);
+  }
+  Py_XDECREF(name);
+  return index;
+}
+
 static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   (void)self;
-  Py_buffer in, how, stack_ids, module_names, correlations, out;
-  PyObject *streams, *events, *threads, *of_graphs;
+  Py_buffer in, how, stack_ids, module_names, correlations, pointed, out;
+  PyObject *streams, *events, *threads, *of_graphs, *texts;
   Py_ssize_t at;
-  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*O!O!O!O!w*", &in, &at, &how, &stack_ids, &module_names, &correlations,
-                        &PyDict_Type, &streams, &PyDict_Type, &events, &PyDict_Type, &threads, &PySet_Type, &of_graphs,
-                        &out)) return NULL;
+  unsigned long long begins;
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*Ky*O!O!O!O!O!w*", &in, &at, &how, &stack_ids, &module_names, &correlations,
+                        &begins, &pointed, &PyDict_Type, &texts, &PyDict_Type, &streams, &PyDict_Type, &events, &PyDict_Type,
+                        &threads, &PySet_Type, &of_graphs, &out)) return NULL;
   const Row* row = in.buf;
   const How* all = how.buf;
   const uint32_t *ids = stack_ids.buf, *modules_of = module_names.buf, *numbers = correlations.buf;
@@ -201,6 +216,8 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
     int is_block = one->what == BLOCK, is_work = is->is_copy || is->item || is->is_graph;
     if (is_block && (words[4] || words[0] > OUT_OF_MEMORY || words[0] == SNAPSHOT)) break;
     if (is_work && works == most_works) break;
+    uint64_t offset = words[1] - begins;
+    if (one->what == RANGE && (words[1] < begins || offset > (uint64_t)pointed.len || words[2] > (uint64_t)pointed.len - offset)) break;
     if (is_block && PySet_GET_SIZE(of_graphs)) {
       PyObject* address = PyLong_FromUnsignedLongLong(words[1]);
       int is_graphs = address ? PySet_Contains(of_graphs, address) : -1;
@@ -254,6 +271,13 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
       to->size = is_one || is_refused ? rounded : words[2];
       to->aux0 = is_refused ? words[1] : is_one ? words[2] : 0;
       to->aux1 = (words[5] & 0xFFFFFFFF) | words[6] << 32;
+    } else if (one->what == RANGE) {
+      int64_t name = index_of(texts, (const char*)pointed.buf + offset, words[2]);
+      if ((failed = name < 0)) break;
+      to->kind = (uint8_t)words[0];
+      to->device = -1;
+      to->name = (uint32_t)name;
+      to->aux0 = words[3];
     } else if (is_of_allocator(one->what)) {
       to->address = words[0];
       to->size = words[1];
@@ -261,7 +285,7 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
     }
   }
   PyBuffer_Release(&in), PyBuffer_Release(&how), PyBuffer_Release(&stack_ids), PyBuffer_Release(&module_names);
-  PyBuffer_Release(&correlations), PyBuffer_Release(&out);
+  PyBuffer_Release(&correlations), PyBuffer_Release(&pointed), PyBuffer_Release(&out);
   return failed ? NULL : Py_BuildValue("(nnn)", at, made, works);
 }
 
@@ -399,7 +423,8 @@ static PyMethodDef methods[] = {
      "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
      "rows of calls, of work that was done, of contexts, and of operations of our runtime"},
     {"translate", py_translate, METH_VARARGS,
-     "translate(rows, first, how, stack ids, names of their modules, correlations, streams, events, threads, blocks of graphs, records): "
+     "translate(rows, first, how, stack ids, names of their modules, correlations, where the bytes begin that rows point to, "
+     "these bytes, names, streams, events, threads, blocks of graphs, records): "
      "the first row that is Python's, records made, correlations used"},
     {"ran", py_ran, METH_VARARGS,
      "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "

@@ -8,7 +8,8 @@ enum { WORDS = 8 };
 // Kinds of rows that are not driver calls.
 enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
 enum { OPERATION = 0xFF07, LAUNCH = 0xFF08, FAILURE = 0xFF09 };
-enum { BLOCK = 0xFF10, POOL_ALLOC = 0xFF11, POOL_FREE = 0xFF12 };  // 0xFF13: _nvtx.c
+enum { BLOCK = 0xFF10, POOL_ALLOC = 0xFF11, POOL_FREE = 0xFF12 };
+enum { RANGE = 0xFF13 };  // the kind of its event, the offset and the length of its name, its own number
 
 typedef struct {
   uint64_t time;

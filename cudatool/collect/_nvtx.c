@@ -23,6 +23,8 @@
 #include <string.h>
 #include <wchar.h>
 
+#include "_log_rows.h"
+
 // ---- NVTX, as declared in its headers (nvtxTypes.h, nvToolsExt.h) ----
 
 enum { ASCII = 1, UNICODE = 2, REGISTERED = 3 };  // nvtxMessageType_t
@@ -61,7 +63,6 @@ typedef struct {
   void (*note_text)(uint16_t, const char*, const uint64_t*);
 } Log;
 
-enum { ROW = 0xFF13, WORDS = 8 };  // cupti_rows.What.RANGE: the kind of its event, where its name is, its own number
 enum { RANGE_PUSH = 70, RANGE_POP = 71, MARK = 76, RANGE_START = 77, RANGE_END = 78 };  // cudatool.trace.events.Kind
 enum { MOST_TEXT = 1024, MOST_OPEN = 64 };
 #define FIRST_NUMBER ((uint64_t)1 << 32)  // cudatool.nvtx counts its own from 1
@@ -93,7 +94,7 @@ static Thread* this_thread(void) {
 static void note(uint64_t kind, const char* name, uint64_t number) {
   notes++;
   uint64_t words[WORDS] = {kind, 0, 0, number};
-  log_->note_text(ROW, name ? name : "", words);
+  log_->note_text(RANGE, name ? name : "", words);
 }
 
 // ---- texts ----

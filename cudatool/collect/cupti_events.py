@@ -135,6 +135,7 @@ class CallEvents:
         for number, reader in others.items():
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
+        self._how[What.RANGE]["kind"] = Kind.RANGE_PUSH  # or another one, as the row says
         for number, kind in ((What.POOL_ALLOC, Kind.POOL_ALLOC), (What.POOL_FREE, Kind.POOL_FREE)):
             self._names_of_calls[number], self._readers[number] = "", memory.pooled
             self._how[number]["kind"] = kind if self.launches is None else 0
@@ -186,6 +187,8 @@ class CallEvents:
         ids, _, modules = self._tables.columns()
         module_names = self._names_of_modules()[modules]
         is_launch = calls["what"] == What.LAUNCH
+        texts = calls["words"][calls["what"] == What.RANGE, 1]
+        begins, pointed = self.pointed.part(int(texts[0])) if len(texts) else (0, b"")
         works = int(np.count_nonzero(self._is_work[calls["what"]] | is_launch))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
         records = np.empty(len(calls), RECORD)
@@ -202,8 +205,8 @@ class CallEvents:
                 first = at
                 # fmt: off
                 at, made, works = _log_rows.translate(
-                    calls, first, how, ids, module_names, correlations, self._reporter.stream_of, hooks.event_ids(),
-                    hooks.native_threads(), self.memory.of_graphs, records,
+                    calls, first, how, ids, module_names, correlations, begins, pointed, self._reporter.texts,
+                    self._reporter.stream_of, hooks.event_ids(), hooks.native_threads(), self.memory.of_graphs, records,
                 )
                 # fmt: on
                 if made:

@@ -506,6 +506,34 @@ def test_blocks_of_equal_layers_have_one_stack_and_the_paths_of_their_modules(co
     assert {event.name for event in collected.events if event.kind is Kind.BLOCK_FREE_REQUESTED} == {""}
 
 
+def test_ranges_of_a_known_thread_take_no_python_and_are_as_pythons(collected, monkeypatch):
+    log, calls = collected.log, collected.collector._calls
+    given = [
+        (Kind.RANGE_PUSH, "XlaModule:é".encode(), 0),
+        (Kind.RANGE_START, b"step \xff", 7),
+        (Kind.RANGE_END, b"", 7),
+    ]
+    given += [(Kind.RANGE_PUSH, b"twice", 0), (Kind.RANGE_PUSH, b"twice", 0), *[(Kind.RANGE_POP, b"", 0)] * 3]
+
+    def reported():
+        for time, (kind, text, number) in enumerate(given, start=1):
+            log.put(What.RANGE, kind, len(log.blob), len(text), number, time=time)
+            log.blob += text
+        collected.events.clear()
+        collected.collector.flush()
+        return [event for event in collected.events if event.kind in (Kind.MARK, *(kind for kind, _, _ in given))]
+
+    monkeypatch.setattr(calls, "_how", calls._nothing_by_itself)
+    by_python = reported()
+    monkeypatch.undo()
+    monkeypatch.setitem(calls._readers, What.RANGE, None)
+    assert by_python == reported()
+    names = ["XlaModule:é", "step \ufffd", "", "twice", "twice", "", "", ""]
+    assert [(event.name, event.device, event.aux0) for event in by_python] == [
+        (name, -1, number) for name, (_, _, number) in zip(names, given, strict=True)
+    ]
+
+
 def test_modules_keep_their_names_after_many_numbered_ranges(collected):
     log = collected.log
     where = log.call("/x/libtorch.so", ("/home/p.py", 3), module="Net.fc1")
