@@ -1,8 +1,8 @@
 """The cost of recording on a GPU at each level: one program's loop, recorded and not in turns, in one process.
 
     python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
-    python benchmarks/bench_record.py --sanitize [--rounds 25] [--only cupy torch]
-    python benchmarks/bench_record.py --alone [--rounds 25] [--only cupy_graph] [--levels memory kernels]
+    python benchmarks/bench_record.py --sanitize [--processes 6] [--rounds 8] [--only cupy torch]
+    python benchmarks/bench_record.py --alone [--processes 6] [--rounds 8] [--only cupy_graph] [--levels memory kernels]
     python benchmarks/bench_record.py --rounds 25 --only torch --levels armed armed-bare ring-memory
 
 Two processes of one program differ by more than a recording costs, so the recording begins and ends within one. Each
@@ -22,7 +22,8 @@ With ``--sanitize``, each program runs in processes of its own, plain and under 
 be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and JAX, which
 makes some, must be measured so, as a recording that begins after the driver has started records each kernel of a graph
 at the level ``kernels``, too. Only there does CUPTI stay away from the unrecorded loop. These processes live at the
-same time, and one after the other does a quarter of the loop.
+same time, and one after the other does a quarter of the loop. As two of one kind can differ by 17 % for as long as they
+live, there are several of each (``--processes``); a ratio is then that of two processes, each with its median time.
 """
 
 from __future__ import annotations
@@ -255,50 +256,61 @@ def median_interval(values: list[float]) -> tuple[float, float]:
     return ordered[left_out], ordered[count - 1 - left_out]
 
 
-def print_line(name: str, found: dict[str, Times]) -> None:
-    """Print the median time of an unrecorded step, and what each way's is of it."""
-    plain = found.pop("plain")
-    print(f"{name:16} plain {statistics.median(time for time, _ in plain) * 1e6:9.2f} us, times that:")
-    for way, taken in found.items():
-        ratios = [time / least for (time, _), (least, _) in zip(taken, plain, strict=True)]
-        processor = statistics.median(used / least for (_, used), (_, least) in zip(taken, plain, strict=True))
-        low, high = median_interval(ratios)
-        print(f"    {way:12} {statistics.median(ratios):5.3f} ({low:5.3f} to {high:5.3f}), processor {processor:5.3f}")
+def print_line(name: str, sets: list[dict[str, Times]]) -> None:
+    """Print the median time of an unrecorded step, and what each way's is of it: in each set's processes, or rounds."""
+    plain = statistics.median(time for one in sets for time, _ in one["plain"])
+    print(f"{name:16} plain {plain * 1e6:9.2f} us, times that:")
+    for way in [way for way in sets[0] if way != "plain"]:
+        pairs = [pair for one in sets for pair in compared(one[way], one["plain"], by_round=len(sets) == 1)]
+        low, high = median_interval([time for time, _ in pairs])
+        median, processor = (statistics.median(values) for values in zip(*pairs, strict=True))
+        print(f"    {way:12} {median:5.3f} ({low:5.3f} to {high:5.3f}), processor {processor:5.3f}")
     sys.stdout.flush()
 
 
-def in_processes(name: str, ways: dict[str, list[str]], rounds: int) -> None:
-    """Print how much longer a step takes in a process under each of these commands: all live, and take turns."""
-    found: dict[str, Times] = {way: [] for way in ("plain", *ways, "again")}
+def compared(taken: Times, plain: Times, *, by_round: bool) -> Times:
+    """Return the ratios of times and of processor times: of each round, or one of the medians."""
+    if not by_round:
+        taken, plain = ([tuple(map(statistics.median, zip(*times, strict=True)))] for times in (taken, plain))
+    return [(time / least, used / least_used) for (time, used), (least, least_used) in zip(taken, plain, strict=True)]
+
+
+def in_processes(name: str, ways: dict[str, list[str]], rounds: int, processes: int) -> None:
+    """Print how much longer a step takes in processes under each of these commands: all live, and take turns."""
+    all_ways = ["plain", *ways, "again"]
+    sets: list[dict[str, Times]] = [{way: [] for way in all_ways} for _ in range(processes)]
+    of_processes = [(number, way) for number in range(processes) for way in all_ways]
     with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
         servers, turns = {}, {}
-        for way in found:
-            folder = Path(root, way)
+        for number, way in of_processes:
+            folder = Path(root, f"{way}-{number}")
             folder.mkdir()
             (folder / "program.py").write_text(_IN_TURNS + PROGRAMS[name])
             server = stack.enter_context(socket.create_server(str(folder / "turns"), family=socket.AF_UNIX))
             server.settimeout(1)
             with open(folder / "output", "w") as output:
                 command = [sys.executable, *ways.get(way, []), "program.py"]
-                servers[way] = server, subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
-            stack.callback(servers[way][1].wait)
-        for way, (server, process) in servers.items():
-            while way not in turns and process.poll() is None:
+                started = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+            servers[number, way] = server, started
+            stack.callback(started.wait)
+        for key, (server, process) in servers.items():
+            while key not in turns and process.poll() is None:
                 with contextlib.suppress(TimeoutError):
-                    turns[way] = stack.enter_context(server.accept()[0].makefile("rw", buffering=1))
+                    turns[key] = stack.enter_context(server.accept()[0].makefile("rw", buffering=1))
         for round_ in range(rounds + 1):
-            for way in random.sample(list(found), len(found)):
+            for number, way in random.sample(of_processes, len(of_processes)):
                 line = ""
-                if way in turns:
-                    print("turn", file=turns[way])
-                    line = turns[way].readline()
+                if (number, way) in turns:
+                    print("turn", file=turns[number, way])
+                    line = turns[number, way].readline()
                 if not line:
-                    print(f"{name} ({way}) failed:\n{Path(root, way, 'output').read_text()[-1000:]}")
+                    output = Path(root, f"{way}-{number}", "output").read_text()
+                    print(f"{name} ({way}) failed:\n{output[-1000:]}")
                     return
                 if round_:  # the first turn loads code
                     taken, used = line.split()
-                    found[way].append((float(taken), float(used)))
-    print_line(name, found)
+                    sets[number][way].append((float(taken), float(used)))
+    print_line(name, sets)
 
 
 def in_one_process(name: str, ways: list[str], rounds: int) -> None:
@@ -311,7 +323,7 @@ def in_one_process(name: str, ways: list[str], rounds: int) -> None:
     if done.returncode or not found:
         print(f"{name}: status {done.returncode}\n{done.stderr[-1000:]}")
         return
-    print_line(name, json.loads(found[0].removeprefix("TIMES ")))
+    print_line(name, [json.loads(found[0].removeprefix("TIMES "))])
 
 
 def main() -> None:
@@ -324,6 +336,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--sanitize", action="store_true")
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     os.environ["CUDATOOL_DEVICE"] = "cuda"
     for name in options.only:
@@ -334,7 +347,7 @@ def main() -> None:
             levels = {level: ["run", "-f", "--level", level] for level in options.levels} if options.alone else {}
             checked = {"sanitize": ["sanitize", "--allow-empty"]} if options.sanitize else {}
             ways = {way: ["-m", "cudatool", *words] for way, words in (levels | checked).items()}
-            in_processes(name, ways, options.rounds)
+            in_processes(name, ways, options.rounds, options.processes)
             continue
         peers = ["cupti"] * options.peers + ["history"] * (options.peers and name.startswith("torch"))
         in_one_process(name, ["plain", *options.levels, *peers, "again"], options.rounds)
