@@ -101,7 +101,7 @@ def _compiled(torch: ModuleType, path: Path) -> bytes:
 
 def _options(torch: ModuleType) -> list[str]:
     root = Path(torch.__file__ or "").parent
-    # NDEBUG as PyTorch itself was built: the layout of RecordFunction depends on it.
+    # NDEBUG as PyTorch itself was built: layouts depend on it.
     options = ["-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-w"]
     options.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
     includes = [Path(sysconfig.get_path("include")), root / "include"]

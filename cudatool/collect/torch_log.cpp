@@ -7,9 +7,9 @@
 //   streams and events   PyTorch's GPU trace: the functions that it calls at each event, wait and synchronization
 //   memory               the caching allocator's trace tracker
 //
-// Of nodes of the backward graph a global RecordFunction callback tells. Recording an operator takes about a
-// microsecond. Its accesses (the payload) are written once and then referred to by
-// number: a training step repeats the same operators on the same memory.
+// In which node of the backward graph they happen, autograd is asked. Recording an operator takes about a microsecond.
+// Its accesses (the payload) are written once and then referred to by number: a training step repeats the same
+// operators on the same memory.
 #include <Python.h>
 
 #include <ATen/SequenceNumber.h>
@@ -30,6 +30,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
+#include <torch/csrc/autograd/function.h>
 
 #include <time.h>
 
@@ -43,6 +44,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -98,7 +100,6 @@ c10::DeviceType watched = c10::DeviceType::CUDA;
 PyObject* capture_stack = nullptr;  // Python: () -> id of the caller's stack
 PyObject* new_thread = nullptr;     // Python: () -> id of this thread
 std::unordered_set<std::string> idle;  // operators that touch no elements: their names
-at::CallbackHandle on_nodes = 0;
 
 std::mutex lock;  // of what follows
 Words rows;
@@ -112,6 +113,7 @@ uint64_t payload_count = 0;
 std::deque<Op> ops;              // that were described: they stay where they are
 std::vector<std::string> names;  // of operators, of nodes of the backward graph, and of kernels
 std::unordered_map<std::string, uint64_t> name_indices;
+std::unordered_map<const std::type_info*, uint64_t> node_names;  // of classes of nodes: indices
 std::unordered_set<uint64_t> streams;  // seen: handles
 
 // The stacks of the latest forward operators, at a place given by thread and sequence number (autograd numbers them).
@@ -130,7 +132,7 @@ struct Thread {
   uint64_t id = 0;
   uint64_t call = 0;   // number of the operator in progress
   bool begun = false;  // whether the log has its beginning
-  uint64_t node = 0, node_stack = 0;  // of the backward graph: the name that runs, and its forward operator's stack
+  uint64_t node = 0;   // of the backward graph, in which the operator runs: its name
   Words payload;       // of the operator in progress: PAYLOAD_HEAD words, then its tensors
   uint64_t count = 0, extra = 0;
   uint64_t sequence = 0;  // of the latest node of the backward graph, as the operator began
@@ -284,9 +286,38 @@ uint64_t python_stack() {
   return stack;
 }
 
+// ---- nodes of the backward graph ----
+//
+// A RecordFunction callback would cost one to three microseconds more for each: PyTorch would make its name again.
+
+uint64_t name_of(const torch::autograd::Node& node) {
+  const std::type_info& type = typeid(node);
+  // Functions that are written in Python are of one class, and asking for their names takes the GIL.
+  bool has_own_name = !std::strcmp(type.name(), "N5torch8autograd6PyNodeE");
+  if (!has_own_name) {
+    std::lock_guard<std::mutex> guard(lock);
+    auto known = node_names.find(&type);
+    if (known != node_names.end()) return known->second;
+  }
+  std::string name = node.name();
+  std::lock_guard<std::mutex> guard(lock);
+  uint64_t index = name_index(name);
+  if (!has_own_name) node_names[&type] = index;
+  return index;
+}
+
+// The stack of the forward operator for which autograd made the node, 0 if it is not known.
+uint64_t forward_stack(const torch::autograd::Node& node) {
+  uint64_t thread = node.thread_id(), sequence = node.sequence_nr();
+  std::lock_guard<std::mutex> guard(lock);
+  const Forward& known = forward_at(thread, sequence);
+  return known.thread == thread && known.sequence == sequence ? known.stack : 0;
+}
+
 // In a backward graph the stack of the forward operator, where it is known: the engine's threads have none.
 uint64_t stack() {
-  uint64_t found = self.node ? self.node_stack : python_stack();
+  auto node = torch::autograd::get_current_node();
+  uint64_t found = node ? forward_stack(*node) : python_stack();
   return found ? found : backward_stack.load();
 }
 
@@ -297,7 +328,7 @@ uint64_t stack() {
 // tensors on which it runs; nothing is called for operators that are made of others, and for views. RecordFunction
 // would pack arguments for all of these, and the more so for operators inside of operators: three times as many.
 // (Factories have a kernel there: they call other operators to fill what they make. Two do not, tril_indices and
-// triu_indices: the launch that CUPTI sees is named as not checked.)
+// triu_indices: what they write is not seen.)
 
 constexpr auto HERE = c10::DispatchKey::BackendSelect;
 
@@ -413,39 +444,14 @@ void add_value(const c10::IValue& value, uint64_t position, const Op& op) {
   }
 }
 
-struct InNode : at::ObserverContext {
-  uint64_t node = self.node, stack = self.node_stack;  // of the node around this one
-};
-
-std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
-  if (!enabled) return nullptr;
-  // A node comes once or twice: "autograd::engine::evaluate_function: AddBackward0", and then "AddBackward0".
-  const char* prefix = std::strstr(fn.name(), ": ");
-  const char* name = prefix ? prefix + 2 : fn.name();
-  std::lock_guard<std::mutex> guard(lock);
-  uint64_t node = name_index(name);
-  if (node == self.node && !prefix) return nullptr;
-  auto context = std::make_unique<InNode>();
-  self.node = node;
-  const Forward& known = forward_at(fn.forwardThreadId(), fn.seqNr());
-  bool same = known.thread == fn.forwardThreadId() && known.sequence == uint64_t(fn.seqNr());
-  self.node_stack = same ? known.stack : 0;
-  return context;
-}
-
-void end_node(const at::RecordFunction&, at::ObserverContext* context) {
-  auto* node = static_cast<InNode*>(context);
-  if (!node) return;
-  self.node = node->node;
-  self.node_stack = node->stack;
-}
-
 void begin(const Op& op, at::ArrayRef<c10::IValue> arguments) {
   enter_thread();
   self.payload.assign(PAYLOAD_HEAD, 0);
   self.count = self.extra = 0;
   self.touches = self.has_gradient = self.begun = false;
   self.sequence = at::sequence_number::peek() - 1;
+  auto node = torch::autograd::get_current_node();
+  self.node = node ? name_of(*node) : 0;
   uint64_t position = 0;
   for (const c10::IValue& argument : arguments) {
     add_value(argument, position, op);
@@ -710,8 +716,6 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   }
   stacks.clear();
   trace_gpu();
-  on_nodes = at::addGlobalCallback(at::RecordFunctionCallback(begin_node, end_node).scopes(
-      {at::RecordScope::BACKWARD_FUNCTION}));
   watch_operators();
   enabled = true;
   Py_RETURN_NONE;
@@ -741,7 +745,6 @@ PyObject* py_mark_operators(PyObject*, PyObject* capsule) {
 PyObject* py_stop(PyObject*, PyObject*) {
   enabled = false;
   driver_log = nullptr;
-  if (on_nodes) at::removeCallback(std::exchange(on_nodes, 0));
   Py_RETURN_NONE;
 }
 

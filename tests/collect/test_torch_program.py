@@ -93,6 +93,18 @@ def test_what_an_operator_calls_inside_is_not_seen(seen):
     assert launches(seen) == ["aten::fill_.Scalar", "aten::clone"]
 
 
+def test_functions_of_the_program_have_their_own_names_as_nodes(seen):
+    def function(name):
+        forward, backward = staticmethod(lambda ctx, x: x * 2), staticmethod(lambda ctx, gradient: gradient * 2)
+        return type(name, (torch.autograd.Function,), {"forward": forward, "backward": backward})
+
+    x = torch.ones(4, requires_grad=True)
+    function("Second").apply(function("First").apply(x)).sum().backward()
+    flush()
+    nodes = [name.partition("(")[2] for name in launches(seen) if name.startswith("aten::mul") and "(" in name]
+    assert nodes == ["SecondBackward)", "FirstBackward)"]
+
+
 def test_backward_operator_has_its_node_and_the_line_of_the_forward_one(seen):
     x = torch.ones(4, requires_grad=True)
     y = x.exp()
