@@ -24,6 +24,7 @@ libraries = [
         "cudatool.collect._cupti",
         ["cudatool/collect/_cupti.c"],
         depends=[
+            "cudatool/collect/_log_exports.h",
             "cudatool/collect/_log_rows.h",
             *(
                 f"cudatool/collect/_cupti_{part}.h"
@@ -33,7 +34,11 @@ libraries = [
         extra_link_args=["-ldl"],
     ),
     Extension("cudatool.collect._log_rows", ["cudatool/collect/_log_rows.c"], depends=["cudatool/collect/_log_rows.h"]),
-    Extension("cudatool.collect._nvtx", ["cudatool/collect/_nvtx.c"]),
+    Extension(
+        "cudatool.collect._nvtx",
+        ["cudatool/collect/_nvtx.c"],
+        depends=["cudatool/collect/_log_exports.h", "cudatool/collect/_log_rows.h"],
+    ),
     Extension("cudatool.trace._append", ["cudatool/trace/_append.c"]),
     Extension("cudatool.trace._emit", ["cudatool/trace/_emit.c"]),
     Extension("cudatool.trace._rows", ["cudatool/trace/_rows.c"]),

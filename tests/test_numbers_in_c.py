@@ -29,12 +29,12 @@ def named(of: type[IntEnum | IntFlag], *names: str, prefix: str = "") -> dict[st
 
 
 NUMBERS: dict[str, dict[str, int]] = {
-    "collect/_log_rows.h": named(What, *(what.name for what in What if what is not What.RANGE))
+    "collect/_log_rows.h": named(What)
     | named(Action, "ALLOC", "FREE_REQUESTED", "FREE_COMPLETED", "SNAPSHOT", "FREED")
     | {"OUT_OF_MEMORY": Action.OOM},
     "collect/_log_rows.c": {"KERNEL_LAUNCHED": Kind.KERNEL_LAUNCH, "EXECUTED": Kind.EXECUTION}
     | {"OF_MODULE": OF_MODULE, "OF_BACKWARD": OF_BACKWARD},
-    "collect/_nvtx.c": {"ROW": What.RANGE} | named(Kind, "RANGE_PUSH", "RANGE_POP", "MARK", "RANGE_START", "RANGE_END"),
+    "collect/_nvtx.c": named(Kind, "RANGE_PUSH", "RANGE_POP", "MARK", "RANGE_START", "RANGE_END"),
     "collect/_cupti.c": named(UseFlag, "CONTEXT", "MODULE", "GRAPH", "STREAM", "KERNEL", "HEAP", "POOL", prefix="USE_")
     | {"CAPTURE_BEGINS": cupti_calls._CAPTURE_BEGINS, "CAPTURE_ENDS": cupti_calls._CAPTURE_ENDS},
     "collect/torch_log.cpp": named(RowKind) | named(TraceCall) | named(Action, "FREED"),

@@ -33,6 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "_log_exports.h"
 #include "_log_rows.h"
 
 #if PY_VERSION_HEX < 0x03100000 && !defined(Py_GIL_DISABLED)
@@ -289,14 +290,7 @@ static uint32_t module_of(uint32_t stack) {
   return module;
 }
 
-static struct {
-  uint32_t (*stack_here)(void);
-  void (*note)(uint16_t, uint32_t, uint32_t, const uint64_t*);
-  void (*note_text)(uint16_t, const char*, const uint64_t*);
-  uint32_t (*module_of)(uint32_t);
-  void (*note_released)(uint32_t, const uint64_t*);
-  void (*mark_inside)(int);
-} for_others = {stack_here, note, note_text, module_of, note_released, mark_inside};
+static Log for_others = {stack_here, note, note_text, module_of, note_released, mark_inside};
 
 // A method of a CuPy memory hook: a C function, since a program's signal handler must not raise inside of it. It never
 // fails.

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <wchar.h>
 
+#include "_log_exports.h"
 #include "_log_rows.h"
 
 // ---- NVTX, as declared in its headers (nvtxTypes.h, nvToolsExt.h) ----
@@ -56,12 +57,6 @@ typedef struct {
 } Callbacks;  // NvtxExportTableCallbacks
 
 // ---- the log of _cupti.c ----
-
-typedef struct {
-  uint32_t (*stack_here)(void);
-  void (*note)(uint16_t, uint32_t, uint32_t, const uint64_t*);
-  void (*note_text)(uint16_t, const char*, const uint64_t*);
-} Log;
 
 enum { RANGE_PUSH = 70, RANGE_POP = 71, MARK = 76, RANGE_START = 77, RANGE_END = 78 };  // cudatool.trace.events.Kind
 enum { MOST_TEXT = 1024, MOST_OPEN = 64 };

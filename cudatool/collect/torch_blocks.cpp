@@ -17,28 +17,19 @@
 #endif
 #include <link.h>
 #include <sys/mman.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <typeinfo>
+
+#include "_log_rows.h"
+#include "torch_shared.h"
 
 namespace {
 
-// Of _cupti.c: the number of this thread's Python stack, 0 for none; and a new row. Neither takes the interpreter's lock,
-// for which a thread may wait that holds the allocator's.
-struct Log {
-  uint32_t (*stack_here)();
-  void (*note)(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words);
-  void (*note_text)(uint16_t what, const char* text, const uint64_t* words);
-  uint32_t (*module_of)(uint32_t stack);  // 0 for none
-  void (*note_released)(uint32_t device, const uint64_t* words);
-};
 const Log* the_log = nullptr;
-constexpr uint16_t BLOCK = 0xFF10;
 constexpr uint32_t HERE = -1;  // for the stack of a row: this thread's
 
 bool enabled = false;
@@ -57,9 +48,9 @@ auto object_of(const Node& node, int) -> decltype(node.pyobj()) { return node.py
 template <class Node>
 auto object_of(const Node& node, long) -> decltype(node.obj) { return node.obj; }
 
-// Whether a node runs the backward graph that torch.compile generated. Node::name() would take the interpreter's lock.
+// Whether a node runs the backward graph that torch.compile generated.
 bool is_generated(const torch::autograd::Node& node) {
-  if (strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE")) return false;
+  if (!is_of_python(node)) return false;
   static constexpr char NAME[] = "CompiledFunctionBackward";  // torch._functorch._aot_autograd.runtime_wrappers
   PyObject* object = object_of(static_cast<const torch::autograd::PyNode&>(node), 0);
   return object && !strncmp(Py_TYPE(object)->tp_name, NAME, sizeof NAME - 1);
@@ -185,13 +176,6 @@ bool sees_nodes() {
 
 #ifdef WITH_CUDA
 using c10::cuda::CUDACachingAllocator::TraceEntry;
-
-// Which pool a block is of: PyTorch tells from 2.8 on.
-template <typename Entry>
-std::pair<uint64_t, uint64_t> pool_of(const Entry& entry) {
-  if constexpr (requires { entry.mempool_; }) return {entry.mempool_.first, entry.mempool_.second};
-  return {0, 0};
-}
 
 // Called with the allocator's lock held.
 void on_memory(const TraceEntry& entry) {

@@ -67,8 +67,8 @@ def _loaded(library: bytes, name: str) -> ModuleType:
 
 def _built(torch: ModuleType, name: str) -> bytes:
     path = _FOLDER / f"{name}.cpp"
-    source = path.read_bytes()
-    facts = (source, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, os.uname().machine)
+    sources = [part.read_bytes() for part in (path, *sorted(_FOLDER.glob("*.h")))]
+    facts = (sources, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, os.uname().machine)
     key = hashlib.sha256(repr(facts).encode()).hexdigest()
     kept = _KEPT.get(key)
     if kept is None:

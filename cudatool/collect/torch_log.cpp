@@ -30,7 +30,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
-#include <torch/csrc/autograd/function.h>
 
 #include <time.h>
 
@@ -49,6 +48,8 @@
 #include <unordered_set>
 #include <utility>
 #include <vector>
+
+#include "torch_shared.h"
 
 c10::impl::PyInterpreter* getPyInterpreter();  // of libtorch_python
 
@@ -87,12 +88,6 @@ constexpr size_t MOST_PAYLOADS = 1 << 18;  // kept to be found again
 constexpr size_t PAYLOAD_HEAD = 4;  // operator, node, extra, number of tensors
 constexpr size_t TENSOR_HEAD = 5;   // words of a tensor before its sizes and strides
 
-// Of _cupti.c, which leaves out the driver's calls that this thread makes inside of an operator.
-struct Log {
-  uint32_t (*stack_here)();  // the number of this thread's Python stack, which it keeps; 0 for none
-  void *note, *note_text, *module_of, *note_released;
-  void (*mark_inside)(int change);
-};
 const Log* driver_log = nullptr;  // where the driver's calls are not logged: none
 
 bool enabled = false;
@@ -292,8 +287,7 @@ uint64_t python_stack() {
 
 uint64_t name_of(const torch::autograd::Node& node) {
   const std::type_info& type = typeid(node);
-  // Functions that are written in Python are of one class, and asking for their names takes the GIL.
-  bool has_own_name = !std::strcmp(type.name(), "N5torch8autograd6PyNodeE");
+  bool has_own_name = is_of_python(node);  // such are of one class
   if (!has_own_name) {
     std::lock_guard<std::mutex> guard(lock);
     auto known = node_names.find(&type);
@@ -653,13 +647,6 @@ bool is_asked_for(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   if (last + 2 + MEMORY_WORDS != rows.size() || rows[last] != (MEMORY | (2 + MEMORY_WORDS) << 8 | self.id << 40)) return false;
   return rows[last + 2] == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED && rows[last + 3] == uint64_t(entry.addr_) &&
          rows[last + 6] == uint64_t(entry.device_);
-}
-
-// Which pool a block is of: PyTorch tells from 2.8 on.
-template <typename Entry>
-std::pair<uint64_t, uint64_t> pool_of(const Entry& entry) {
-  if constexpr (requires { entry.mempool_; }) return {entry.mempool_.first, entry.mempool_.second};
-  return {0, 0};
 }
 
 // Called with the allocator's lock held: the stack must not be read here, because the thread with the GIL may wait for
