@@ -12,6 +12,9 @@ callbacks
     CUPTI's callbacks at the calls of the driver that `--level memory` notes.
 activity
     These, and CUPTI's records of kernels, copies and fills, as with `--level kernels`.
+launches
+    The callbacks, those that find the code of kernels, and each launch with its arguments, as under `sanitize`. Not of
+    PyTorch, whose launches `sanitize` leaves out.
 blocks
     The callbacks, PyTorch's blocks with their stacks, and which forward operator each node of autograd is of. PyTorch
     makes its events of blocks in the other ways, too, since it cannot stop: `alloc` says what they take.
@@ -44,7 +47,7 @@ from bench_record import PROGRAMS, median_interval
 
 import cudatool
 from cudatool.collect import _cupti
-from cudatool.collect.cupti import CALLS, _start
+from cudatool.collect.cupti import CALLS, CALLS_OF_CODE, _Noted, _start
 
 # CUPTI ends a process that launches a graph which was instantiated before it reports kernels.
 _SWITCHED = [name for name in PROGRAMS if not name.endswith("_graph")]
@@ -111,6 +114,12 @@ def _callbacks() -> None:
 def _activity() -> None:
     _callbacks()
     _cupti.watch_activity(False)
+
+
+def _launches() -> None:
+    _cupti.stop()
+    _start(CALLS | CALLS_OF_CODE)
+    _cupti.watch_launches(_Noted.WITH_ARGUMENTS)
 
 
 def _of_pytorch(step: Way, wait: Way, seconds: float) -> None:
@@ -180,14 +189,11 @@ def measure(name: str, step: Way, wait: Way, seconds: float, *, armed: bool) -> 
     """Print the lines of one program."""
     print(name, flush=True)
     with _dropped():
-        compare(
-            step,
-            wait,
-            {"plain": _cupti.stop, "again": _cupti.stop, "callbacks": _callbacks, "activity": _activity},
-            seconds,
-        )
+        ways = {"plain": _cupti.stop, "again": _cupti.stop, "callbacks": _callbacks, "activity": _activity}
+        of_pytorch = name.startswith("torch")
+        compare(step, wait, ways if of_pytorch else ways | {"launches": _launches}, seconds)
         _cupti.stop()
-        if name.startswith("torch"):
+        if of_pytorch:
             _of_pytorch(step, wait, seconds)
     if armed and name.startswith("torch"):
         _armed(step, wait, seconds)
