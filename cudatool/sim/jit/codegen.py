@@ -47,6 +47,17 @@ from cudatool.sim.jit.rows import ByRow
 from cudatool.sim.jit.scheduler import Cell
 from cudatool.sim.jit.stretches import Stretches
 from cudatool.sim.jit.thread_code import POLLS, ThreadCode, whole
+from cudatool.sim.jit.thread_loops import (
+    ThreadLoop,
+    all_threads,
+    bounded_row,
+    each_thread,
+    in_parts,
+    in_vectors,
+    pair_of_rows,
+    regular_row,
+    whole_row,
+)
 from cudatool.sim.jit.together import THREAD, Together, enter_at_heads, from_the_beginning
 from cudatool.sim.jit.uniform import Marching, emit_ahead, emit_most
 from cudatool.sim.jit.unsupported import UntranslatedInstruction
@@ -221,51 +232,49 @@ class _Kernel(ThreadCode):
 
         Return the name of the one for a row of threads, empty if there is none.
         """
-        regular: dict[str, scheduler.Regular] = {}
-        rows, pairs = "", False
-        own: list[int] = []  # places of rows that have a loop of their own
+        function = ""
         cells = self._cells(index, region)
         only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
         ahead = self.marching is not None and self._ahead(self.marching, number, index, region, after, cells)
-        notes = only is None and not ahead
-        bound = self._first_threads(index, region) if not notes else None
+        loop = ThreadLoop(number, only, list(cells.values()), ahead)
+        bound = self._first_threads(index, region) if not loop.notes else None
         if even is not None:
-            self._together(ByRow if even.by_row else Together, number, index, region, even, cells, notes=notes)
-            rows = "together" if even.by_row else ""
+            self._together(ByRow if even.by_row else Together, number, index, region, even, cells, notes=loop.notes)
+            self._most(number, index, region, bound, cells)
+            function = "together" if even.by_row else ""
+            row = whole_row(loop, function, bound) if function else in_vectors(loop, WIDTH, bound)
         elif regular := self._regular(index, region):
             self._thread(number, index, region, regular)
-            bound = None
+            row = regular_row(loop, list(regular.values()))
         elif bound is not None:
             self.levels += 1
-        elif (cut := self._stretches()) is not None:
-            self._together(Stretches, number, index, region, cut, cells, notes=notes)
-            rows = "stretches"
-        elif only is not None and (pairs := self._is_chain(index, region, only)):
-            self._pair(number, index, region, cells, only)
-        elif not (self.instrument or self.counts_rounds or apart):
-            own = edges(region, self.indices)
-        if bound is not None and bound.register is not None and self.marching is not None:
-            code = self._repeated(index, region) + self._before(bound)
-            emit_most(self, self.marching, number, bound, code, cells)
-            if not rows and even is None:
+            if self._most(number, index, region, bound, cells):
                 self._thread(number, index, region, busy=bound)
-        self.parts.append(
-            scheduler.all_threads(
-                number,
-                only,
-                rotated=bool(self.instrument & Instrument.RACECHECK),
-                apart=apart,
-                regular=list(regular.values()),
-                together=WIDTH if even else 0,
-                rows=rows,
-                bound=bound,
-                cells=list(cells.values()),
-                ahead=ahead,
-                edges=own,
-                pairs=pairs,
-            )
-        )
-        return rows
+            row = bounded_row(loop, bound)
+        elif (cut := self._stretches()) is not None:
+            self._together(Stretches, number, index, region, cut, cells, notes=loop.notes)
+            function = "stretches"
+            row = whole_row(loop, function, None)
+        elif only is not None and self._is_chain(index, region, only):
+            self._pair(number, index, region, cells, only)
+            row = pair_of_rows(loop)
+        elif self.instrument & Instrument.RACECHECK:
+            row = in_parts()
+        else:
+            has_own = not (self.instrument or self.counts_rounds or apart)
+            row = each_thread(loop, edges(region, self.indices) if has_own else ())
+        self.parts.append(all_threads(loop, row, apart=apart))
+        return function
+
+    def _most(
+        self, number: int, index: int | None, region: list[Instruction], bound: Bound | None, cells: dict[str, Cell]
+    ) -> bool:
+        """Emit ``most_<number>`` if a `bound` is not known before the kernel runs; return whether it is there."""
+        if bound is None or bound.register is None or self.marching is None:
+            return False
+        code = self._repeated(index, region) + self._before(bound)
+        emit_most(self, self.marching, number, bound, code, cells)
+        return True
 
     def _is_chain(self, index: int | None, region: list[Instruction], only: int) -> bool:
         """Whether two rows of threads go through a `region` side by side.

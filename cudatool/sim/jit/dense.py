@@ -7,6 +7,7 @@ so a matrix is the elements of some registers in another order, which is known w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -198,44 +199,69 @@ def _spread(e: Emitter, element: str, words: Sequence[str], places: Sequence[int
         e.emit(f"store <32 x i32> {_permuted(e, 'i32', 32 * len(words), found, lanes)}, ptr {word}, align 4")
 
 
-def multiply(e: Emitter, i: Instruction, kind: str, rows: int, columns: int, depth: int) -> str:
-    """Return the name of a function that adds the product of two dense matrices to a third.
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """How the products of elements are added up, one vector of sums for each row of the result.
 
-    Each sum is made in order: of :data:`_ROWS` rows at a time, one product each.
+    Attributes
+    ----------
+    kind
+        Type of the elements.
+    columns
+        Of the result.
+    operation
+        ``"xor"`` or ``"and"`` if a product is the number of bits that it leaves, else empty.
+    is_clamped
+        Whether sums are exact, in 64 bits, and clamped to 32 in the end (``.satfinite``).
     """
-    vector = f"<{columns} x {kind}>"
-    clamps = "satfinite" in i.modifiers and kind == "i32"  # the exact sum is clamped
-    wide = f"<{columns} x i64>" if clamps else vector
-    operation = next((m for m in i.modifiers if m in ("xor", "and")), "")
-    name = "_".join(filter(None, ["multiply", kind, str(rows), str(columns), str(depth), operation]))
-    name += "_clamped" if clamps else ""
-    body = e.nested()
-    b = body.op(f"load {vector}, ptr %b.p, align 4")
-    sums = []
-    for row in range(_ROWS):
-        place = body.op(f"add i64 %a.place, {row * depth}")
-        factor = body.op(f"load {kind}, ptr {body.op(f'getelementptr {kind}, ptr %a, i64 {place}')}")
-        first = body.op(f"insertelement {vector} poison, {kind} {factor}, i32 0")
-        a = body.op(f"shufflevector {vector} {first}, {vector} poison, <{columns} x i32> zeroinitializer")
-        sums.append(_add_product(body, kind, columns, a, b, f"%sum{row}", wide, operation))
-    inner = "\n".join(body.lines)
-    body.lines.clear()
-    starts = []
-    for row in range(_ROWS):
-        pointer = body.op(f"getelementptr {vector}, ptr %c.p, i64 {row}")
-        start = body.op(f"load {vector}, ptr {pointer}, align 4")
-        starts.append(body.op(f"sext {vector} {start} to {wide}") if clamps else start)
-    begin = "\n".join(body.lines)
-    body.lines.clear()
-    for row, total in enumerate(sums):
-        result = _clamped(body, columns, total) if clamps else total
-        pointer = body.op(f"getelementptr {vector}, ptr %c.p, i64 {row}")
-        body.emit(f"store {vector} {result}, ptr {pointer}, align 4")
-    finish = "\n".join(body.lines)
-    carried = "\n".join(
-        f"  %sum{row} = phi {wide} [ {starts[row]}, %row ], [ {sums[row]}, %inner ]" for row in range(_ROWS)
-    )
-    e.define(f"""
+
+    kind: str
+    columns: int
+    operation: str
+    is_clamped: bool
+
+    @property
+    def elements(self) -> str:
+        """The type of a row of elements."""
+        return f"<{self.columns} x {self.kind}>"
+
+    @property
+    def sums(self) -> str:
+        """The type of a row of sums."""
+        return f"<{self.columns} x i64>" if self.is_clamped else self.elements
+
+    def begin(self, e: Emitter, c: str) -> str:
+        """Return the sums that a row of the third matrix, at `c`, begins with."""
+        row = e.op(f"load {self.elements}, ptr {c}, align 4")
+        return e.op(f"sext {self.elements} {row} to {self.sums}") if self.is_clamped else row
+
+    def add(self, e: Emitter, a: str, b: str, total: str) -> str:
+        """Return sums with one more product each."""
+        vector, columns = self.elements, self.columns
+        if self.kind in ("float", "double"):
+            suffix = f"v{columns}{ {'float': 'f32', 'double': 'f64'}[self.kind] }"
+            return e.call(vector, f"llvm.fma.{suffix}", f"{vector} {a}", f"{vector} {b}", f"{vector} {total}")
+        if self.operation:
+            product = e.op(f"{self.operation} {vector} {a}, {b}")
+            product = e.call(vector, f"llvm.ctpop.v{columns}i32", f"{vector} {product}")
+        else:
+            product = e.op(f"mul {vector} {a}, {b}")
+        if self.is_clamped:
+            product = e.op(f"sext {vector} {product} to {self.sums}")
+        return e.op(f"add {self.sums} {total}, {product}")
+
+    def end(self, e: Emitter, total: str) -> str:
+        """Return the row of elements that sums become."""
+        if not self.is_clamped:
+            return total
+        wide, function = self.sums, f"v{self.columns}i64"
+        low = e.call(wide, f"llvm.smin.{function}", f"{wide} {total}", f"{wide} splat (i64 {2**31 - 1})")
+        both = e.call(wide, f"llvm.smax.{function}", f"{wide} {low}", f"{wide} splat (i64 {-(2**31)})")
+        return e.op(f"trunc {wide} {both} to <{self.columns} x i32>")
+
+
+# For each group of rows, for each place along the depth: `add` a product to all sums of the group.
+_MULTIPLY = """
 define internal void @{name}(ptr %a, ptr %b, ptr %c) noinline {{
 entry:
   br label %row
@@ -251,38 +277,57 @@ inner:
 {carried}
   %a.place = add i64 %a.first, %k
   %b.p = getelementptr {vector}, ptr %b, i64 %k
-{inner}
+{add}
   %k.next = add i64 %k, 1
   %k.done = icmp eq i64 %k.next, {depth}
   br i1 %k.done, label %row.end, label %inner
 row.end:
-{finish}
-  %i.next = add i64 %i, {_ROWS}
+{end}
+  %i.next = add i64 %i, {group}
   %done = icmp eq i64 %i.next, {rows}
   br i1 %done, label %end, label %row
 end:
   ret void
-}}""")
+}}"""
+
+
+def multiply(e: Emitter, i: Instruction, kind: str, rows: int, columns: int, depth: int) -> str:
+    """Return the name of a function that adds the product of two dense matrices to a third.
+
+    Each sum is made in order: of :data:`_ROWS` rows at a time, one product each.
+    """
+    operation = next((m for m in i.modifiers if m in ("xor", "and")), "")
+    sums = _Sums(kind, columns, operation, is_clamped="satfinite" in i.modifiers and kind == "i32")
+    words = ["multiply", kind, str(rows), str(columns), str(depth), operation, "clamped" if sums.is_clamped else ""]
+    name = "_".join(filter(None, words))
+    vector = sums.elements
+    body = e.nested()
+    totals = []
+    b = body.op(f"load {vector}, ptr %b.p, align 4")
+    for row in range(_ROWS):
+        place = body.op(f"add i64 %a.place, {row * depth}")
+        factor = body.op(f"load {kind}, ptr {body.op(f'getelementptr {kind}, ptr %a, i64 {place}')}")
+        first = body.op(f"insertelement {vector} poison, {kind} {factor}, i32 0")
+        a = body.op(f"shufflevector {vector} {first}, {vector} poison, <{columns} x i32> zeroinitializer")
+        totals.append(sums.add(body, a, b, f"%sum{row}"))
+    add = _cut(body)
+    carried = []
+    for row, total in enumerate(totals):
+        start = sums.begin(body, body.op(f"getelementptr {vector}, ptr %c.p, i64 {row}"))
+        carried.append(f"  %sum{row} = phi {sums.sums} [ {start}, %row ], [ {total}, %inner ]")
+    begin = _cut(body)
+    for row, total in enumerate(totals):
+        result = sums.end(body, total)
+        pointer = body.op(f"getelementptr {vector}, ptr %c.p, i64 {row}")
+        body.emit(f"store {vector} {result}, ptr {pointer}, align 4")
+    code = {"begin": begin, "carried": "\n".join(carried), "add": add, "end": _cut(body)}
+    sizes = {"rows": rows, "columns": columns, "depth": depth, "group": _ROWS}
+    e.define(_MULTIPLY.format(name=name, kind=kind, vector=vector, **sizes, **code))
     return name
 
 
-def _add_product(e: Emitter, kind: str, columns: int, a: str, b: str, total: str, wide: str, operation: str) -> str:
-    vector = f"<{columns} x {kind}>"
-    if kind in ("float", "double"):
-        suffix = f"v{columns}{ {'float': 'f32', 'double': 'f64'}[kind] }"
-        return e.call(vector, f"llvm.fma.{suffix}", f"{vector} {a}", f"{vector} {b}", f"{vector} {total}")
-    if operation:
-        product = e.op(f"{operation} {vector} {a}, {b}")
-        product = e.call(vector, f"llvm.ctpop.v{columns}i32", f"{vector} {product}")
-    else:
-        product = e.op(f"mul {vector} {a}, {b}")
-    if wide != vector:
-        product = e.op(f"sext {vector} {product} to {wide}")
-    return e.op(f"add {wide} {total}, {product}")
-
-
-def _clamped(e: Emitter, columns: int, total: str) -> str:
-    wide = f"<{columns} x i64>"
-    low = e.call(wide, f"llvm.smin.v{columns}i64", f"{wide} {total}", f"{wide} splat (i64 {2**31 - 1})")
-    both = e.call(wide, f"llvm.smax.v{columns}i64", f"{wide} {low}", f"{wide} splat (i64 {-(2**31)})")
-    return e.op(f"trunc {wide} {both} to <{columns} x i32>")
+def _cut(e: Emitter) -> str:
+    """Return what was emitted so far; what comes next is another part of the same function."""
+    text = "\n".join(e.lines)
+    e.lines.clear()
+    return text

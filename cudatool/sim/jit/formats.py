@@ -7,6 +7,7 @@ each format, rounding and source type that a kernel uses.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudatool.sim.jit.emit import Emitter
 
@@ -67,39 +68,52 @@ def narrow(e: Emitter, value: str, source: str, target: str, mode: str, *, finit
     return e.op(f"call {kind} @{name}({source} {value})")
 
 
-def _narrow_function(name: str, source: str, kind: str, to: Format, mode: str, finite: bool) -> str:
-    mantissa, bias = (23, 127) if source == "float" else (52, 1023)
-    leading = 1 << mantissa
-    infinity = (2 * bias + 1) << mantissa
-    increment = {
-        "rn": "or i1 %above, %tie",
-        "rna": "icmp uge {k} %rest, %half",
-        "rz": "and i1 %rounded, false",
-        "rm": "and i1 %rounded, %negative",
-        "rp": "and i1 %rounded, %positive",
-    }[mode].format(k=kind)
-    large = {"rz": "false", "rm": "%negative", "rp": "%positive"}.get(mode, "true")  # whether overflow shows
-    infinite = to.largest if finite else to.overflow
-    overflow = to.largest if finite else to.overflow
-    return f"""
+class _Rounding(NamedTuple):
+    """How a mode rounds: conditions (i1) in terms of the values of :data:`_NARROW`.
+
+    Attributes
+    ----------
+    up
+        Whether the magnitude is rounded up.
+    overflows
+        Whether what is too large for the format becomes infinity; else it is the largest finite number.
+    """
+
+    up: str
+    overflows: str
+
+
+_ROUNDINGS = {
+    "rn": _Rounding("or i1 %above, %tie", "true"),
+    "rna": _Rounding("icmp uge {kind} %rest, %half", "true"),
+    "rz": _Rounding("and i1 %rounded, false", "false"),
+    "rm": _Rounding("and i1 %rounded, %negative", "%negative"),
+    "rp": _Rounding("and i1 %rounded, %positive", "%positive"),
+}
+
+# The significand is shifted right by as many bits as the format has fewer, and by more where the number is `below` its
+# least exponent, and so subnormal. What was shifted out, the `rest`, says whether the last bit goes `up`. The leading
+# one of what is `kept` makes the exponent one more than `above.least`, as it should be: 0 is for subnormal numbers. A
+# carry out of the fraction makes the next exponent, too; out of the largest one, a pattern of at least the limit.
+_NARROW = """
 define internal {kind} @{name}({source} %x) alwaysinline {{
   %u = bitcast {source} %x to {kind}
-  %magnitude = and {kind} %u, {2 ** (int(kind[1:]) - 1) - 1}
+  %magnitude = and {kind} %u, {magnitude}
   %negative = icmp slt {kind} %u, 0
   %positive = xor i1 %negative, true
   %field = lshr {kind} %magnitude, {mantissa}
   %subnormal = icmp eq {kind} %field, 0
   %leading = select i1 %subnormal, {kind} 0, {kind} {leading}
-  %fraction = and {kind} %magnitude, {leading - 1}
+  %fraction = and {kind} %magnitude, {fraction}
   %significand = or {kind} %fraction, %leading
   %exponent = select i1 %subnormal, {kind} 1, {kind} %field
-  %relative = sub {kind} %exponent, {to.least + bias}
+  %relative = sub {kind} %exponent, {least}
   %is.small = icmp slt {kind} %relative, 0
   %below = select i1 %is.small, {kind} %relative, {kind} 0
   %above.least = select i1 %is.small, {kind} 0, {kind} %relative
-  %depth = sub {kind} {mantissa - to.mantissa}, %below
-  %too.deep = icmp ugt {kind} %depth, {mantissa + 2}
-  %shift = select i1 %too.deep, {kind} {mantissa + 2}, {kind} %depth
+  %depth = sub {kind} {cut}, %below
+  %too.deep = icmp ugt {kind} %depth, {deepest}
+  %shift = select i1 %too.deep, {kind} {deepest}, {kind} %depth
   %kept = lshr {kind} %significand, %shift
   %back = shl {kind} %kept, %shift
   %rest = sub {kind} %significand, %back
@@ -110,23 +124,51 @@ define internal {kind} @{name}({source} %x) alwaysinline {{
   %middle = icmp eq {kind} %rest, %half
   %odd = trunc {kind} %kept to i1
   %tie = and i1 %middle, %odd
-  %up = {increment}
+  %up = {up}
   %up.k = zext i1 %up to {kind}
-  %base = shl {kind} %above.least, {to.mantissa}
+  %base = shl {kind} %above.least, {kept}
   %sum = add {kind} %base, %kept
   %code = add {kind} %sum, %up.k
-  %over = icmp uge {kind} %code, {to.overflow}
-  %top = select i1 {large}, {kind} {overflow}, {kind} {to.largest}
+  %over = icmp uge {kind} %code, {limit}
+  %top = select i1 {overflows}, {kind} {overflow}, {kind} {largest}
   %bounded = select i1 %over, {kind} %top, {kind} %code
   %is.infinite = icmp eq {kind} %magnitude, {infinity}
-  %finite = select i1 %is.infinite, {kind} {infinite}, {kind} %bounded
-  %sign.bit = lshr {kind} %u, {int(kind[1:]) - 1}
-  %sign = shl {kind} %sign.bit, {to.bits - 1}
+  %finite = select i1 %is.infinite, {kind} {overflow}, {kind} %bounded
+  %sign.bit = lshr {kind} %u, {sign}
+  %sign = shl {kind} %sign.bit, {to_sign}
   %signed = or {kind} %finite, %sign
   %is.nan = icmp ugt {kind} %magnitude, {infinity}
-  %result = select i1 %is.nan, {kind} {to.nan}, {kind} %signed
+  %result = select i1 %is.nan, {kind} {nan}, {kind} %signed
   ret {kind} %result
 }}"""
+
+
+def _narrow_function(name: str, source: str, kind: str, to: Format, mode: str, finite: bool) -> str:
+    mantissa, bias = (23, 127) if source == "float" else (52, 1023)
+    bits = int(kind[1:])
+    rounding = _ROUNDINGS[mode]
+    return _NARROW.format(
+        name=name,
+        source=source,
+        kind=kind,
+        mantissa=mantissa,
+        magnitude=2 ** (bits - 1) - 1,
+        leading=1 << mantissa,
+        fraction=(1 << mantissa) - 1,
+        infinity=(2 * bias + 1) << mantissa,
+        sign=bits - 1,
+        least=to.least + bias,
+        cut=mantissa - to.mantissa,
+        deepest=mantissa + 2,  # so far shifted, each significand is less than half of the last bit
+        up=rounding.up.format(kind=kind),
+        kept=to.mantissa,
+        limit=to.overflow,
+        overflows=rounding.overflows,
+        overflow=to.largest if finite else to.overflow,
+        largest=to.largest,
+        to_sign=to.bits - 1,
+        nan=to.nan,
+    )
 
 
 def widen_fp8(e: Emitter, byte: str, source: str, count: int = 1) -> str:

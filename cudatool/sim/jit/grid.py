@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cudatool.sim.jit.collective import ROW, Kind, array_offset
 from cudatool.sim.jit.context import EXIT, IN_STEP, Context
@@ -300,37 +301,62 @@ def _chunk(beside: int) -> str:
     return f"{field('chunk', 'share')}\n  %chunk = mul i64 %share, {factor}"
 
 
-def grid(
-    param_bytes: int, *, parks: bool, counts: bool, constants: Mapping[str, int], beside: int, far: bool, steps: bool
-) -> str:
-    """Return ``grid``, the entry point: takes blocks until there are none.
+class _Parking(NamedTuple):
+    """The parts of ``grid`` that depend on whether blocks can be parked.
 
-    If it `counts` rounds of loops, it also ends when there were many. If blocks can be parked it returns when one is,
-    and begins with the one that its argument says to continue. Parameters are declared dereferenceable, so that loading
-    them can move out of the loop over threads. `constants` are
-    the bytes that some argument arrays are filled with. Blocks run in rows of up to `beside` threads, unless it is 0;
-    of fewer if neighbors access memory `far` from each other. If the kernel `steps`, several run in step.
+    Attributes
+    ----------
+    resume
+        Code that goes to the parked block, or to taking blocks.
+    resumed, begin, until
+        What the block to continue adds to the choices of its number, its first region, and where the blocks end.
+    park
+        Code after a block that may have been parked.
     """
-    resume, resumed, begins, parked = "  br label %take", "", "", ""
-    enough = _ENOUGH_ROUNDS if counts else ""
-    run, step = _run(beside, far=far, steps=steps)
-    if parks:
-        resume = f"""{field("resume", "resume", volatile=True)}
+
+    resume: str = "  br label %take"
+    resumed: str = ""
+    begin: str = ""
+    until: str = ""
+    park: str = ""
+
+
+_NEVER_PARKED = _Parking()
+_PARKED = _Parking(
+    resume=f"""{field("resume", "resume", volatile=True)}
 {field("current", "current", volatile=True)}
   %resuming = icmp ne i32 %resume, 0
   %after = add i64 %current, 1
-  br i1 %resuming, label %one, label %take"""
-        resumed, begins = ", [ %current, %entry ]", f", [ {DIVERGED}, %entry ]"
-        parked = """  br i1 %waits, label %park, label %on
+  br i1 %resuming, label %one, label %take""",
+    resumed=", [ %current, %entry ]",
+    begin=f", [ {DIVERGED}, %entry ]",
+    until=", [ %after, %entry ]",
+    park="""  br i1 %waits, label %park, label %on
 park:
   store volatile i32 1, ptr %parked.p
   br label %end
 on:
-"""
-    return f"""
-define void @grid(ptr align 8 dereferenceable({ctypes.sizeof(Context)}) %context) #0 {{
-entry:
-{field("zero", "zero", volatile=True, kind="ptr")}
+""",
+)
+
+# Where block %i is in the grid: execution order is a permutation of the blocks (:class:`.Context`), and x goes first.
+_PLACE = """  %scaled = mul i64 %i, %multiplier
+  %moved = add i64 %scaled, %offset
+  %b = urem i64 %moved, %blocks
+  %gx.l = zext i32 %gx to i64
+  %gy.l = zext i32 %gy to i64
+  %bx.l = urem i64 %b, %gx.l
+  %rows = udiv i64 %b, %gx.l
+  %by.l = urem i64 %rows, %gy.l
+  %bz.l = udiv i64 %rows, %gy.l
+  %bx = trunc i64 %bx.l to i32
+  %by = trunc i64 %by.l to i32
+  %bz = trunc i64 %bz.l to i32"""
+
+
+def _context(beside: int) -> str:
+    """Return code that loads what ``grid`` needs of the context."""
+    return f"""{field("zero", "zero", volatile=True, kind="ptr")}
 {field("shared", "shared", kind="ptr")}
 {field("params", "params", kind="ptr")}, !noundef !0, !dereferenceable !3
 {field("slots", "slots", kind="ptr")}
@@ -343,10 +369,39 @@ entry:
 {field("order_offset", "offset")}
 {field("next_block", "counter", kind="ptr")}
 {field("parked", "parked", volatile=True)}
-  %current.at = getelementptr i8, ptr %context, i64 {Context.current.offset}
-{_filled(constants)}{resume}
+  %current.at = getelementptr i8, ptr %context, i64 {Context.current.offset}"""
+
+
+def grid(
+    param_bytes: int, *, parks: bool, counts: bool, constants: Mapping[str, int], beside: int, far: bool, steps: bool
+) -> str:
+    """Return ``grid``, the entry point: takes blocks until there are none.
+
+    Parameters
+    ----------
+    param_bytes
+        What is declared dereferenceable, so that loading parameters can move out of the loop over threads.
+    parks
+        Whether blocks can be parked. It returns when one is, and begins with the one that the context says to continue.
+    counts
+        Whether it counts rounds of loops. It also ends when there were many.
+    constants
+        The bytes that some argument arrays are filled with.
+    beside, far
+        Blocks run in rows of up to `beside` threads, unless it is 0; of fewer if neighbors access memory `far` from
+        each other.
+    steps
+        Whether several run in step.
+    """
+    run, step = _run(beside, far=far, steps=steps)
+    parking = _PARKED if parks else _NEVER_PARKED
+    return f"""
+define void @grid(ptr align 8 dereferenceable({ctypes.sizeof(Context)}) %context) #0 {{
+entry:
+{_context(beside)}
+{_filled(constants)}{parking.resume}
 take:
-{enough}  %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
+{_ENOUGH_ROUNDS if counts else ""}  %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
   %none = icmp uge i64 %first, %blocks
   br i1 %none, label %end, label %some
 some:
@@ -355,26 +410,15 @@ some:
   %last = select i1 %short, i64 %blocks, i64 %last.a
   br label %one
 one:
-  %i = phi i64 [ %first, %some ], [ %i.next, %more ]{resumed}
-  %begin = phi i32 [ 0, %some ], [ 0, %more ]{begins}
-  %until = phi i64 [ %last, %some ], [ %until, %more ]{", [ %after, %entry ]" if parks else ""}
-  %scaled = mul i64 %i, %multiplier
-  %moved = add i64 %scaled, %offset
-  %b = urem i64 %moved, %blocks
-  %gx.l = zext i32 %gx to i64
-  %gy.l = zext i32 %gy to i64
-  %bx.l = urem i64 %b, %gx.l
-  %rows = udiv i64 %b, %gx.l
-  %by.l = urem i64 %rows, %gy.l
-  %bz.l = udiv i64 %rows, %gy.l
-  %bx = trunc i64 %bx.l to i32
-  %by = trunc i64 %by.l to i32
-  %bz = trunc i64 %bz.l to i32
+  %i = phi i64 [ %first, %some ], [ %i.next, %more ]{parking.resumed}
+  %begin = phi i32 [ 0, %some ], [ 0, %more ]{parking.begin}
+  %until = phi i64 [ %last, %some ], [ %until, %more ]{parking.until}
+{_PLACE}
   store volatile i64 %i, ptr %current.at
   %fresh = icmp eq i32 %begin, 0
   call void @enter_block(ptr %context, i64 %i, i1 %fresh)
 {run}
-{parked}  call void @leave_block(ptr %context)
+{parking.park}  call void @leave_block(ptr %context)
 {field("status", "status", volatile=True)}
   %stopped = icmp ne i32 %status, 0
   br i1 %stopped, label %stop, label %more
