@@ -5,7 +5,7 @@
  *     run:    of a Shape whose plan is known, where nothing is checked, measured or kept
  *                 take a team that is ready for the plan; give it the arguments; let it run
  *
- * cudatool/sim/kernels.py does the same, and all that is not so plain: what is found here to be different is left to it,
+ * cudatool/sim/launches.py does the same, and all that is not so plain: what is found here to be different is left to it,
  * untouched, and whatever fails is said there. tests/sim/test_launches.py compares the two.
  */
 #include "_queue.h"
@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* What kernels.py gave: the namespace of machine.py, with `machine`, and a function of it; a function of its
+/* What launches.py gave: the namespace of machine.py, with `machine`, and a function of it; a function of its
  * own; the class of kernels; the classes of launches and operations to make; the driver call in progress. */
 static PyObject *names, *stream_of, *instrument, *function_type, *launch_type, *operation_type, *call;
 static PyObject *teams; /* that are idle, the one that was used last in the end (cudatool/sim/jit/team.py) */
@@ -304,7 +304,7 @@ static int again(PyObject *function, const unsigned words[7], PyObject *stream_h
     Shape *shape = known_shape(machine, stream, function, words);
     void *const *from = PyLong_AsVoidPtr(pointers);
     if (shape && !shape->needs_calls && !PyErr_Occurred()) launch = new_launch((PyTypeObject *)launch_type, shape);
-    if (launch && !pack(launch, from)) Py_CLEAR(launch); /* kernels.py knows the error */
+    if (launch && !pack(launch, from)) Py_CLEAR(launch); /* launches.py knows the error */
     if (launch) failed = enqueue(machine, stream, launch);
     int done = launch != NULL;
     Py_XDECREF((PyObject *)launch), Py_XDECREF((PyObject *)shape), Py_DECREF(stream);
@@ -445,7 +445,7 @@ static int run_plainly(Launch *self, PyObject *given) {
     int ended_early = repeats == Py_True ? run_team(team, self->arguments, 0) : repeats ? 0 : -1;
     int failed = ended_early < 0;
     if (!ended_early) failed = PyList_Append(teams, team);
-    if (ended_early > 0) { /* kernels.py knows what that means */
+    if (ended_early > 0) { /* launches.py knows what that means */
         PyObject *done = PyObject_CallMethodOneArg((PyObject *)self, n_ended_early, team);
         failed = !done;
         Py_XDECREF(done);

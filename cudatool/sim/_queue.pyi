@@ -163,7 +163,7 @@ class Shape(_OfShape):
     ) -> None: ...
 
 class Launch(_OfShape):
-    """See :class:`cudatool.sim.kernels.Launch`.
+    """See :class:`cudatool.sim.launches.Launch`.
 
     `arguments` are those as they are declared, or the address of pointers to each of them: ValueError if one is NULL.
     """

@@ -27,7 +27,7 @@ from cudatool.sim.results import DriverError, Result
 if TYPE_CHECKING:
     from cudatool.sim.graph.capture import CapturedEvent
     from cudatool.sim.ipc import SharedEvent
-    from cudatool.sim.kernels import Launch
+    from cudatool.sim.launches import Launch
     from cudatool.sim.observe.host_watch import HostWatch
 
 __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedule", "Scheduler", "StreamState"]

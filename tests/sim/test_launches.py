@@ -1,4 +1,4 @@
-"""Launches that are made in C, because there was one like them, against those that kernels.py makes."""
+"""Launches that are made in C, because there was one like them, against those that launches.py makes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 
 from cudatool.sim import abi
 from cudatool.sim.api import module as entry_points
-from cudatool.sim.kernels import Function, Launch
+from cudatool.sim.kernels import Function
+from cudatool.sim.launches import Launch
 
 PTX = b"""
 .version 8.3
@@ -153,7 +154,7 @@ def program(driver: Any, ok: Callable[[Any], Any], machine: Any, monkeypatch: py
 
 @pytest.fixture
 def by_python(machine: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels whose launches kernels.py has enqueued, and of those that it has run."""
+    """The names of the kernels whose launches launches.py has enqueued, and of those that it has run."""
     names: list[str] = []
     enqueue, run = entry_points._launch, Launch.run
 

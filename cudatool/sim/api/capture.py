@@ -22,7 +22,7 @@ from cudatool.sim.graph.capture import Capture, CapturedEvent, CaptureMode, Capt
 from cudatool.sim.graph.model import PLAIN_EDGE, Graph, Node, Work
 from cudatool.sim.graph.nodes import BatchOfValues, Copy, RecordEvent, WaitForEvent
 from cudatool.sim.graph.params import KernelParams, MemAllocParams, MemsetParams
-from cudatool.sim.kernels import COOPERATIVE, LaunchConfig, launch_attributes
+from cudatool.sim.launch_config import COOPERATIVE, LaunchConfig, launch_attributes
 from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.pool import Pool
 from cudatool.sim.queue import EventState, StreamState

@@ -13,16 +13,8 @@ from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry, write
 from cudatool.sim.api.module import some_device
-from cudatool.sim.kernels import (
-    Function,
-    LaunchConfig,
-    active_blocks,
-    cluster_of,
-    examined,
-    max_dynamic_shared,
-    prepared,
-    registers,
-)
+from cudatool.sim.kernels import Function, active_blocks, examined, max_dynamic_shared, prepared, registers
+from cudatool.sim.launch_config import LaunchConfig, cluster_of
 from cudatool.sim.machine import Device, current_context
 from cudatool.sim.results import DriverError, Result
 

@@ -14,14 +14,9 @@ from cudatool.sim import machine as state
 from cudatool.sim._calls import launch_config
 from cudatool.sim._queue import again, again_as
 from cudatool.sim.abi import entry, read_string, write
-from cudatool.sim.kernels import (
-    COOPERATIVE,
-    PROGRAMMATIC_STREAM_SERIALIZATION,
-    LaunchConfig,
-    Library,
-    checked_launch,
-    launch_attributes,
-)
+from cudatool.sim.kernels import Library
+from cudatool.sim.launch_config import COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION, LaunchConfig, launch_attributes
+from cudatool.sim.launches import checked_launch
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result

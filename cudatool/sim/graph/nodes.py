@@ -10,14 +10,14 @@ from cudatool.loading.late_dataclasses import dataclass, replace
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.graph.model import Condition, Graph, Node, NodeType, Update
-from cudatool.sim.kernels import COOPERATIVE
+from cudatool.sim.launch_config import COOPERATIVE
 from cudatool.sim.queue import EventState, Operation
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
     from cudatool.sim.graph.allocations import Slot
     from cudatool.sim.graph.run import GraphRun
-    from cudatool.sim.kernels import Launch
+    from cudatool.sim.launches import Launch
     from cudatool.sim.machine import Context
     from cudatool.sim.values import Value
 

@@ -27,7 +27,8 @@ from cudatool.sim.graph.nodes import (
     memory_at,
 )
 from cudatool.sim.green import GreenContext
-from cudatool.sim.kernels import Function, checked_launch
+from cudatool.sim.kernels import Function
+from cudatool.sim.launches import checked_launch
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
 from cudatool.sim.results import DriverError, Result

@@ -33,7 +33,7 @@ from cudatool.sim.observe.watched import HostBytes, WatchedMemory, bytes_at, vie
 
 if TYPE_CHECKING:
     from cudatool.sim.abi import EntryPoint
-    from cudatool.sim.kernels import Launch
+    from cudatool.sim.launches import Launch
     from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
     from cudatool.sim.results import Result
