@@ -582,17 +582,12 @@ class Policy:
         self.statistics.num_sync_all_streams += 1
         self._record_deferred_events()
         for stream, queue in list(self._pending.items()):
-            others: deque[tuple[Any, Block]] = deque()
-            while queue:
-                token, block = queue.popleft()
-                if pool is not None and block.pool.id != pool:
-                    others.append((token, block))
-                    continue
+            for entry in [entry for entry in queue if pool is None or entry[1].pool.id == pool]:
+                token, block = entry
                 self._provider.synchronize_event(token)
+                queue.remove(entry)  # not before: the wait may be interrupted (Ctrl-C), and the block is pending still
                 self._event_over(block)
-            if others:
-                self._pending[stream] = others
-            else:
+            if not queue:
                 del self._pending[stream]
 
     def _event_over(self, block: Block) -> None:

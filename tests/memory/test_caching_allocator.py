@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_provider import FakeProvider
@@ -253,6 +254,23 @@ def test_empty_cache_waits_for_pending_blocks(provider: FakeProvider, allocator:
     allocator.free(address)
     allocator.empty_cache()
     assert ([7], {}) == (provider.synchronized, provider.segments)
+
+
+def test_what_an_interrupted_wait_was_for_is_freed_later(
+    provider: FakeProvider, allocator: CachingAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in (100, 10 * MIB):
+        address = allocator.malloc(size, 0)
+        allocator.record_stream(address, 7)
+        allocator.free(address)
+    with monkeypatch.context() as patched:
+        patched.setattr(provider, "synchronize_event", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            allocator.empty_cache()
+    assert 2 == len(provider.segments)
+    allocator.empty_cache()
+    assert {} == provider.segments
+    assert 0 == allocator.stats()["active_bytes.all.current"]
 
 
 def test_cached_segments_are_released_for_a_request_that_does_not_fit_otherwise(
