@@ -1,4 +1,22 @@
-"""One run of recorded requests through the allocator's policy over a model of a device."""
+"""One run of recorded requests through the allocator's policy over a model of a device.
+
+::
+
+    start with the memory that the recording began with, if these settings could have led to it
+    for each call of the recorded program:
+        free the blocks whose streams have passed by then
+        a request: ask the policy, which takes segments from the model of the device
+            it fails: go on where the program would, else this is where memory runs out
+        a free, or the end of a block that a stream still used: the same
+        empty_cache: the same, of the pools that it released
+
+What the program would have done under these settings, where it met with something that it did not meet with in the
+recording, is not known. A :class:`Course` is one assumption of that; a :class:`Caveat` says that the numbers depend on
+one. :mod:`.whatif_experiment` tries several.
+
+Most calls are plain requests and frees that a cached block fits. The policy serves runs of them in one call
+(:meth:`_Model._many`); what is left is done one by one (:meth:`_Model._one`).
+"""
 
 from __future__ import annotations
 

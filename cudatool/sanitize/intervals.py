@@ -1,4 +1,20 @@
-"""Who touched which bytes: the accesses that still matter, per address range."""
+"""Who touched which bytes: the accesses that still matter, per address range.
+
+::
+
+    touch(new):
+        cut segments at the bounds of `new`: it lies on whole segments
+        for each of these, for each access that it keeps:
+            not ordered before `new`: keep it; a conflict if one of the two writes, and they share bytes
+            ordered before `new`: drop it if `new` dominates it, or the host knows that it is done
+        keep `new`
+
+`new` dominates an earlier access to the same bytes if it writes them, or does to them what that one does: whatever is in
+no order with the earlier access and conflicts with it then conflicts with `new`, too, or has been reported.
+
+Few accesses are kept so, but many streams may read the same bytes. Where many accesses are kept, those that only read and
+those that only update atomically are put aside (``calm``): another one of their kind need not be compared with them.
+"""
 
 from __future__ import annotations
 
