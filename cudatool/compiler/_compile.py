@@ -54,6 +54,7 @@ _REMEMBERED: Final = 64
 _FUSED: Final = 64  # operations of one kernel
 _LARGE: Final = 1 << 20  # bytes: a smaller argument is copied in the time that its copy takes to begin
 _streams: dict[int, Stream] = {}  # where functions are traced, by device
+_tracing = threading.RLock()  # of all functions: they share these streams, and a capture forbids another thread's calls
 
 
 class _Compiled:
@@ -201,7 +202,8 @@ class CompiledFunction:
             others = [other for other in self._entries if other.facts != facts]
             if len(others) >= _MOST:
                 raise GraphBreakError(f"the function has {_MOST} graphs already; give it fewer different arguments")
-            entry = self._trace(facts, state, arrays, self._copied(arrays, places), args, kwargs)
+            with _tracing:
+                entry = self._trace(facts, state, arrays, self._copied(arrays, places), args, kwargs)
         except GraphBreakError as error:
             self._reasons.append(f"{why}: graph break: {error}")
             if self._fullgraph:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -701,3 +704,23 @@ def test_a_plan_from_before_a_recording_is_in_it_while_it_is_in_use(tmp_path: Pa
     gc.collect()
     (tmp_path / "plan.ctrace").unlink()
     assert () == analyze.plans(recorded(tmp_path, lambda: chain(x)))
+
+
+def test_functions_that_two_threads_trace_at_the_same_time_become_graphs() -> None:
+    together = threading.Barrier(2)
+
+    def doubled(x: DeviceArray) -> DeviceArray:
+        time.sleep(0.1)  # so that the one is traced while the other is
+        return x * 2
+
+    def use(function: CompiledFunction) -> list[float]:
+        x = numbers(4)
+        function(x)
+        together.wait()
+        return [float(one) for one in (function(x) - x * 2).get()]
+
+    functions = [compile(doubled, fullgraph=True) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        differences = list(threads.map(use, functions))
+    assert [[0.0] * 4] * 2 == differences
+    assert [1, 1] == [len(function.graphs) for function in functions]
