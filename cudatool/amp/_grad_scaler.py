@@ -163,7 +163,7 @@ class GradScaler:
                 "attempting to unscale float16 gradients; keep the parameters in float32, or pass the "
                 "gradients to step(), whose fused optimizer divides as it steps"
             )
-        state.found_inf = _check_and_unscale(grads, scale, inverse_of(scale))
+        state.found_inf = _check_and_unscale(grads, inverse_of(scale))
         state.stage = _Stage.UNSCALED
 
     @traced
@@ -204,7 +204,7 @@ class GradScaler:
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             if state.stage is _Stage.READY:
                 # Looks only: what multiplies by 1 changes nothing.
-                state.found_inf = _check_and_unscale(grads, scale, full((), 1, device=scale.device))
+                state.found_inf = _check_and_unscale(grads, full((), 1, device=scale.device))
             grad_scale = getattr(optimizer, "grad_scale", None)  # by the program, for this step
             if state.stage is _Stage.READY:
                 grad_scale = scale if grad_scale is None else ops.mul(scale, grad_scale.reshape(()))
@@ -379,9 +379,7 @@ def _check_gradients(grads: Any) -> None:
         raise UsageError(f"gradients come as a list of arrays on the device, or None for none, not {grads!r}")
 
 
-def _check_and_unscale(
-    grads: Sequence[DeviceArray | None], scale: DeviceArray, inverse: DeviceArray
-) -> dict[int, DeviceArray]:
+def _check_and_unscale(grads: Sequence[DeviceArray | None], inverse: DeviceArray) -> dict[int, DeviceArray]:
     """Multiply gradients by `inverse`, and return for each of their devices whether one is infinite or NaN."""
     present = [grad for grad in grads if grad is not None]
     if not present:

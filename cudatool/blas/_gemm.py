@@ -61,7 +61,6 @@ ROUTINES: Final = {
     np.dtype(np.int8): "igemm",
     **dict.fromkeys(FP8, "fp8gemm"),
 }
-_HALVES: Final = (np.dtype(np.float16), BFLOAT16)
 
 
 class Compute(StrEnum):

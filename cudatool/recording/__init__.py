@@ -31,7 +31,6 @@ from cudatool.trace.recorder import Recorder
 if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
-    from cudatool.trace.recorder import Recorder
 
 __all__ = [
     "drain",

@@ -43,14 +43,14 @@ def _beside(address: int, size: int, owner: Allocation) -> str:
     if address < owner.address:
         return f"{owner.address - address:,} bytes before the start of an allocation of {whole}"
     if owner.variables:
-        return _beside_variable(address, size, owner)
+        return _beside_variable(address, owner)
     if address + size <= stop:
         return f"inside of memory of {whole}, of which this part is not given out"
     place = f"{address - stop:,} bytes after" if address >= stop else "across"
     return f"{place} the end of an allocation of {whole}"
 
 
-def _beside_variable(address: int, size: int, owner: Allocation) -> str:
+def _beside_variable(address: int, owner: Allocation) -> str:
     offset = address - owner.address
     before = [variable for variable in owner.variables if variable.offset <= offset]
     variable = max(before or owner.variables, key=lambda one: one.offset)  # arrays are overrun more often than underrun
