@@ -27,9 +27,11 @@ _TIME = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*(ns|us|ms|s|min|h)\s*")
 _NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 
 
-def counted(number: int, noun: str) -> str:
-    """Return ``"1 launch"``, ``"2 launches"``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return ``"1 launch"``, ``"2,000 launches"``; `plural` is for nouns that have another ending than -s or -es."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {plural or noun + ('es' if noun.endswith(('ch', 'ss')) else 's')}"
 
 
 def format_bytes(size: float) -> str:

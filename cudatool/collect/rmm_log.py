@@ -149,7 +149,7 @@ class _Reader:
 
     def _line(self, fields: Sequence[str], number: int) -> list[_Row]:
         if len(fields) != len(_HEADER):
-            raise ValueError(f"{len(fields)} field{'' if len(fields) == 1 else 's'} instead of {len(_HEADER)}")
+            raise ValueError(f"{counted(len(fields), 'field')} instead of {len(_HEADER)}")
         thread, time, action, pointer, size, stream = fields
         kinds = _KINDS.get(action.lower())
         if kinds is None:

@@ -8,7 +8,7 @@ from typing import Final
 from cudatool.fleet.pair import PairDifference, RankPair
 from cudatool.fleet.report import Difference, RankFinding
 from cudatool.text import shortened
-from cudatool.units import format_bytes, format_time
+from cudatool.units import counted, format_bytes, format_time
 
 __all__ = ["DIVISIONS", "ENDS", "described", "described_pair", "rank_list"]
 
@@ -23,7 +23,7 @@ def described(finding: RankFinding) -> str:
     """Return what is different about a rank; names are as they were recorded."""
     value, usual = finding.value or 0, finding.usual or 0
     size, others = _sizes(value, usual)
-    blocks = _blocks(value)
+    blocks = counted(value, "block")
     at = f"from allocation {finding.sequence or 0:,} on"
     return {
         **ENDS,
@@ -61,7 +61,7 @@ def described_pair(pair: RankPair, found: PairDifference) -> str:
         Difference.SIZE: f"{at}, {where}{one} requests {sizes[0]}, {two} {sizes[1]}",
         Difference.ORDER: f"{at}, in another order: {calls[0]}, {calls[1]}",
         Difference.CALL_SITE: f"{at}, {calls[0]}, {calls[1]}",
-        Difference.NOT_FREED: f"{where}{one} keeps {_blocks(a)}, {two} {b:,}",
+        Difference.NOT_FREED: f"{where}{one} keeps {counted(a, 'block')}, {two} {b:,}",
         Difference.FRAGMENTED: f"reserved but unused: {one} {sizes[0]}, {two} {sizes[1]}",
         Difference.STRAGGLER: f"steps take {times[0]} on {one}, {times[1]} on {two}",
         Difference.AWAITED: f"{one} waits {times[0]} in collectives, {two} {times[1]}: {more[1]} comes later",
@@ -86,10 +86,6 @@ def rank_list(ranks: Iterable[int]) -> str:
 def _in_step(found: PairDifference) -> str:
     known = sorted({step for step in found.steps if step is not None})
     return f" (step {' and '.join(map(str, known))})" if known else ""
-
-
-def _blocks(count: int) -> str:
-    return f"{count:,} block{'' if count == 1 else 's'}"
 
 
 def _sizes(one: int, two: int) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from cudatool.memory.settings import Settings
 from cudatool.memory.statistics import AllocatorStatistics
 from cudatool.trace import stacks
 from cudatool.trace.frames import cell_name, frame_words
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["out_of_memory_error"]
 
@@ -120,9 +120,7 @@ def _holders(live: list[Block]) -> str:
         count, size = by_place.get(place, (0, 0))
         by_place[place] = (count + number, size + number * block_size)
     largest = sorted(by_place.items(), key=_bytes_held, reverse=True)[:_HOLDERS]
-    return ", ".join(
-        f"{place}: {format_bytes(size)} in {count} block{'s' if count > 1 else ''}" for place, (count, size) in largest
-    )
+    return ", ".join(f"{place}: {format_bytes(size)} in {counted(count, 'block')}" for place, (count, size) in largest)
 
 
 def _bytes_held(item: tuple[str, tuple[int, int]]) -> int:

@@ -26,6 +26,7 @@ from cudatool.sanitize.stack_depths import within
 from cudatool.trace.events import AccessFlag, Api, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 from cudatool.trace.streams import thread_names
+from cudatool.units import counted
 
 __all__ = ["check"]
 
@@ -160,10 +161,10 @@ def _ordered_by_unknown(trace: Trace, engine: Engine, since: int) -> int:
 def _notes(engine: Engine) -> list[str]:
     notes = []
     if engine.ordering.unknown:
-        waits = _count(engine.ordering.unknown, "wait")
+        waits = counted(engine.ordering.unknown, "wait")
         notes.append(f"{waits} for what the trace does not show, as another process's event")
     if empty := engine.ordering.empty:
-        notes.append(f"{_count(empty, 'stream wait')} did nothing: the event had not been recorded")
+        notes.append(f"{counted(empty, 'stream wait')} did nothing: the event had not been recorded")
     return notes
 
 
@@ -181,10 +182,6 @@ def _lines(trace: Trace, pairs: Iterable[tuple[int, int]]) -> list[str]:
     """Return the lines of pairs of records in words."""
     callers = Callers(trace)
     return [f"{callers.line(first, second)} and {callers.line(second, first)}" for first, second in pairs]
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
@@ -500,7 +497,7 @@ class _Words:
         return (
             f"Before {here}, make {later.label} wait for {earlier.label}: "
             f"{self._calls(later.stream).after_all(self._after(defect))}."
-            + (f" The same for {_count(others, 'more pair')} of streams at this line." if others else "")
+            + (f" The same for {counted(others, 'more pair')} of streams at this line." if others else "")
         )
 
     def _repair_of_graph(self, defect: Defect) -> str:
@@ -510,7 +507,7 @@ class _Words:
         here = f"{self._operation(second.record)} at {self._callers.line(second.record, first.record)}"
         streams = [int(self._trace.records["stream"][side.record]) for side in (first, second)]
         others = len(defect.nodes) - 1
-        more = f" The same for {_count(others, 'more pair')} of nodes from these lines." if others else ""
+        more = f" The same for {counted(others, 'more pair')} of nodes from these lines." if others else ""
         if not all(streams):
             return f"Let {here} depend on {there}: `cuGraphAddDependencies`.{more}"
         return (

@@ -23,7 +23,7 @@ from cudatool.trace.distinct import distinct
 from cudatool.trace.events import ALLOCATIONS, WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending, Trace
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["LeftOpen", "ended", "find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
 
@@ -183,7 +183,7 @@ def _lost(trace: Trace) -> list[_Cause]:
     causes = [] if trace.ending.is_complete else [(str(trace.ending), f"it was {trace.ending}")]
     causes += _warned(trace, WarningFlag.LOST)
     if count := unread_findings(trace):
-        causes.append((_UNREAD, f"{_count(count, 'finding')} in it cannot be read"))
+        causes.append((_UNREAD, f"{counted(count, 'finding')} in it cannot be read"))
     return causes
 
 
@@ -259,7 +259,7 @@ def _unseen(trace: Trace) -> list[_Cause]:
     causes = _warned(trace, WarningFlag.UNSEEN | _NEWER_FLAGS)
     causes += [(WarningCode.HELD_BEFORE.label, what) for what in trace.header.get("unknown_before", ())]
     if count := trace.header.get("in_flight_before", 0):
-        what = f"the accesses of {_count(count, 'operation')} in flight when the recording began"
+        what = f"the accesses of {counted(count, 'operation')} in flight when the recording began"
         causes.append((WarningCode.IN_FLIGHT_BEFORE.label, what))
     if trace.header.get("device_kind") == "cuda" and not trace.header.get("watches_launches"):
         others = [library for library in libraries_of(trace) if library != Library.PYTORCH]
@@ -335,10 +335,6 @@ def operations_in(trace: Trace) -> int:
 # ---- in words ----
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
 def _amount(gap: Gap) -> str:
     """Return how many bytes, if that is known: of what other libraries share on a GPU it is not."""
     return f"{format_bytes(gap.count)} of " if gap.count else ""
@@ -381,19 +377,19 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"The recording is incomplete: {first_names(gap.names)}.",
     ),
     GapKind.LAUNCHES: _Words(
-        lambda gap: _count(gap.count, "launch", "launches"),
+        lambda gap: counted(gap.count, "launch"),
         lambda gap: (
-            f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known"
+            f"What {counted(gap.count, 'launch accesses', 'launches access')} is not known"
             f"{f': {first_names(gap.names)}' if gap.names else ''}."
         ),
     ),
     GapKind.ACCESSES: _Words(
-        lambda gap: _count(gap.count, "operation"),
+        lambda gap: counted(gap.count, "operation"),
         lambda gap: "The trace does not say what operations access: record it with `cudatool run --accesses`.",
     ),
     GapKind.STREAMS: _Words(
-        lambda gap: _count(gap.count, "operation on an unknown stream", "operations on unknown streams"),
-        lambda gap: f"The stream of {_count(gap.count, 'operation')} is not known.",
+        lambda gap: counted(gap.count, "operation on an unknown stream", "operations on unknown streams"),
+        lambda gap: f"The stream of {counted(gap.count, 'operation')} is not known.",
     ),
     GapKind.CHECKS: _Words(
         lambda gap: ", ".join(gap.names),
@@ -407,9 +403,9 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"On the software device only: {', '.join(gap.names)}.",
     ),
     GapKind.CHILD_PROCESSES: _Words(
-        lambda gap: f"{_count(gap.count, 'child process', 'child processes')} ({first_names(gap.names)})",
+        lambda gap: f"{counted(gap.count, 'child process')} ({first_names(gap.names)})",
         lambda gap: (
-            f"{_count(gap.count, 'process', 'processes')} that the program started ({first_names(gap.names)}) "
+            f"{counted(gap.count, 'process')} that the program started ({first_names(gap.names)}) "
             f"{'was' if gap.count == 1 else 'were'} not recorded. Only Python processes that find this "
             "cudatool and its environment variables as they start are recorded, until the program ends."
         ),
@@ -430,9 +426,9 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         ),
     ),
     GapKind.HOST_FUNCTIONS: _Words(
-        lambda gap: f"what {_count(gap.count, 'host function')} accesses",
+        lambda gap: f"what {counted(gap.count, 'host function')} accesses",
         lambda gap: (
-            f"What {_count(gap.count, 'host function')} of pinned and managed memory reads and writes is not known "
+            f"What {counted(gap.count, 'host function')} of pinned and managed memory reads and writes is not known "
             f"({first_names(gap.names)}): use `cudatool.host_view` in it, or `cudatool.annotate` around the call."
         ),
     ),
@@ -445,23 +441,23 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         ),
     ),
     GapKind.THREADS: _Words(
-        lambda gap: f"{_count(gap.count, 'possible race')} between Python threads",
+        lambda gap: f"{counted(gap.count, 'possible race')} between Python threads",
         lambda gap: (
-            f"{_count(gap.count, 'possible race')}: {'its two' if gap.count == 1 else 'their'} Python threads "
+            f"{counted(gap.count, 'possible race')}: {'its two' if gap.count == 1 else 'their'} Python threads "
             f"may synchronize in ways that the trace does not record ({first_names(gap.names, '; ')})."
         ),
     ),
     GapKind.FLAGS: _Words(
-        lambda gap: f"{_count(gap.count, 'possible race')} of kernels that use flags in memory",
+        lambda gap: f"{counted(gap.count, 'possible race')} of kernels that use flags in memory",
         lambda gap: (
-            f"{_count(gap.count, 'possible race')}: kernels with volatile or system-scope accesses, and the host, may "
+            f"{counted(gap.count, 'possible race')}: kernels with volatile or system-scope accesses, and the host, may "
             f"order each other by flags in memory ({first_names(gap.names, '; ')})."
         ),
     ),
     GapKind.WAITS: _Words(
-        lambda gap: f"{_count(gap.count, 'pair of accesses', 'pairs of accesses')} after waits for unknown events",
+        lambda gap: f"{counted(gap.count, 'pair of accesses', 'pairs of accesses')} after waits for unknown events",
         lambda gap: (
-            f"{_count(gap.count, 'pair of accesses', 'pairs of accesses')} may be ordered by a wait for what "
+            f"{counted(gap.count, 'pair of accesses', 'pairs of accesses')} may be ordered by a wait for what "
             "the trace does not show, as another process's event."
         ),
     ),
@@ -470,17 +466,15 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"The workload itself {first_names(gap.names)}; what it would have done after that is not known.",
     ),
     GapKind.FAILED_PROCESSES: _Words(
+        lambda gap: f"what {counted(gap.count, 'child process')} would have done ({first_names(gap.names)})",
         lambda gap: (
-            f"what {_count(gap.count, 'child process', 'child processes')} would have done ({first_names(gap.names)})"
-        ),
-        lambda gap: (
-            f"{_count(gap.count, 'process', 'processes')} that the program started failed or ended early "
+            f"{counted(gap.count, 'process')} that the program started failed or ended early "
             f"({first_names(gap.names)}); what {'it' if gap.count == 1 else 'they'} would have done after that is not "
             "known."
         ),
     ),
     GapKind.KERNEL_RACES: _Words(
-        lambda gap: f"races in a part of {_count(gap.count, 'launch', 'launches')}",
+        lambda gap: f"races in a part of {counted(gap.count, 'launch')}",
         lambda gap: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
     ),
     GapKind.SHARED_MEMORY: _Words(

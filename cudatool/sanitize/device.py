@@ -17,7 +17,7 @@ from cudatool.source_text import SourceLine
 from cudatool.trace.events import LIVED, Kind
 from cudatool.trace.model import Ending, Frame, Trace, recorded_from
 from cudatool.trace.streams import stream_names
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["device_findings", "held_at_end", "leaks", "unread_findings"]
 
@@ -252,11 +252,11 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
         size = int(records["size"][rows].sum())
         site = trace.stack(stack)
         address = int(records["address"][first])
-        text = f"{format_bytes(size)} in {_counted(len(rows), 'allocation')} never given back"
+        text = f"{format_bytes(size)} in {counted(len(rows), 'allocation')} never given back"
         buffer = BufferSite(address, int(records["size"][first]), site)
         found.append(_leak(text, first, len(rows), address=address, size=size, stack=site, buffer=buffer))
     for kernels, count in trace.header.get("heap_blocks_left", {}).items():
-        text = f"{_counted(count, 'block')} of `malloc` in kernels never given to `free`; it is called by {kernels}"
+        text = f"{counted(count, 'block')} of `malloc` in kernels never given to `free`; it is called by {kernels}"
         found.append(_leak(text, len(records) - 1, count))
     return _with_fingerprints(found)
 
@@ -266,10 +266,6 @@ def held_at_end(trace: Trace) -> int:
     if trace.ending is Ending.CLOSED:
         return 0
     return int(trace.records["size"][_never_freed(trace)].sum())
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _leak(

@@ -19,6 +19,7 @@ from cudatool.config import DEVICE
 from cudatool.errors import UsageError
 from cudatool.sanitize.coverage import merged_gaps
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
+from cudatool.units import counted
 
 __all__ = [
     "ScheduleOutcome",
@@ -139,7 +140,7 @@ def schedule_lines(report: Report) -> list[str]:
     lines = []
     if report.schedules:
         names = ", ".join(run.schedule for run in report.schedules)
-        lines.append(f"ran under: {_count(len(report.schedules), 'schedule')}: {names}")
+        lines.append(f"ran under: {counted(len(report.schedules), 'schedule')}: {names}")
     for run in report.schedules:
         if run.status:
             ended = f"was ended by signal {-run.status}" if run.status < 0 else f"failed with exit status {run.status}"
@@ -147,10 +148,6 @@ def schedule_lines(report: Report) -> list[str]:
         if run.difference:
             lines.append(f"under {run.schedule}: {run.difference}")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # ---- from JSON ----

@@ -9,10 +9,10 @@
             ordered before `new`: drop it if `new` dominates it, or the host knows that it is done
         keep `new`
 
-`new` dominates an earlier access to the same bytes if it writes them, or does to them what that one does: whatever is in
-no order with the earlier access and conflicts with it then conflicts with `new`, too, or has been reported.
+`new` dominates an earlier access to the same bytes if it writes them, or does to them what that one does: whatever is
+in no order with the earlier access and conflicts with it then conflicts with `new`, too, or has been reported.
 
-Few accesses are kept so, but many streams may read the same bytes. Where many accesses are kept, those that only read and
+So a few accesses are kept, unless many streams read the same bytes. Of a segment with many, those that only read and
 those that only update atomically are put aside (``calm``): another one of their kind need not be compared with them.
 """
 

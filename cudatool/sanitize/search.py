@@ -36,6 +36,7 @@ from cudatool.sanitize.intervals import READ, Access
 from cudatool.sanitize.legal import LegalSteps, Order
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Frame, Trace
+from cudatool.units import counted
 
 __all__ = ["NotReplayableError", "ReplayOutcome", "Replayer", "Search", "Tape"]
 
@@ -197,10 +198,10 @@ class Search:
         except NotReplayableError as refusal:
             return str(refusal)
         except _OutOfTime:
-            return f"none was found in the time allowed, by {_count(self._replays - before, 'replay')}"
+            return f"none was found in the time allowed, by {counted(self._replays - before, 'replay')}"
         if self._replays == before:
             return "no legal order exchanges the two: the memory was handed out again between them"
-        return f"{_count(self._replays - before, 'replay')} with the two in either order gave the same bytes"
+        return f"{counted(self._replays - before, 'replay')} with the two in either order gave the same bytes"
 
     def _reported(self, finding: Finding) -> tuple[int, int] | None:
         """Return the steps of the two sides, None if one is none."""
@@ -430,7 +431,3 @@ def _first(address: int, one: bytes, other: bytes, step: int | None) -> _Differe
     at = max(at - (address + at) % 4, 0)
     part = slice(at, at + _SHOWN_BYTES)
     return _Difference(address + at, one[part], other[part], step)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

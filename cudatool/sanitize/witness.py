@@ -20,6 +20,7 @@ from typing import TypeVar
 from cudatool.sanitize.findings import Finding, FindingKind, Report, Witness
 from cudatool.sanitize.search import Search, Tape
 from cudatool.trace.model import Trace
+from cudatool.units import counted
 
 __all__ = ["apart", "with_witnesses", "witness_lines"]
 
@@ -126,10 +127,10 @@ def witness_lines(finding: Finding) -> Iterator[tuple[str, str]]:
         return
     shown = len(witness.order_a)
     part = "" if shown == witness.steps else f", of which {shown} are shown,"
-    operations = f"{witness.steps:,} operation{'' if witness.steps == 1 else 's'}"
+    operations = counted(witness.steps, "operation")
     yield "witness", f"two legal orders of {operations}{part} differ in {witness.observed_at}"
     if more := witness.also_exchanged:
-        yield "", f"{more:,} other racing pair{'' if more == 1 else 's'} changed places with the one that is marked"
+        yield "", f"{counted(more, 'other racing pair')} changed places with the one that is marked"
     for number, order, held in ((1, witness.order_a, witness.bytes_a), (2, witness.order_b, witness.bytes_b)):
         label = f"order {number}"
         for step in order:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cudatool.testing.past import ALLOCATIONS, Records
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame, Trace
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["MemoryUse", "describe", "memory_of"]
 
@@ -74,12 +74,12 @@ def describe(trace: Trace, rows: Iterable[int]) -> str:
     ordered = sorted(sites.items(), key=lambda site: -sum(site[1]))
     lines = []
     for stack, sizes in ordered[:_SITES]:
-        count = f"{len(sizes):,} allocation{'' if len(sizes) == 1 else 's'}"
+        count = counted(len(sizes), "allocation")
         lines.append(f"{format_bytes(sum(sizes)):>12} in {count} at")
         lines += [f"{'':14} {_frame(frame)}" for frame in trace.stack(stack)[:_FRAMES]] or [f"{'':14} an unknown line"]
     if more := ordered[_SITES:]:
         rest = sum(sum(sizes) for _, sizes in more)
-        lines.append(f"{format_bytes(rest):>12} at {len(more)} more call site{'' if len(more) == 1 else 's'}")
+        lines.append(f"{format_bytes(rest):>12} at {counted(len(more), 'more call site')}")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from cudatool.sanitize.explore import report_from_json
 from cudatool.sanitize.places import project_root
 from cudatool.sanitize.report.views import failure, verdict_words
 from cudatool.testing.options import is_on, options_of
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["Totals", "packed"]
 
@@ -104,7 +104,7 @@ class Totals:
         terminalreporter.section(f"cudatool on {self._device}" if self._device else "cudatool")
         if self._checked or is_on(self._config):
             operations = sum(report.operations for _, report in self._reports)
-            write(f"{_count(len(self._checked), 'test')} checked, {_count(operations, 'operation')} on the device")
+            write(f"{counted(len(self._checked), 'test')} checked, {counted(operations, 'operation')} on the device")
             self._print_findings(terminalreporter)
         for gap in self._gaps():
             write(f"not checked: {gap_why(gap)}", yellow=True)
@@ -126,7 +126,7 @@ class Totals:
         ]
         for kind, count in sorted(Counter(kind for kind, _ in found).items()):
             tests = len({test for one, test in found if one == kind})
-            write(f"{count:>6,} {kind} in {_count(tests, 'test')}", red=True)
+            write(f"{count:>6,} {kind} in {counted(tests, 'test')}", red=True)
         if possible := sum(len(report.possible) for _, report in self._reports):
             write(f"{possible:>6,} possible: an operation may access less than is assumed")
         if aside := sum(len(report.set_aside) for _, report in self._reports):
@@ -143,7 +143,3 @@ def _merged(findings: Any) -> tuple[Any, ...]:
         known = first.get(one.fingerprint)
         first[one.fingerprint] = one if known is None else replace(known, count=known.count + one.count)
     return tuple(first.values())
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -46,6 +46,7 @@ from cudatool.trace.generated import go_on_in_program
 from cudatool.trace.model import Ending, Frame, PackageFrame, Trace
 from cudatool.trace.packages import is_part
 from cudatool.trace.validate import valid_facts, valid_records
+from cudatool.units import counted
 
 __all__ = ["facts", "is_trace", "newest_trace", "read"]
 
@@ -206,8 +207,9 @@ class _Reader:
             ending = Ending.DAMAGED
         self._check_indices(records)
         if self.cut_stacks:
-            stacks = f"{len(self.cut_stacks)} stack{'s' * (len(self.cut_stacks) > 1)}"
-            self.notes.append(f"Of {stacks} only the innermost {STACK_FRAMES:,} frames were read.")
+            self.notes.append(
+                f"Of {counted(len(self.cut_stacks), 'stack')} only the innermost {STACK_FRAMES:,} frames were read."
+            )
         if header.get("kernels_told_late"):  # when they had run, with the time at which they began
             records = _in_order(records)
         return Trace(

@@ -31,7 +31,7 @@ from cudatool.source_text import SourceLine
 from cudatool.text import json_text, printable, short_arguments
 from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["SCHEMA", "render_entry", "render_json", "render_text"]
 
@@ -198,13 +198,13 @@ class _Style:
             lines.append(self.wrap(f"warning: {shown_path(one.file, self._root)}:{one.line}: {one.text}", "  ", ""))
         device = f" on {report.device}" if report.device else ""
         edges = ", ".join(f"{count:,} {rule}" for rule, count in report.edges.items())
-        operations = f"{report.operations:,} operation{'' if report.operations == 1 else 's'}"
+        operations = counted(report.operations, "operation")
         lines.append(self.wrap(f"checked: {operations}{device}", "  ", ""))
         if rest := not_asked_for(run):
             lines.append(self.wrap(rest, "  ", ""))
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  ", ""))
         for process in report.processes:
-            said = f"{process.operations:,} operation{'' if process.operations == 1 else 's'}, {process.outcome}"
+            said = f"{counted(process.operations, 'operation')}, {process.outcome}"
             lines.append(self.wrap(f"in {process.name}: {said}", "  ", ""))
         lines += [self.wrap(text, "  ", "") for text in schedule_lines(report)]
         lines += [self.wrap(f"note: {note}", "  ", "") for note in report.notes]
