@@ -54,8 +54,11 @@ libraries = [
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(
         "cudatool.sim._libcuda",
-        [f"cudatool/sim/{name}.c" for name in ("_libcuda", "_exports", "_device", "_texture", "_races", "_workers")],
-        depends=["cudatool/sim/_workers.h"],
+        [
+            f"cudatool/sim/{name}.c"
+            for name in ("_libcuda", "_exports", "_device", "_texture", "_races", "_race_order", "_workers")
+        ],
+        depends=["cudatool/sim/_races.h", "cudatool/sim/_workers.h"],
         libraries=["m"],
         extra_link_args=["-Wl,-soname,libcuda.so.1", "-ldl"],
     ),

@@ -40,11 +40,11 @@ NUMBERS: dict[str, dict[str, int]] = {
     "collect/torch_log.cpp": named(RowKind) | named(TraceCall) | named(Action, "FREED"),
     "trace/_sweep.c": {"BORN": lifetimes._BORN, "FREED": lifetimes._FREED, "ENDED": lifetimes._ENDED},
     "trace/_walk.c": {"MOST_KEPT": stacks._MAX_DEPTH},
-    "sim/_races.c": named(RaceMode, "READ", "WRITE")
+    "sim/_races.h": named(RaceMode, "READ", "WRITE")
     | named(Flag, "STRONG", "WIDE", "ASYNC", "ACQUIRE", "RELEASE", "BLIND")
     | named(RaceReason)
-    | named(ClusterBarrier, prefix="CLUSTER_")
-    | {"EXITED": context.EXIT, "RUNS": race_engine.RUNS},
+    | {"RUNS": race_engine.RUNS},
+    "sim/_race_order.c": named(ClusterBarrier, prefix="CLUSTER_") | {"EXITED": context.EXIT},
 }
 
 

@@ -1,164 +1,13 @@
-/* Races inside of kernels, by the definition of PTX's memory consistency model. cudatool/sim/jit/races.py says how it
- * works and what it takes from the model; this file is the engine that instrumented code calls. A launch that is checked
- * runs on one host thread, so nothing here is locked.
+/* Races inside of kernels: the history of memory, and the races that it shows. Instrumented code calls what is here and in
+ * _race_order.c; a launch that is checked runs on one host thread, so nothing here is locked.
  *
- * A moment is a number that grows with each synchronization of the launch. An access has the moment at which it was
- * made. What a thread knows is, for each thread of the launch, a moment: all of that thread's accesses before it
- * happened before what this thread does now.
+ *     an access:   it continues a run of alike ones, which waits; else it is looked at
+ *     look at it:  two words say all of the four bytes' history, and the access fits in: no race
+ *                  else the history becomes a cell of records: compare with each, drop those that it stands for
  */
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define EXITED 0x7FFFFFFFu /* the region of a thread that has ended: context.EXIT */
-#define GROUPS 16          /* of asynchronous copies that a thread may have committed and not waited for */
-
-enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128 }; /* instrument.Flag */
-enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, STALE_READ, KINDS };
-enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED, READ_ONLY_CACHE,
-       TEXTURE_CACHE }; /* race_engine.RaceReason */
-
-/* ---- what is known: a tree over threads, shared between all who know the same ----
- *
- * Level 0 is a warp, level 1 a block's threads, or the writes or the reads of the copies that they started; the levels
- * above number these parts, four for each block.
- * `base` holds for everything below. A node that has several references does not change.
- */
-typedef struct node {
-    uint32_t refs, base;
-    union {
-        struct node *child[32];
-        uint32_t at[32];
-    };
-} node_t;
-
-static uint64_t trees; /* bytes of all nodes */
-
-static node_t *hold(node_t *node) {
-    if (node)
-        node->refs++;
-    return node;
-}
-
-static void drop(node_t *node, int level) {
-    if (!node || --node->refs)
-        return;
-    if (level)
-        for (int i = 0; i < 32; i++)
-            drop(node->child[i], level - 1);
-    free(node);
-    __atomic_sub_fetch(&trees, sizeof(node_t), __ATOMIC_RELAXED);
-}
-
-static size_t node_bytes(int level) {
-    return level ? sizeof(node_t) : offsetof(node_t, at) + sizeof(uint32_t[32]);
-}
-
-static node_t *new_node(int level) {
-    node_t *node = calloc(1, node_bytes(level));
-    if (!node)
-        abort();
-    __atomic_add_fetch(&trees, sizeof(node_t), __ATOMIC_RELAXED); /* one size, so that drop() needs no other */
-    node->refs = 1;
-    return node;
-}
-
-static node_t *copy_of(const node_t *old, int level) {
-    node_t *node = new_node(level);
-    if (old) {
-        memcpy(node, old, node_bytes(level));
-        if (level)
-            for (int i = 0; i < 32; i++)
-                hold(node->child[i]);
-    }
-    node->refs = 1;
-    return node;
-}
-
-/* The later of each moment in `a` and `b`, which are borrowed. */
-static node_t *join(node_t *a, node_t *b, int level) {
-    if (!b || a == b)
-        return hold(a);
-    if (!a)
-        return hold(b);
-    bool is_a = a->base >= b->base, is_b = b->base >= a->base;
-    node_t *node = new_node(level);
-    node->base = is_a ? a->base : b->base;
-    for (int i = 0; i < 32; i++) {
-        if (level) {
-            node->child[i] = join(a->child[i], b->child[i], level - 1);
-            is_a &= node->child[i] == a->child[i];
-            is_b &= node->child[i] == b->child[i];
-        } else {
-            node->at[i] = a->at[i] > b->at[i] ? a->at[i] : b->at[i];
-            is_a &= node->at[i] == a->at[i];
-            is_b &= node->at[i] == b->at[i];
-        }
-    }
-    if (!is_a && !is_b)
-        return node;
-    drop(node, level);
-    return hold(is_a ? a : b);
-}
-
-/* `old` with `moment` for all below the node of level `target` at `key`, for the one thread if that is -1. Takes `old`,
- * which is changed if there is no other reference to it. */
-static node_t *raise(node_t *old, int level, int target, uint64_t key, uint32_t moment) {
-    node_t *node = old;
-    if (!old || old->refs > 1) {
-        node = copy_of(old, level);
-        drop(old, level);
-    }
-    unsigned index = key >> 5 * level & 31;
-    if (level == target) {
-        if (moment > node->base)
-            node->base = moment;
-    } else if (level)
-        node->child[index] = raise(node->child[index], level - 1, target, key, moment);
-    else if (moment > node->at[index])
-        node->at[index] = moment;
-    return node;
-}
-
-static uint32_t known(const node_t *node, int level, uint64_t key) {
-    uint32_t best = 0;
-    for (; node; level--) {
-        if (node->base > best)
-            best = node->base;
-        unsigned index = key >> 5 * level & 31;
-        if (!level)
-            return node->at[index] > best ? node->at[index] : best;
-        node = node->child[index];
-    }
-    return best;
-}
+#include "_races.h"
 
 /* ---- the history of four bytes of memory ---- */
-
-/* Accesses of a warp's lanes by one instruction at one moment. Of `key`: bytes (0-3), flags (4-8), warp (9-13). */
-typedef struct {
-    uint32_t moment, block, key, line, lanes;
-} record_t;
-
-typedef struct {
-    record_t record;
-    uint32_t next;
-} link_t;
-
-/* The newest weak write and weak read; older ones that still matter, and all strong accesses, in lists. */
-typedef struct {
-    record_t write, read;
-    uint32_t writes, reads, strongs, strong_moment;
-    uint16_t reads_room, strongs_room; /* how many more before the list is looked through */
-    uint32_t unused;
-} cell_t;
-
-#define KEY(bytes, flags, warp) ((bytes) | ((flags) & 31) << 4 | (warp) << 9)
-#define BYTES(key) ((key) & 15)
-#define FLAGS(key) ((key) >> 4 & 31)
-#define WARP(key) ((key) >> 9 & 31)
 
 /* Most memory needs no more than two words for four bytes: each is one access, or the newest of alike ones.
  *
@@ -185,146 +34,9 @@ enum { FULL, M_READ, M_WRITE, M_ATOMIC, HALVES = 4, SINGLES = 8 }; /* of HALVES 
     ((uint64_t)(moment) << 36 | (uint64_t)(mode) << 32 | (uint64_t)(line) << 16 | (uint64_t)(thread) << 6)
 #define KIND(mode) ((mode) & 3)
 
-/* Accesses that await their turn: by one instruction, of consecutive threads, at a constant distance; or of several rows
- * of a block's threads, whose first ones are at a constant distance. Threads execute one
- * after the other, so the n-th access of each continues the n-th run. Inlined code does that (races.STEP); it calls
- * cudatool_race_open where it cannot. Between two synchronizations the order in which accesses are looked at makes no
- * difference to what races. race_engine.AccessRun. */
-typedef struct {
-    uint64_t next, expected; /* offset and, in halves, key and thread, of the access that continues it */
-    uint64_t stride, first, row_stride;
-    uint32_t thread, rows; /* thread of the first; complete rows before the last one, which may be longer */
-} run_t;
-
-#define RUNS 2048 /* race_engine.RUNS; one more never matches */
-
-/* ---- threads, blocks, flags ---- */
-
-typedef struct {
-    node_t *root; /* what else the thread knew */
-    uint32_t moment, block, warp, copied[2];
-} snapshot_t;
-
-typedef struct {
-    node_t *root;          /* what it knows beyond its block's and warp's moments */
-    node_t *gained[2];     /* read with strong reads, and known after a fence: of the block, of the device */
-    snapshot_t fenced[2];  /* at its last fence of any scope, and at its last one of the device */
-    uint32_t copied[2];    /* writes and reads of its asynchronous copies before these moments are complete */
-    uint32_t group, groups[GROUPS];
-    bool narrow, unfenced; /* it read a flag whose writer has too narrow a scope, or no fence */
-} thread_t;
-
-typedef struct block {
-    struct block *next;
-    uint64_t index, base; /* base: where its shared memory is */
-    uint32_t start, moment, warps[32], threads;
-    bool touched, mixed; /* a thread's state is not zero; not all threads have the same root */
-    bool halves;         /* since the last barrier a thread had a fence, or read a flag */
-    uint32_t entered;    /* what has this moment or a later one, while the block runs, is of the block */
-    node_t *arrived[16]; /* at named barriers, by bar.arrive */
-    node_t *cluster;     /* at the cluster's barrier */
-    bool at_cluster;     /* threads wait at it */
-    cell_t *shared;
-    uint64_t *words, *seconds; /* of shared memory */
-    thread_t *of;
-} block_t;
-
-/* What was written to a flag or lock, and who may see it. */
-typedef struct {
-    uint64_t address;
-    uint32_t block, thread;
-    bool written;
-    node_t *wide, *narrow; /* for all blocks, and for the writer's */
-    node_t *phase, *done;  /* of an mbarrier: of its current phase and of the one before */
-    uint32_t parity;
-    uint32_t chain, writes_wide;   /* writes from this moment on are read by who reads the value; scope of the last one */
-    uint32_t seen, seen_chain;     /* the last read of a value: when, and from when on it has read the writes */
-    uint32_t seen_block, seen_thread, seen_wide;
-} flag_t;
-
-/* Where four bytes' history is, and from when on it counts, for the block that runs. */
-typedef struct {
-    uint64_t *words, *seconds;
-    cell_t *cells;
-    uint32_t start, entered, past; /* of a block: moments from `entered`, and before `past`, are before its last barrier */
-    bool shared;
-} place_t;
-
-/* Reads through the read-only cache by one instruction, of `count` threads from `thread`, each of `size` adjacent bytes
- * from `offset`: of each byte the first. */
-typedef struct {
-    uint64_t offset;
-    uint32_t block, line, count;
-    uint16_t thread;
-    uint8_t size, unused;
-} cached_t;
-
-#define LATEST 64 /* lines whose latest reads are remembered */
-
-/* Bits of `reads_of`, which inlined code looks at: the byte is among the reads through the read-only cache; reads of
- * different blocks (FAR) stand for all further ones. instrument.READS. */
-enum { CACHED = 1, SETTLED = 2 };
-
-/* From this moment to the next entry's, moments are of one block. */
-typedef struct {
-    uint32_t moment, block;
-} entry_t;
-
-/* One race: the first of its kind at a line. race_engine.RaceRecord. */
-typedef struct {
-    uint64_t address, block, other_block;
-    uint32_t kind, line, other_line, size, mode, other_mode, space, thread, other_thread, reason, count, other_size;
-} found_t;
-
-typedef struct {
-    /* These first, for inlined code: race_engine.EngineState. */
-    run_t *runs;
-    const uint64_t *shared_words; /* of the block that runs */
-    uint64_t shared_bytes;
-    uint8_t *reads_of; /* of each byte of device memory: `stamp` and what this launch did, CACHED or SETTLED; or else */
-    uint64_t stamp;    /* a multiple of 4 in all eight bytes */
-    uint32_t now;
-
-    uint32_t runs_first, runs_end;
-    bool plain, programs, hit; /* hit: the last scattered read that was looked up was known */
-    uint32_t misses;
-    uint32_t launch, lines, threads, width; /* width: threads of a row */
-    uint64_t base;
-    uint64_t *words, *seconds;
-    place_t places[2]; /* device memory, shared memory */
-    entry_t *entries; /* whose the moments are */
-    uint32_t entries_used, entries_size;
-    bool stamped; /* was a word written since the last entry? */
-    int level;                  /* of the root of a tree */
-    bool acquires, copies, narrows; /* may blocks learn of others; are there asynchronous copies, narrow atomics */
-    cell_t *cells;
-    cached_t *reads; /* through the read-only cache */
-    uint64_t reads_used, reads_size, latest[LATEST]; /* by line: the number of its last reads, from 1 */
-    block_t *block, *live[1024], *spare;
-    link_t *links;
-    uint32_t links_used, links_size, links_free;
-    flag_t *flags;
-    uint32_t flags_used, flags_size;
-    uint32_t *sites; /* for each line and kind: the number of its record, from 1 */
-    found_t *found;
-    uint32_t found_used, found_size;
-    uint64_t limit; /* bytes that the history may take beside its maps */
-    bool ended;     /* it took more: from then on nothing is looked at, as what it lacks could be a false race */
-} race_t;
-
 #define ALL (~(uint64_t)0)
 
-enum { OWN, COPY_WRITES, COPY_READS }; /* whose accesses: the thread's, or those of the copies that it started */
-
-static uint64_t key_of(uint64_t block, uint32_t whose, uint32_t thread) {
-    return (4 * block + whose) << 10 | thread;
-}
-
-static void *need(void *memory) {
-    if (!memory)
-        abort();
-    return memory;
-}
+/* ---- launches and blocks ---- */
 
 race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint32_t width, uint64_t shared_bytes,
                             uint32_t lines, int acquires, int plain, int programs, uint64_t base, void *cells,
@@ -365,37 +77,15 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
 static bool has_room(race_t *r) {
     uint64_t used = r->links_size * sizeof(link_t) + r->flags_size * sizeof(flag_t) + r->entries_size * sizeof(entry_t);
     used += r->reads_size * sizeof(cached_t);
-    if (used + __atomic_load_n(&trees, __ATOMIC_RELAXED) > r->limit)
+    if (used + race_tree_bytes() > r->limit)
         r->ended = true;
     return !r->ended;
 }
 
-static bool flush(race_t *r);
-static void set_places(race_t *r);
 static void find_stale_reads(race_t *r);
 
-static void forget(race_t *r, block_t *b) {
-    if (!b->touched)
-        return;
-    for (uint32_t t = 0; t < b->threads; t++) {
-        thread_t *thread = &b->of[t];
-        drop(thread->root, r->level);
-        for (int i = 0; i < 2; i++) {
-            drop(thread->gained[i], r->level);
-            drop(thread->fenced[i].root, r->level);
-        }
-    }
-    for (int i = 0; i < 16; i++)
-        drop(b->arrived[i], r->level);
-    memset(b->arrived, 0, sizeof b->arrived);
-    drop(b->cluster, r->level);
-    b->cluster = NULL;
-    memset(b->of, 0, b->threads * sizeof *b->of);
-    b->touched = b->mixed = b->halves = false;
-}
-
 static void free_block(race_t *r, block_t *b) {
-    forget(r, b);
+    race_forget(r, b);
     free(b->of);
     free(b->shared), free(b->words), free(b->seconds);
     free(b);
@@ -416,16 +106,13 @@ uint32_t cudatool_race_end(race_t *r) {
         r->spare = b->next;
         free_block(r, b);
     }
-    for (uint32_t i = 0; i < r->flags_size; i++) {
-        flag_t *f = &r->flags[i];
-        drop(f->wide, r->level), drop(f->narrow, r->level), drop(f->phase, r->level), drop(f->done, r->level);
-    }
-    free(r->flags), free(r->links), free(r->sites), free(r->found), free(r);
+    race_end_flags(r);
+    free(r->links), free(r->sites), free(r->found), free(r);
     return now;
 }
 
 uint32_t cudatool_race_found(race_t *r, found_t **found, uint32_t *ended) {
-    if (flush(r))
+    if (race_flush(r))
         find_stale_reads(r);
     *ended = r->ended;
     *found = r->found;
@@ -445,7 +132,7 @@ static void new_entry(race_t *r, uint32_t block) {
 
 /* A block begins, or goes on after it waited for others. */
 void cudatool_race_enter(race_t *r, uint64_t index, uint64_t base, uint32_t fresh) {
-    flush(r);
+    race_flush(r);
     r->now++;
     new_entry(r, (uint32_t)index);
     block_t **bucket = &r->live[index & 1023];
@@ -453,7 +140,7 @@ void cudatool_race_enter(race_t *r, uint64_t index, uint64_t base, uint32_t fres
         if (b->index == index) {
             r->block = b;
             b->entered = r->now;
-            set_places(r);
+            race_set_places(r);
             return;
         }
     block_t *b = r->spare;
@@ -473,543 +160,28 @@ void cudatool_race_enter(race_t *r, uint64_t index, uint64_t base, uint32_t fres
     memset(b->warps, 0, sizeof b->warps);
     b->next = *bucket;
     *bucket = r->block = b;
-    set_places(r);
+    race_set_places(r);
 }
 
 void cudatool_race_leave(race_t *r) {
-    flush(r);
+    race_flush(r);
     block_t *b = r->block;
     for (block_t **at = &r->live[b->index & 1023]; *at; at = &(*at)->next)
         if (*at == b) {
             *at = b->next;
             break;
         }
-    forget(r, b);
+    race_forget(r, b);
     b->next = r->spare;
     r->spare = b;
     r->block = NULL;
 }
 
-/* ---- knowledge of threads ---- */
-
-static snapshot_t snapshot(race_t *r, uint32_t t) {
-    block_t *b = r->block;
-    const uint32_t *copied = b->of[t].copied;
-    return (snapshot_t){hold(b->of[t].root), ++r->now, b->moment, b->warps[t >> 5], {copied[0], copied[1]}};
-}
-
-/* All that thread `t` knew at a snapshot, as one tree; the snapshot's reference to its root is kept. */
-static node_t *whole(race_t *r, const snapshot_t *s, uint32_t t) {
-    uint64_t own = key_of(r->block->index, OWN, t);
-    node_t *root = raise(hold(s->root), r->level, 1, own, s->block);
-    if (s->warp > s->block)
-        root = raise(root, r->level, 0, own, s->warp);
-    for (uint32_t i = 0; i < 2; i++)
-        if (s->copied[i])
-            root = raise(root, r->level, -1, key_of(r->block->index, COPY_WRITES + i, t), s->copied[i]);
-    return raise(root, r->level, -1, own, s->moment);
-}
-
-static void learn(race_t *r, uint32_t t, node_t *more) {
-    thread_t *thread = &r->block->of[t];
-    if (!more || more == thread->root)
-        return;
-    node_t *both = join(thread->root, more, r->level);
-    drop(thread->root, r->level);
-    thread->root = both;
-    r->block->touched = r->block->mixed = true;
-}
-
-static void gain(race_t *r, node_t **to, node_t *more) {
-    node_t *both = join(*to, more, r->level);
-    drop(*to, r->level);
-    *to = both;
-    r->block->touched = true;
-}
-
-static void know_copies(race_t *r, node_t **root, uint32_t t) {
-    const uint32_t *copied = r->block->of[t].copied;
-    for (uint32_t i = 0; i < 2; i++)
-        if (copied[i])
-            *root = raise(*root, r->level, -1, key_of(r->block->index, COPY_WRITES + i, t), copied[i]);
-}
-
-/* What threads in `set` (a bit for each) know together; with the moment before which their accesses were made. */
-static node_t *together(race_t *r, const uint32_t *set, uint32_t now) {
-    block_t *b = r->block;
-    node_t *root = NULL, *last = NULL;
-    for (uint32_t t = 0; t < b->threads; t++) {
-        if (!(set[t >> 5] >> (t & 31) & 1))
-            continue;
-        if (b->of[t].root != last) {
-            gain(r, &root, b->of[t].root);
-            last = b->of[t].root;
-        }
-        if (r->copies)
-            know_copies(r, &root, t);
-    }
-    if (!now)
-        return root;
-    for (uint32_t w = 0; w < 32 && 32 * w < b->threads; w++) {
-        uint32_t all = b->threads - 32 * w >= 32 ? ~0u : (1u << (b->threads & 31)) - 1;
-        uint64_t key = key_of(b->index, OWN, 32 * w);
-        if (!set[w])
-            continue;
-        if (set[w] == all) {
-            root = raise(root, r->level, 0, key, now);
-            continue;
-        }
-        if (b->warps[w] > b->moment)
-            root = raise(root, r->level, 0, key, b->warps[w]);
-        for (uint32_t lane = 0; lane < 32; lane++)
-            if (set[w] >> lane & 1)
-                root = raise(root, r->level, -1, key + lane, now);
-    }
-    return root;
-}
-
-static void give(race_t *r, const uint32_t *set, node_t *root) {
-    block_t *b = r->block;
-    for (uint32_t t = 0; t < b->threads; t++)
-        if (set[t >> 5] >> (t & 31) & 1 && b->of[t].root != root) {
-            drop(b->of[t].root, r->level);
-            b->of[t].root = hold(root);
-        }
-    drop(root, r->level);
-    b->touched = true;
-}
-
-/* Threads that meet at a barrier hand each other their halves of a pattern: a fence of one and a flag that another
- * writes after the barrier release what the first did; so does a flag that one read and a fence of another. */
-static void share_halves(race_t *r, const uint32_t *set) {
-    block_t *b = r->block;
-    for (int i = 0; i < 2; i++) {
-        node_t *fenced = NULL, *gained = NULL;
-        for (uint32_t t = 0; t < b->threads; t++) {
-            thread_t *thread = &b->of[t];
-            if (!(set[t >> 5] >> (t & 31) & 1))
-                continue;
-            gain(r, &gained, thread->gained[i]);
-            if (thread->fenced[i].moment) {
-                node_t *all = whole(r, &thread->fenced[i], t);
-                gain(r, &fenced, all);
-                drop(all, r->level);
-            }
-        }
-        for (uint32_t t = 0; t < b->threads; t++) {
-            thread_t *thread = &b->of[t];
-            if (!(set[t >> 5] >> (t & 31) & 1))
-                continue;
-            drop(thread->gained[i], r->level);
-            thread->gained[i] = hold(gained);
-            drop(thread->fenced[i].root, r->level);
-            thread->fenced[i] = (snapshot_t){.root = hold(fenced), .moment = fenced != NULL};
-        }
-        drop(fenced, r->level), drop(gained, r->level);
-    }
-}
-
-/* ---- barriers ---- */
-
-static const uint32_t everyone[32] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u,
-                                      ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
-
-/* The barrier of a cluster opens: threads learn what those before their arrivals did that released it. */
-static void open_cluster(race_t *r) {
-    block_t *b = r->block;
-    node_t *before = NULL, *after = NULL; /* threads that knew the same know the same */
-    b->at_cluster = false;
-    for (uint32_t t = 0; t < b->threads; t++) {
-        if (!after || b->of[t].root != before) {
-            drop(before, r->level), drop(after, r->level);
-            before = hold(b->of[t].root);
-            learn(r, t, b->cluster);
-            after = hold(b->of[t].root);
-        } else {
-            drop(b->of[t].root, r->level);
-            b->of[t].root = hold(after);
-        }
-    }
-    drop(before, r->level), drop(after, r->level), drop(b->cluster, r->level);
-    b->cluster = NULL;
-    ++r->now;
-}
-
-/* All threads of the block were at a barrier. One that has ended counts as one that was there. */
-void cudatool_race_barrier(race_t *r) {
-    if (!flush(r))
-        return;
-    block_t *b = r->block;
-    if (b->at_cluster) {
-        open_cluster(r);
-        return;
-    }
-    if (b->mixed || r->copies) {
-        give(r, everyone, together(r, everyone, 0));
-        b->mixed = false;
-    }
-    if (b->halves)
-        share_halves(r, everyone), b->halves = false;
-    b->moment = ++r->now;
-    set_places(r);
-}
-
-enum { CLUSTER_ARRIVE, CLUSTER_ARRIVE_RELAXED, CLUSTER_WAIT }; /* races.ClusterBarrier */
-
-/* A thread arrived at the cluster's barrier, or begins to wait there. A relaxed arrival releases what a fence did. */
-void cudatool_race_cluster(race_t *r, uint32_t what, uint32_t t) {
-    if (!flush(r))
-        return;
-    block_t *b = r->block;
-    node_t *all = NULL;
-    if (what == CLUSTER_WAIT)
-        b->at_cluster = true;
-    if (what == CLUSTER_ARRIVE) {
-        snapshot_t s = snapshot(r, t);
-        all = whole(r, &s, t);
-        drop(s.root, r->level);
-    }
-    if (what == CLUSTER_ARRIVE_RELAXED && b->of[t].fenced[0].moment)
-        all = whole(r, &b->of[t].fenced[0], t);
-    if (all)
-        gain(r, &b->cluster, all);
-    drop(all, r->level);
-}
-
-/* Lanes of a warp synchronized. Those that have ended and that the mask names count as ones that came: `regions` says
- * where the block's threads are, when they do not agree. */
-void cudatool_race_warp(race_t *r, uint64_t warp, uint32_t lanes, const uint32_t *regions, const uint32_t *masks) {
-    if (!flush(r))
-        return;
-    block_t *b = r->block;
-    uint32_t first = 32 * (uint32_t)warp, set[32] = {0};
-    uint32_t all = b->threads - first >= 32 ? ~0u : (1u << (b->threads & 31)) - 1;
-    lanes &= all;
-    if (lanes && lanes != all) {
-        uint32_t named = masks[first + (uint32_t)__builtin_ctz(lanes)] & all & ~lanes;
-        for (; named; named &= named - 1)
-            if (regions[first + (uint32_t)__builtin_ctz(named)] == EXITED)
-                lanes |= named & -named;
-    }
-    set[warp] = lanes;
-    bool same = !r->copies;
-    for (uint32_t t = first; t < first + 32 && t < b->threads; t++)
-        same &= b->of[t].root == b->of[first].root;
-    uint32_t now = ++r->now;
-    bool complete = lanes == all;
-    if (!complete || !same)
-        give(r, set, together(r, set, complete ? 0 : now)), b->mixed = true;
-    if (complete)
-        b->warps[warp] = now;
-    if (b->halves)
-        share_halves(r, set);
-}
-
-/* bar.arrive: what the lanes did is known to those that the barrier lets go. */
-void cudatool_race_arrive(race_t *r, uint64_t warp, uint32_t lanes, const uint32_t *numbers) {
-    if (!flush(r))
-        return;
-    for (uint32_t lane = 0; lane < 32; lane++)
-        if (lanes >> lane & 1) {
-            uint32_t t = 32 * (uint32_t)warp + lane;
-            snapshot_t s = snapshot(r, t);
-            node_t *all = whole(r, &s, t);
-            gain(r, &r->block->arrived[numbers[t] & 15], all);
-            drop(all, r->level), drop(s.root, r->level);
-        }
-}
-
-enum { CLOSED, OPEN, OPEN_FOR_ANY }; /* of a barrier; the last: more threads wait than it lets go */
-
-/* A barrier opens for the lanes of each warp in `let`: for all threads of the block if its `count` is 0. If it could have
- * opened for others, no two threads are sure to have met at it. */
-void cudatool_race_barriers(race_t *r, const uint32_t *let, uint32_t number, uint32_t state, uint32_t count) {
-    if (!flush(r))
-        return;
-    block_t *b = r->block;
-    node_t **arrived = &b->arrived[number & 15];
-    uint32_t set[32] = {0}, there = 0;
-    for (uint32_t w = 0; 32 * w < b->threads; w++) {
-        uint32_t all = b->threads - 32 * w >= 32 ? ~0u : (1u << (b->threads & 31)) - 1;
-        set[w] = let[w] & all;
-        there += (uint32_t)__builtin_popcount(set[w]);
-    }
-    if (state == OPEN_FOR_ANY) {
-        drop(*arrived, r->level);
-        *arrived = NULL;
-        return;
-    }
-    if ((!count || there == b->threads) && !*arrived) {
-        cudatool_race_barrier(r);
-        return;
-    }
-    uint32_t now = ++r->now;
-    node_t *root = together(r, set, now);
-    gain(r, &root, *arrived);
-    drop(*arrived, r->level);
-    *arrived = NULL;
-    give(r, set, root);
-    b->mixed = true;
-    if (b->halves)
-        share_halves(r, set);
-}
-
-/* ---- flags, locks and fences ---- */
-
-static flag_t *slot(flag_t *flags, uint32_t size, uint64_t address) {
-    uint32_t i = (uint32_t)((address >> 2) * 0x9E3779B97F4A7C15u >> 40) & (size - 1);
-    while (flags[i].address && flags[i].address != address)
-        i = (i + 1) & (size - 1);
-    return &flags[i];
-}
-
-static flag_t *flag_at(race_t *r, uint64_t address, bool make) {
-    if (!r->flags_used && !make)
-        return NULL;
-    if (address - r->block->base < r->shared_bytes) /* other blocks have other shared memory there */
-        address = (uint64_t)1 << 63 | r->block->index << 20 | (address - r->block->base);
-    flag_t *f = slot(r->flags, r->flags_size, address);
-    if (f->address || !make)
-        return f->address ? f : NULL;
-    if (2 * ++r->flags_used > r->flags_size) {
-        flag_t *old = r->flags;
-        uint32_t size = r->flags_size;
-        r->flags_size *= 2;
-        r->flags = need(calloc(r->flags_size, sizeof *r->flags));
-        for (uint32_t i = 0; i < size; i++)
-            if (old[i].address)
-                *slot(r->flags, r->flags_size, old[i].address) = old[i];
-        free(old);
-        f = slot(r->flags, r->flags_size, address);
-    }
-    f->address = address;
-    return f;
-}
-
-static void put(race_t *r, node_t **to, node_t *node) {
-    drop(*to, r->level);
-    *to = node;
-}
-
-/* A fence: what strong reads found before it is known after it, and what is before it is released by strong writes. */
-void cudatool_race_fence(race_t *r, uint32_t wide, uint32_t t) {
-    if (!flush(r))
-        return;
-    thread_t *thread = &r->block->of[t];
-    for (uint32_t i = 0; i <= wide; i++) {
-        learn(r, t, thread->gained[i]);
-        put(r, &thread->gained[i], NULL);
-    }
-    snapshot_t s = snapshot(r, t);
-    for (uint32_t i = 0; i <= wide; i++) {
-        drop(thread->fenced[i].root, r->level);
-        thread->fenced[i] = s;
-        if (i)
-            hold(s.root);
-    }
-    r->block->touched = r->block->halves = true;
-}
-
-/* A strong access was made: what it reads and releases. `flags` are instrument.Flag; `wrote` is 0 if a swap failed. */
-void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t wrote, uint32_t t) {
-    if (!flush(r))
-        return;
-    block_t *b = r->block;
-    thread_t *thread = &b->of[t];
-    uint32_t self = (uint32_t)b->index;
-    bool wide = flags & WIDE, updates = (flags & (READ | WRITE)) == (READ | WRITE);
-    flag_t *f = flag_at(r, address, false);
-    if ((flags & (READ | BLIND)) == READ && f && f->written) {
-        node_t *near = f->block == self ? f->narrow : NULL, *far = wide ? f->wide : NULL;
-        if (flags & ACQUIRE) {
-            learn(r, t, near);
-            learn(r, t, far);
-        } else {
-            if (near)
-                gain(r, &thread->gained[0], near);
-            if (far)
-                gain(r, &thread->gained[1], far);
-            b->halves |= near || far;
-        }
-        if (f->block != self && (f->wide ? !wide : f->narrow != NULL)) {
-            thread->narrow = true;
-            b->touched = true;
-        }
-    }
-    if (f && f->written && (flags & (READ | BLIND)) == READ && (f->block == self || (wide && f->writes_wide))) {
-        f->seen = r->now;
-        f->seen_chain = f->chain;
-        f->seen_block = self;
-        f->seen_thread = t;
-        f->seen_wide = wide;
-    }
-    if (!(flags & WRITE) || !wrote)
-        return;
-    node_t *near = NULL, *far = NULL;
-    if (flags & RELEASE) {
-        snapshot_t s = snapshot(r, t);
-        near = whole(r, &s, t);
-        far = wide ? hold(near) : NULL;
-        drop(s.root, r->level);
-    } else {
-        if (thread->fenced[0].moment)
-            near = whole(r, &thread->fenced[0], t);
-        if (wide && thread->fenced[1].moment)
-            far = whole(r, &thread->fenced[1], t);
-    }
-    if (!near && !far && !f)
-        return;
-    f = flag_at(r, address, true);
-    bool mine = f->written && f->block == self;
-    /* An update hands on what it read, if both writers' scopes include each other; so does the thread's next write. */
-    if (updates || (mine && f->thread == t)) {
-        if (mine && near)
-            gain(r, &near, f->narrow);
-        else if (mine)
-            near = hold(f->narrow);
-        if (wide && f->wide) {
-            if (far)
-                gain(r, &far, f->wide);
-            else
-                far = hold(f->wide);
-        }
-    }
-    put(r, &f->narrow, near);
-    put(r, &f->wide, far);
-    if (!updates || !f->written || (f->block != self && !(wide && f->writes_wide)))
-        f->chain = r->now;
-    f->writes_wide = wide;
-    f->block = self;
-    f->thread = t;
-    f->written = true;
-}
-
-/* ---- asynchronous copies and mbarriers ---- */
-
-void cudatool_race_commit(race_t *r, uint32_t t) {
-    if (!flush(r))
-        return;
-    thread_t *thread = &r->block->of[t];
-    thread->groups[thread->group++ % GROUPS] = ++r->now;
-    r->block->touched = true;
-}
-
-/* The thread waited for all groups of copies but the last `keep`; for every copy if that is all ones. If `reads`, it
- * waited only for what they read. */
-void cudatool_race_wait(race_t *r, uint32_t keep, uint32_t reads, uint32_t t) {
-    if (!flush(r))
-        return;
-    thread_t *thread = &r->block->of[t];
-    uint32_t complete = 0;
-    r->copies = r->block->touched = true;
-    if (keep == ~0u)
-        complete = ++r->now;
-    else if (keep < thread->group && keep < GROUPS)
-        complete = thread->groups[(thread->group - 1 - keep) % GROUPS];
-    for (uint32_t i = reads; i < 2; i++)
-        if (complete > thread->copied[i])
-            thread->copied[i] = complete;
-}
-
-enum { INIT, ARRIVE, ARRIVE_COPIES, UPDATE, ARRIVE_RELAXED }; /* races.Barrier */
-
-/* Something was done to an mbarrier, after which its word is what `word` points to. */
-void cudatool_race_mbarrier(race_t *r, const uint64_t *word, uint32_t what, uint32_t t) {
-    if (!flush(r))
-        return;
-    flag_t *f = flag_at(r, (uint64_t)(uintptr_t)word, true);
-    uint32_t parity = (uint32_t)(*word >> 63);
-    if (what == INIT) {
-        put(r, &f->phase, NULL), put(r, &f->done, NULL);
-        f->parity = parity;
-        return;
-    }
-    if (what != UPDATE) {
-        node_t *node = NULL;
-        const snapshot_t *fenced = &r->block->of[t].fenced[0];
-        if (what == ARRIVE_RELAXED) {
-            if (fenced->moment)
-                node = whole(r, fenced, t);
-        } else {
-            snapshot_t s = snapshot(r, t);
-            node = whole(r, &s, t);
-            drop(s.root, r->level);
-        }
-        for (uint32_t i = 0; what == ARRIVE_COPIES && i < 2; i++)
-            node = raise(node, r->level, -1, key_of(r->block->index, COPY_WRITES + i, t), ++r->now);
-        gain(r, &f->phase, node);
-        drop(node, r->level);
-    }
-    if (parity != f->parity) {
-        put(r, &f->done, f->phase);
-        f->phase = NULL;
-        f->parity = parity;
-    }
-}
-
-/* A thread saw that a phase of an mbarrier is complete. If `relaxed`, it knows what that tells after a fence. */
-void cudatool_race_passed(race_t *r, const uint64_t *word, uint32_t passed, uint32_t relaxed, uint32_t t) {
-    if (!flush(r))
-        return;
-    flag_t *f = passed ? flag_at(r, (uint64_t)(uintptr_t)word, false) : NULL;
-    if (f && relaxed) {
-        gain(r, &r->block->of[t].gained[0], f->done);
-        r->block->halves = true;
-    } else if (f)
-        learn(r, t, f->done);
-}
-
 /* ---- accesses ---- */
-
-/* Returns the lanes of `e` whose access is not known to thread `t` to have been before. */
-static uint32_t unordered(const race_t *r, const record_t *e, uint32_t t) {
-    const block_t *b = r->block;
-    const node_t *root = b->of[t].root;
-    uint32_t lanes = e->lanes, warp = WARP(e->key);
-    uint32_t whose = !(FLAGS(e->key) & ASYNC) ? OWN : FLAGS(e->key) & WRITE ? COPY_WRITES : COPY_READS;
-    if (e->block == (uint32_t)b->index) {
-        if (r->programs)
-            return 0;
-        if (whose == OWN) {
-            if (e->moment < b->moment || (warp == t >> 5 && e->moment < b->warps[warp]))
-                return 0;
-            if (warp == t >> 5)
-                lanes &= ~(1u << (t & 31));
-        } else if (warp == t >> 5 && e->moment < b->of[t].copied[whose - COPY_WRITES])
-            lanes &= ~(1u << (t & 31));
-    }
-    if (!root)
-        return lanes;
-    for (uint32_t left = lanes; left; left &= left - 1) {
-        uint32_t lane = (uint32_t)__builtin_ctz(left);
-        if (e->moment < known(root, r->level, key_of(e->block, whose, 32 * warp + lane)))
-            lanes &= ~(1u << lane);
-    }
-    return lanes;
-}
 
 /* Whether two strong accesses are morally strong: each one's scope includes the other's thread. */
 static bool morally_strong(uint32_t a, uint32_t b, bool same_block) {
     return a & b & STRONG && (same_block || a & b & WIDE);
-}
-
-static uint32_t reason_of(const race_t *r, const record_t *e, uint32_t flags, uint32_t t) {
-    const block_t *b = r->block;
-    const thread_t *thread = &b->of[t];
-    bool same = e->block == (uint32_t)b->index;
-    if (FLAGS(e->key) & ASYNC)
-        return NOT_WAITED;
-    if (FLAGS(e->key) & flags & STRONG)
-        return NARROW_ATOMIC;
-    if (thread->narrow && !same)
-        return NARROW_FENCE;
-    uint64_t key = key_of(e->block, OWN, 32 * WARP(e->key) + (uint32_t)__builtin_ctz(e->lanes));
-    for (int i = 0; i < 2; i++)
-        if (e->moment < known(thread->gained[i], r->level, key))
-            return NO_FENCE;
-    if (!same)
-        return NO_ORDER;
-    return WARP(e->key) == t >> 5 ? NO_WARP_SYNC : NO_BARRIER;
 }
 
 /* The record of a kind at a line, with room made for it if there is none: then its count is 0. */
@@ -1044,25 +216,8 @@ static void report(race_t *r, const record_t *e, uint32_t lanes, uint64_t addres
         .address = address, .block = r->block->index, .other_block = e->block, .kind = kind, .line = line,
         .other_line = e->line, .size = size, .mode = flags & 31, .other_mode = FLAGS(e->key), .space = space,
         .thread = t, .other_thread = 32 * WARP(e->key) + (uint32_t)__builtin_ctz(lanes),
-        .reason = reason_of(r, &one, flags, t), .count = 1,
+        .reason = race_reason(r, &one, flags, t), .count = 1,
     };
-}
-
-/* Whether a strong write was before an access of thread `t` since a thread has read its value, which did that before (PTX
- * ISA, Causality Order: by observation order): as a block that finds itself the last one sets the counter to zero. */
-static bool is_observed(race_t *r, const record_t *e, uint64_t address, uint32_t t) {
-    if (!(FLAGS(e->key) & STRONG) || !(FLAGS(e->key) & WRITE))
-        return false;
-    const flag_t *f = flag_at(r, address, false);
-    if (!f || !f->seen || e->moment < f->seen_chain || e->moment >= f->seen)
-        return false;
-    if (e->block != f->seen_block && !(FLAGS(e->key) & WIDE && f->seen_wide))
-        return false;
-    if (f->seen_block == (uint32_t)r->block->index && f->seen_thread == t)
-        return true;
-    record_t read = {.moment = f->seen, .block = f->seen_block, .lanes = 1u << (f->seen_thread & 31),
-                     .key = KEY(0, READ, f->seen_thread >> 5)};
-    return !unordered(r, &read, t);
 }
 
 /* Whether whatever conflicts with `e` later conflicts with an access of these flags too. */
@@ -1087,8 +242,8 @@ static void meet(race_t *r, record_t *e, const access_t *a, bool check, bool thi
     bool same = e->block == (uint32_t)r->block->index;
     uint32_t lanes = ~0u;
     if (check && (a->flags | flags) & WRITE && !morally_strong(a->flags, flags, same)) {
-        lanes = unordered(r, e, a->t);
-        if (lanes && !a->space && is_observed(r, e, a->address, a->t))
+        lanes = race_unordered(r, e, a->t);
+        if (lanes && !a->space && race_is_observed(r, e, a->address, a->t))
             lanes = 0;
         if (lanes)
             report(r, e, lanes, a->address, a->size, a->flags, a->line, a->space, a->t, a->counted);
@@ -1096,7 +251,7 @@ static void meet(race_t *r, record_t *e, const access_t *a, bool check, bool thi
         if (a->flags & WRITE && covers(a->flags, flags, same))
             lanes = 0;
     } else if (thin && covers(a->flags, flags, same))
-        lanes = unordered(r, e, a->t);
+        lanes = race_unordered(r, e, a->t);
     if (thin && !lanes && covers(a->flags, flags, same))
         e->key &= ~both;
 }
@@ -1268,7 +423,7 @@ static void expand_one(race_t *r, cell_t *cell, uint64_t word) {
     }
 }
 
-static void set_places(race_t *r) {
+void race_set_places(race_t *r) {
     block_t *b = r->block;
     r->shared_words = b->words;
     for (int shared = 0; shared < 2; shared++) {
@@ -1414,7 +569,7 @@ void cudatool_race_access(race_t *r, uint64_t offset, uint32_t size, uint32_t fl
     if (r->ended)
         return;
     if (flags & ASYNC) {
-        flush(r);
+        race_flush(r);
         r->copies = true;
     }
     r->stamped = true;
@@ -1473,7 +628,7 @@ VECTORS static uint32_t survey(const place_t *p, uint64_t i, uint64_t word, uint
         *how = STORE;
         if (first & SECOND && !same)
             LEADING(UNLESS((old >= entered) & (old < past) & ((old & mode) != 0)) |
-                    UNLESS(!(old & SECOND) | ((seconds[k] >= entered) & (seconds[k] < past))));
+                    UNLESS((!(old & SECOND)) | ((seconds[k] >= entered) & (seconds[k] < past))));
         LEADING(((old ^ word) & same) | (old & SECOND) |
                 UNLESS((old >= entered) & (old < past) & ((old & mode) != 0)));
     }
@@ -1627,7 +782,7 @@ static void close_run(race_t *r, run_t *run) {
 }
 
 /* Look at what waits. Returns whether anything is looked at from now on. */
-static bool flush(race_t *r) {
+bool race_flush(race_t *r) {
     for (uint32_t i = r->runs_first; i < r->runs_end; i++)
         if (r->runs[i].expected != ~(uint64_t)0)
             close_run(r, &r->runs[i]);
@@ -1848,7 +1003,7 @@ void cudatool_race_cached(race_t *r, uint64_t offset, uint32_t size, uint32_t li
 
 /* A read of device memory through the texture cache. */
 void cudatool_race_fetched(race_t *r, uint64_t offset, uint32_t size, uint32_t line, uint32_t t) {
-    if (!flush(r))
+    if (!race_flush(r))
         return;
     for (uint64_t first = offset & ~(uint64_t)3; first < offset + size; first += 4) {
         record_t write;
@@ -1862,7 +1017,7 @@ void cudatool_race_fetched(race_t *r, uint64_t offset, uint32_t size, uint32_t l
 
 /* Memory that the heap of the device gives out again: what was done with it before is over. */
 void cudatool_race_clear(race_t *r, uint64_t offset, uint64_t size) {
-    flush(r);
+    race_flush(r);
     settle_reads(r, offset, offset + size);
     for (uint64_t i = offset >> 2; size && i < (offset + size + 3) >> 2; i++) {
         if (MODE(r->words[i]) == FULL && MOMENT(r->words[i]) >= r->launch) {

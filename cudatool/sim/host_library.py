@@ -28,7 +28,7 @@ def path_of(module: str) -> str:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the C part (``_device.c``, ``_libcuda.c``, ``_races.c``, ``_workers.c``)."""
+    """Return the C part (``_device.c``, ``_libcuda.c``, ``_races.c``, ``_race_order.c``, ``_workers.c``)."""
     found = ctypes.CDLL(path_of("cudatool.sim._libcuda"))
     found.cudatool_printf_resize.argtypes = [ctypes.c_size_t]
     found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]

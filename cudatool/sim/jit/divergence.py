@@ -18,7 +18,7 @@ A barrier with a thread count (``bar.sync n, count``; PTX ISA, "Parallel Synchro
 bar, barrier") is complete when that many threads have arrived, counted in whole warps: a warp arrives with its last
 living lane and counts as 32 threads. Then it starts again. So of more warps that wait the first ones go on, and the
 others wait for the next round; a count that no round can reach is a deadlock. Which warps make up a round is not
-defined, so that nothing is ordered where there were more than one needs (``_races.c``).
+defined, so that nothing is ordered where there were more than one needs (``_race_order.c``).
 """
 
 from __future__ import annotations

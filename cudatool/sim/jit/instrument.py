@@ -158,7 +158,7 @@ class FoundRecord(ctypes.Structure):
 
 
 CELL = 64
-"""Bytes of the history of four bytes of memory (``cell_t`` of ``_races.c``)."""
+"""Bytes of the history of four bytes of memory (``cell_t`` of ``_races.h``)."""
 
 WORD = 8
 """Bytes of the summary of a history, of which there are two for each four bytes (``words`` and ``seconds``)."""

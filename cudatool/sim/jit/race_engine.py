@@ -59,7 +59,7 @@ class RaceReason(IntEnum):
 
 
 class Reads(IntFlag):
-    """What is known of a byte that a launch reads (``_races.c``)."""
+    """What is known of a byte that a launch reads (``_races.h``)."""
 
     CACHED = 1
     """It was read through the read-only cache, and is remembered."""
@@ -80,7 +80,7 @@ class RaceRecord(ctypes.Structure):
 
 
 class AccessRun(ctypes.Structure):
-    """Accesses of consecutive threads by one instruction (``run_t`` of ``_races.c``)."""
+    """Accesses of consecutive threads by one instruction (``run_t`` of ``_races.h``)."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("next", "expected", "stride", "first", "row_stride")),
@@ -89,7 +89,7 @@ class AccessRun(ctypes.Structure):
 
 
 class EngineState(ctypes.Structure):
-    """What instrumented code reads of the engine's state (the beginning of ``race_t`` of ``_races.c``).
+    """What instrumented code reads of the engine's state (the beginning of ``race_t`` of ``_races.h``).
 
     `shared_words` is the history of the shared memory, of `shared_bytes`, of the block that runs; `now` its moment.
     The map `reads_of` has a byte for each one of device memory: a byte of `stamp`, a multiple of 4, and :class:`Reads`.

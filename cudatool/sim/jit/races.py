@@ -34,8 +34,8 @@ strong accesses of different sizes to the same bytes, which the model calls a ra
 a count is taken from the run: that others could have come first is seen where they wait at it, too. Kernels' accesses
 to the host's memory are looked at (:mod:`.host_places`); those of the host itself are :mod:`cudatool.sanitize`'s.
 
-**The engine** (``_races.c``). One host thread runs all threads in some order; the engine decides from that one run
-whether *another* order was possible. It keeps
+**The engine** (``_races.c``, ``_race_order.c``). One host thread runs all threads in some order; the engine decides
+from that one run whether *another* order was possible. It keeps
 
 - *moments*: a counter that grows with each synchronization; an access carries the moment when it was made;
 - what each thread *knows*: for each thread of the launch the moment before which all its accesses happened before
