@@ -103,6 +103,14 @@ class Defect:
     agents: set[tuple[int, int]] = field(default_factory=set)
     nodes: set[tuple[int, int]] = field(default_factory=set)
 
+    @property
+    def forgotten(self) -> int | None:
+        """The record of the allocation on which record_stream is missing, if that is what is wrong."""
+        owner = self.first.owner
+        if self.kind is FindingKind.REUSE and owner is not None and owner.agent != self.first.operation.agent:
+            return owner.record
+        return None
+
     def add(self, pair: tuple[int, int], agents: tuple[int, int]) -> None:
         """Count a pair of records of the series; the same pair twice in a row is one."""
         if self.last != pair:
