@@ -51,26 +51,8 @@ if TYPE_CHECKING:
         caching_allocator_disabled,
         caching_allocator_enable,
         change_current_allocator,
-        empty_cache,
         get_allocator_backend,
-        get_per_process_memory_fraction,
-        list_gpu_processes,
-        max_memory_allocated,
-        max_memory_cached,
-        max_memory_reserved,
         mem_get_info,
-        memory_allocated,
-        memory_cached,
-        memory_reserved,
-        memory_snapshot,
-        memory_stats,
-        memory_stats_as_nested_dict,
-        memory_summary,
-        reset_accumulated_memory_stats,
-        reset_max_memory_allocated,
-        reset_max_memory_cached,
-        reset_peak_memory_stats,
-        set_per_process_memory_fraction,
     )
     from cudatool.runtime.annotate import annotate
     from cudatool.runtime.array import DeviceArray, asarray, empty, from_dlpack, full, ones, zeros
@@ -107,6 +89,26 @@ if TYPE_CHECKING:
     from cudatool.runtime.ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
     from cudatool.runtime.ipc_loans import ipc_collect
     from cudatool.runtime.kernel import Kernel, compile, launch
+    from cudatool.runtime.memory_statistics import (
+        empty_cache,
+        get_per_process_memory_fraction,
+        list_gpu_processes,
+        max_memory_allocated,
+        max_memory_cached,
+        max_memory_reserved,
+        memory_allocated,
+        memory_cached,
+        memory_reserved,
+        memory_snapshot,
+        memory_stats,
+        memory_stats_as_nested_dict,
+        memory_summary,
+        reset_accumulated_memory_stats,
+        reset_max_memory_allocated,
+        reset_max_memory_cached,
+        reset_peak_memory_stats,
+        set_per_process_memory_fraction,
+    )
     from cudatool.runtime.mempool import MemPool, graph_pool_handle, use_mem_pool
     from cudatool.runtime.nvml import clock_rate, device_memory_used, memory_usage, power_draw, temperature, utilization
     from cudatool.runtime.peer import enable_peer_access
@@ -297,6 +299,7 @@ _HOMES = (
     "runtime.event",
     "runtime.stream",
     "runtime.allocator",
+    "runtime.memory_statistics",
     "runtime.cudart",
     "runtime.nvml",
     "runtime.mempool",

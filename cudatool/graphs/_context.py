@@ -6,9 +6,9 @@ from types import TracebackType
 
 from cudatool.errors import UsageError
 from cudatool.graphs._graph import CUDAGraph, PoolLike, refuse_nested
-from cudatool.runtime.allocator import empty_cache
 from cudatool.runtime.capture import captures
 from cudatool.runtime.device import current_device, synchronize
+from cudatool.runtime.memory_statistics import empty_cache
 from cudatool.runtime.pinned import empty_host_cache
 from cudatool.runtime.stream import Stream, StreamContext
 

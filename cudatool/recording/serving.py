@@ -317,7 +317,7 @@ def _is_loopback(host: str) -> bool:
 def _memory() -> list[dict[str, Any]]:
     """Return the bytes that this process's caching allocators hold; a module that it does not use is not loaded."""
     ours, torch = sys.modules.get("cudatool.runtime.allocator"), sys.modules.get("torch")
-    stats = [("cudatool", index, ours.memory_stats(index)) for index in ours.used_devices()] if ours is not None else []
+    stats = [("cudatool", index, found.stats()) for index, found in ours.used_allocators()] if ours is not None else []
     if torch is not None and torch.cuda.is_initialized():
         stats += [("PyTorch", index, torch.cuda.memory_stats(index)) for index in range(torch.cuda.device_count())]
     return [

@@ -1,4 +1,4 @@
-"""Device memory: one caching allocator a device, and what torch.cuda says about it."""
+"""Device memory: one caching allocator a device, what may stand in its place, and what it gives to arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, SupportsIndex
 from weakref import WeakKeyDictionary
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from cudatool import _driver
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
-from cudatool.memory import memory_summary as _table
 from cudatool.memory.driver_provider import DriverProvider, device_of_stream, foreign_stream
 from cudatool.memory.living import living as living_events
 from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
@@ -28,11 +27,10 @@ from cudatool.runtime._native import Region
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import DeviceLike, device_index, get_device_properties
 from cudatool.runtime.device import device as on_device
-from cudatool.runtime.dtypes import as_dtype, real, require_handle, require_int
+from cudatool.runtime.dtypes import as_dtype, require_handle, require_int
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, float_bits
-from cudatool.units import format_bytes
 
 __all__ = [
     "Layout",
@@ -48,36 +46,18 @@ __all__ = [
     "caching_allocator_enable",
     "change_current_allocator",
     "current_allocator",
-    "empty_cache",
     "extents_of_shape",
     "get_allocator_backend",
     "fractions",
-    "get_per_process_memory_fraction",
-    "list_gpu_processes",
     "living",
-    "max_memory_allocated",
-    "max_memory_cached",
-    "max_memory_reserved",
     "mem_get_info",
-    "memory_allocated",
-    "memory_cached",
-    "memory_reserved",
-    "memory_snapshot",
-    "memory_stats",
-    "memory_stats_as_nested_dict",
-    "memory_summary",
-    "nested",
     "note_plan",
     "paused",
     "planned",
     "PlannedMemory",
+    "refuse_own",
     "require_pool_id",
-    "reset_accumulated_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_max_memory_cached",
-    "reset_peak_memory_stats",
-    "set_per_process_memory_fraction",
-    "used_devices",
+    "used_allocators",
 ]
 
 Shape = SupportsIndex | Iterable[SupportsIndex]
@@ -108,14 +88,15 @@ def allocator(device: int) -> CachingAllocator:
     found = _allocators.get(device)
     if found is None:
         with _lock:
-            _refuse_own()
+            refuse_own()
             found = _allocators.get(device)
             if found is None:
                 found = _allocators[device] = _make(device)
     return found
 
 
-def _refuse_own() -> None:
+def refuse_own() -> None:
+    """Raise UsageError if the program has its own allocator."""
     if _own is not None:
         raise UsageError(
             f"the program's own allocator {_own.name} is in use, which has no statistics, snapshots, limits or pools; "
@@ -372,100 +353,6 @@ def caching_allocator_delete(mem_ptr: int) -> None:
     source.free(address)
 
 
-def memory_stats(device: DeviceLike = None) -> dict[str, int]:
-    """Return the allocator's counters, under the names of ``torch.cuda.memory_stats``. Sizes are in bytes."""
-    return allocator(device_index(device)).stats()
-
-
-def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
-    """Return the counters of :func:`memory_stats`, one dictionary in another."""
-    return nested(memory_stats(device))
-
-
-def nested(flat: Mapping[str, int]) -> dict[str, Any]:
-    """Return what is under ``"a.b"`` as the ``"b"`` of the dictionary ``"a"``."""
-    result: dict[str, Any] = {}
-    for path, value in flat.items():
-        *outer, name = path.split(".")
-        inner = result
-        for key in outer:
-            inner = inner.setdefault(key, {})
-        inner[name] = value
-    return result
-
-
-def memory_allocated(device: DeviceLike = None) -> int:
-    """Return the bytes that the program has allocated, rounded up to whole blocks."""
-    return memory_stats(device)["allocated_bytes.all.current"]
-
-
-def max_memory_allocated(device: DeviceLike = None) -> int:
-    """Return the most bytes that were allocated at a time since :func:`reset_peak_memory_stats`."""
-    return memory_stats(device)["allocated_bytes.all.peak"]
-
-
-def memory_reserved(device: DeviceLike = None) -> int:
-    """Return the bytes that the allocator has from the driver, in use or not."""
-    return memory_stats(device)["reserved_bytes.all.current"]
-
-
-def max_memory_reserved(device: DeviceLike = None) -> int:
-    """Return the most bytes that were reserved at a time since :func:`reset_peak_memory_stats`."""
-    return memory_stats(device)["reserved_bytes.all.peak"]
-
-
-def memory_cached(device: DeviceLike = None) -> int:
-    """Return what :func:`memory_reserved` does; the name that torch.cuda had for it."""
-    return memory_reserved(device)
-
-
-def max_memory_cached(device: DeviceLike = None) -> int:
-    """Return what :func:`max_memory_reserved` does; the name that torch.cuda had for it."""
-    return max_memory_reserved(device)
-
-
-def reset_max_memory_allocated(device: DeviceLike = None) -> None:
-    """Do what :func:`reset_peak_memory_stats` does, for every peak."""
-    reset_peak_memory_stats(device)
-
-
-def reset_max_memory_cached(device: DeviceLike = None) -> None:
-    """Do what :func:`reset_peak_memory_stats` does, for every peak."""
-    reset_peak_memory_stats(device)
-
-
-def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    """Set every peak to the present level."""
-    allocator(device_index(device)).reset_peak_stats()
-
-
-def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
-    """Set every total and every number of events to 0."""
-    allocator(device_index(device)).reset_accumulated_stats()
-
-
-def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
-    """Reserve no more than this share of a device's memory from now on: what goes beyond is out of memory.
-
-    Raises
-    ------
-    UsageError
-        `fraction` is no number between 0 and 1.
-    """
-    allocator(device_index(device)).set_memory_fraction(real("fraction", fraction))
-
-
-def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
-    """Return the share of a device's memory that may be reserved."""
-    return allocator(device_index(device)).memory_fraction()
-
-
-def empty_cache() -> None:
-    """Give all memory that is reserved but not in use back to the driver, on all devices."""
-    for found in list(_allocators.values()):
-        found.empty_cache()
-
-
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Return free and total bytes of a device, as the driver sees it."""
     with on_device(device_index(device)):
@@ -486,28 +373,6 @@ def require_pool_id(pool: Any) -> tuple[int, int]:
     return pool
 
 
-def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[SegmentInfo]:
-    """Return all segments of all devices with their blocks, in PyTorch's schema.
-
-    Parameters
-    ----------
-    mempool_id
-        Return the segments of this pool alone; ``(0, 0)`` is none in particular, as in torch.
-    include_traces
-        Changes nothing: traces are recorded by :func:`cudatool.record`.
-
-    Raises
-    ------
-    UsageError
-        `mempool_id` is no id of a pool, or the program has its own allocator.
-    """
-    _refuse_own()
-    pool = None if mempool_id is None else require_pool_id(mempool_id)
-    pool = None if pool == (0, 0) else pool
-    used = sorted(_allocators.copy().items())  # not all devices: asking one starts its context, which takes memory
-    return [segment for _, found in used for segment in found.snapshot_segments(pool=pool)]
-
-
 @contextmanager
 def paused() -> Iterator[None]:
     """Let other threads wait that take memory of the caching allocators, or give it back."""
@@ -524,7 +389,7 @@ def living() -> list[Event]:
     was planned ahead.
     """
     events: list[Event] = []
-    for device, found in sorted(_allocators.copy().items()):
+    for device, found in used_allocators():
 
         def stream_of(segment: SegmentInfo, own: int = device) -> int:
             return hooks.stream_id(*device_of_stream(segment["stream"], own))
@@ -534,9 +399,9 @@ def living() -> list[Event]:
     return events + [event._replace(time=now) for plan in list(_plans.values()) for event in plan]
 
 
-def used_devices() -> list[int]:
-    """Return the ordinals of the devices whose caching allocator the program has used."""
-    return sorted(_allocators.copy())
+def used_allocators() -> list[tuple[int, CachingAllocator]]:
+    """Return the caching allocators that the program has used, and the ordinals of their devices, in that order."""
+    return sorted(_allocators.copy().items())
 
 
 def fractions() -> list[Event]:
@@ -546,34 +411,6 @@ def fractions() -> list[Event]:
             time.monotonic_ns(), Kind.MEMORY_FRACTION, device, 0, hooks.thread_id(), 0, 0, 0, "", 0,
             mem_get_info(device)[1], float_bits(found.memory_fraction()), 0,
         )
-        for device, found in sorted(_allocators.copy().items())
+        for device, found in used_allocators()
         if found.memory_fraction() < 1.0
     ]  # fmt: skip
-
-
-def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
-    """Return the allocator's counters as a table for people."""
-    index = device_index(device)
-    return _table(memory_stats(index), device=index, abbreviated=abbreviated)
-
-
-def list_gpu_processes(device: DeviceLike = None) -> str:
-    """Return the processes that use a device and their memory, one a line, as NVML knows them.
-
-    Only this process uses its software device.
-
-    Raises
-    ------
-    UsageError
-        NVML refuses; for instance the container hides other processes.
-    """
-    index = device_index(device)
-    choice = _driver.chosen()
-    assert choice is not None  # or there would be no index
-    if choice.kind == "sim":
-        free, total = mem_get_info(index)
-        used = [(os.getpid(), total - free)]
-    else:
-        used = _driver.gpu_processes(get_device_properties(index).uuid)
-    lines = [f"process {pid}: {format_bytes(size)}" for pid, size in used]
-    return "\n".join([f"GPU:{index}", *(lines or ["no process is running"])])

@@ -14,10 +14,10 @@ from cudatool.errors import UsageError
 from cudatool.memory.pluggable import CUDAPluggableAllocator, PluggableProvider
 from cudatool.memory.snapshot import SegmentInfo
 from cudatool.runtime.allocator import allocator as allocator_of
-from cudatool.runtime.allocator import memory_snapshot
 from cudatool.runtime.device import DeviceLike, current_device, device_index
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.handles import Owner
+from cudatool.runtime.memory_statistics import memory_snapshot
 
 __all__ = ["MemPool", "graph_pool_handle", "use_mem_pool"]
 

@@ -20,13 +20,14 @@ from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
 from cudatool.memory.host import CachingHostAllocator
 from cudatool.runtime import calls
-from cudatool.runtime.allocator import Shape, array_interface, extents_of_shape, nested
+from cudatool.runtime.allocator import Shape, array_interface, extents_of_shape
 from cudatool.runtime.calls import check, operation
 from cudatool.runtime.capture import capture_of, relaxed
 from cudatool.runtime.device import current_device
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import as_dtype
 from cudatool.runtime.host_view import HostArray
+from cudatool.runtime.memory_statistics import nested
 from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
