@@ -516,7 +516,7 @@ def test_host_allocations_and_event_queries_are_unsafe(driver, ok, capture, call
 
 def test_every_variant_of_a_call_is_of_a_call_that_exists(machine):
     from cudatool.sim.abi import ENTRIES
-    from cudatool.sim.api.capture import VARIANTS
+    from cudatool.sim.api.captured_calls import VARIANTS
 
     assert set() == VARIANTS.keys() - ENTRIES.keys()
 
