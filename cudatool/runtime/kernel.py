@@ -264,7 +264,7 @@ def watched(by: Callable[[Kernel, tuple[Any, ...]], None]) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Return whether somebody asks for the memory of the calling thread's launches."""
+    """Return whether the calling thread's launches are watched (:func:`watched`)."""
     return _watched.by is not None
 
 

@@ -23,7 +23,7 @@ _MULTIPROCESSORS: Final = 1  # NVML_CLOCK_SM
 
 
 def device_memory_used(device: DeviceLike = None) -> int:
-    """Return the bytes of a device's memory that are in use, by anybody."""
+    """Return the bytes of a device's memory that are in use, by all processes."""
     index = device_index(device)
     if _driver.initialize().kind == "sim":
         free, total = mem_get_info(index)

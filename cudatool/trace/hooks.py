@@ -115,7 +115,7 @@ reports_graphs: bool = False
 """Whether a source of driver calls reports graphs and their nodes, also of those that our runtime makes."""
 
 reports_ranges: bool = False
-"""Whether a source reports the ranges that anybody gives to NVTX: ours are not to be given to it as well."""
+"""Whether a source reports the ranges that are given to NVTX: then ours are not, or the trace would have them twice."""
 
 strict: bool = False
 """Raise a subscriber's exception instead of dropping the subscriber (tests)."""

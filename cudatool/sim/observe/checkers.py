@@ -234,7 +234,7 @@ class Checkers:
         "The memory areas may not overlap" (CUDA Runtime API, cudaMemcpy2D, cudaMemcpy3D).
         """
         if min(targets) >= max(sources) + width or min(sources) >= max(targets) + width:
-            return  # most copies: one side lies behind the other
+            return  # most copies: one side ends before the other begins
         ascending = sorted(sources)
         for to, source in zip(targets, sources, strict=True):
             nearest = ascending[bisect.bisect_left(ascending, to - width + 1) :][:2]

@@ -51,7 +51,7 @@ class WatchedMemory:
         self.replayed[new] = True
 
     def written(self, address: int, data: npt.NDArray[np.uint8]) -> None:
-        """Somebody has put `data` there whose writing is repeated."""
+        """`data` was put there by what a replay repeats."""
         part = slice(address - self.address, address - self.address + len(data))
         self.known[part] = data
         self.replayed[part] = True
