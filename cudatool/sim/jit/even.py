@@ -11,9 +11,10 @@ value that all of them share, and a branch on it is *even*. Arithmetic of PTX wr
 and products with constants keep a distance exactly. What compares, widens or divides such a number keeps it only if
 the row does not wrap around or go past the end of a loop in between; those are *checked*, when the code runs.
 
-Loops that end differently for each thread belong to the part before them. If they do nothing but compute, threads go
-around them together all the same, and those that are through wait for the others. A *detour* is such a loop of one
-round: long code that only computes, and that is skipped if no thread comes to it.
+Loops that end differently for each thread belong to the part before them. If they do nothing but compute, or load what
+is alike for all threads in them (:mod:`.searches`), threads go around them together all the same, and those that are
+through wait for the others. What comes after them, up to where all threads are together again, is a loop of one round.
+So is a *detour*: long code that only computes, and that is skipped if no thread comes to it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cudatool.ptx import Address, Flow, Immediate, Instruction, Operand, Register, Symbol, elements, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import STRONG, Control, opcode_of
-from cudatool.sim.jit.special_registers import SPECIAL
+from cudatool.sim.jit.searches import Alike, find_alike, find_constants
+from cudatool.sim.jit.special_registers import SAME_IN_ROW, SPECIAL
 from cudatool.sim.jit.table import types_of
 
 __all__ = [
@@ -63,7 +66,6 @@ _MOST_KEPT_OF_ROWS = 12
 _SLOW = frozenset({"div", "rem", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh"})
 """What takes longer than to wait for memory: rows of threads gain nothing by it, and take longer to compile."""
 
-_SHARED = ("%ctaid.", "%ntid.", "%nctaid.", "%tid.y", "%tid.z")
 _INTEGERS = {f"{kind}{bits}" for kind in "usb" for bits in (32, 64)}
 _COMPUTES = """add sub mul mad fma div rem abs neg min max and or xor not shl shr lop3 bfe bfi shf prmt popc clz brev
 mov cvt cvta setp selp slct rcp sqrt rsqrt ex2 lg2 sin cos mul24 mad24 sad copysign testp"""
@@ -119,6 +121,8 @@ class Part:
         to one before it: parts for a round of each.
     is_detour
         Of a loop: whether it has one round at most, which is skipped if no thread comes there.
+    alike
+        Of a loop: what those that are in it compute alike, if they load something alike.
     """
 
     head: int
@@ -127,6 +131,7 @@ class Part:
     after: tuple[int, ...]
     loops: tuple[Part, ...] = ()
     is_detour: bool = False
+    alike: Alike | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +268,19 @@ class Region:
         blocks = {number for head in loops for number in self.loops[head]}
         return any(one.opcode in _SLOW for number in blocks for one in self.instructions(number))
 
+    @cached_property
+    def constants(self) -> dict[str, int]:
+        """The registers that depend on the block, parameters and constants alone, and where each is set."""
+        return find_constants(self.code, _is_computed)
+
     def instructions(self, number: int) -> list[Instruction]:
         block = self.flow.blocks[number]
         return self.code[block.start : block.stop]
+
+    def places(self, number: int) -> range:
+        """Return the places of a block's instructions."""
+        block = self.flow.blocks[number]
+        return range(block.start, block.stop)
 
     def last(self, number: int) -> Instruction | None:
         block = self.flow.blocks[number]
@@ -415,7 +430,7 @@ def _operand(operand: Operand, found: Mapping[str, int | None]) -> _Known:
         return True, found[name]
     if name == "%tid.x":
         return True, 1
-    if name.startswith(_SHARED):
+    if name.startswith(SAME_IN_ROW):
         return True, 0
     return _NONE if name in SPECIAL or name == "_" else _UNKNOWN
 
@@ -608,7 +623,7 @@ def _part(
         if not after:
             return Part(head, tuple(chain), frozenset(blocks), ())
         (following,) = after
-        loops = _own_loops(region, some - {at} if at not in uneven else some, following)
+        loops = _own_loops(region, some - {at} if at not in uneven else some, following, found)
         if detours and not loops:
             loops = _detour(region, at, some - {at}, following)
         if loops and head not in uneven:
@@ -652,20 +667,37 @@ def _up_to(region: Region, start: int, ends: set[int]) -> set[int]:
     return found
 
 
-def _own_loops(region: Region, some: set[int], end: int) -> tuple[Part, ...]:
+def _own_loops(region: Region, some: set[int], end: int, found: Mapping[str, int | None]) -> tuple[Part, ...]:
     """Return the loops among the blocks `some` that each thread leaves by itself, all on the way to the block `end`.
 
-    There are none if one of them does anything but compute, or leads back to another: then each thread goes its way.
+    What follows them there may be a last one, of one round.
+
+    There are none if one of them does anything but compute, or load what is alike for all threads in it, or leads back
+    to another: then each thread goes its way.
     """
     heads = [one for one in region.order if one in some and one in region.loops and region.loops[one] <= some]
+    if not heads:
+        return ()
+    if loops := _loops(region, heads, end, found):
+        return loops
+    last = _last(region, heads, some, end)
+    loops = () if last is None else _loops(region, heads, last.head, found)
+    return (*loops, last) if last is not None and loops else ()
+
+
+def _loops(region: Region, heads: Sequence[int], end: int, distances: Mapping[str, int | None]) -> tuple[Part, ...]:
+    """Return the loops that begin at `heads`, and lead to the block `end`."""
     found: list[Part] = []
     for place, head in enumerate(heads):
         blocks = _up_to(region, head, {*heads, end})
         leads = {after for number in blocks for after in region.after(number) if after not in blocks or after == head}
+        # That some thread is in a loop is known where the first one begins.
+        alike = None if place else find_alike(region, head, blocks, distances, _is_computed)
+        once = () if alike is None else alike.code
         computes = all(
-            one.opcode in _COMPUTED and "cc" not in one.modifiers
+            index in once or _is_computed(region.code[index], or_branches=True)
             for number in blocks
-            for one in region.instructions(number)
+            for index in region.places(number)
         )
         comes_back = any(
             number in _up_to(region, after, {*heads, end})
@@ -675,8 +707,26 @@ def _own_loops(region: Region, some: set[int], end: int) -> tuple[Part, ...]:
         )
         if not computes or comes_back or not leads <= {head, *heads[place + 1 :], end}:
             return ()
-        found.append(Part(head, (), frozenset(blocks), ()))
+        found.append(Part(head, (), frozenset(blocks), (), alike=alike))
     return tuple(found)
+
+
+def _last(region: Region, heads: Sequence[int], some: set[int], end: int) -> Part | None:
+    """Return what threads do after the loops that begin at `heads`, all of it on the way to the block `end`."""
+    head = region.meeting_point(heads[-1])
+    if head is None or head == end or head not in some:
+        return None
+    blocks = _up_to(region, head, {end})
+    enters = any(not region.before[number] <= blocks for number in blocks - {head})
+    ends = any(not region.after(number) for number in blocks)
+    if enters or ends or not region.loops.keys().isdisjoint(blocks):
+        return None
+    return Part(head, (), frozenset(blocks), (), is_detour=True)
+
+
+def _is_computed(i: Instruction, *, or_branches: bool = False) -> bool:
+    """Whether all that an instruction does is to compute, in a way that LLVM has vectors of."""
+    return i.opcode in _COMPUTED and "cc" not in i.modifiers and (or_branches or i.opcode != "bra")
 
 
 def _is_worth_it(region: Region, parts: Mapping[int, Part], found: Mapping[str, int | None], *, by_row: bool) -> bool:

@@ -11,10 +11,13 @@ from cudatool.sim.jit.layout import RESERVED_SHARED
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
 
-__all__ = ["PLACES", "SPECIAL"]
+__all__ = ["PLACES", "SAME_IN_ROW", "SPECIAL"]
 
 PLACES = ("%tid.", "%ntid.", "%ctaid.", "%nctaid.")
 """Where a thread is: how these begin."""
+
+SAME_IN_ROW = ("%ctaid.", "%ntid.", "%nctaid.", "%tid.y", "%tid.z")
+"""What all threads of a row have alike: how these begin."""
 
 SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {  # PTX name -> (value, LLVM type)
     "%tid": lambda e: ("%tx", "i32"),

@@ -151,6 +151,7 @@ class Together:
         self.loops: list[int] = []
         self.unrolled: set[int] = set()  # of them, those that LLVM makes no vectors of and that are short
         self.at = '%"where threads are"'
+        self.all_enter = ""  # whether all threads come to the loop that is next
 
     def generate(self) -> None:
         """Emit the functions into the kernel's parts."""
@@ -355,12 +356,14 @@ class Together:
         """Emit what the threads do in a part; `before` and `values` are what is computed once."""
         body = Body(self, f"part_{self.number}_{part.head}")
         body.whole(part, live, before, values)
-        detour = next((loop.head for loop in part.loops if loop.is_detour), None)
+        first = part.loops[0] if part.loops else None
+        # What is loaded once for all threads in a loop is not loaded if there are none.
+        skipped = first.head if first is not None and (first.is_detour or first.alike) else None
         at = self.at if part.loops else ""
-        some = self._over_threads(e, f"{part.head}", body, ends=not part.after, at=at, stays=detour)
-        if detour is not None:
-            e.emit(f"br i1 {some}, label %detour{detour}, label %through{detour}")
-            e.label(f"detour{detour}")
+        some, self.all_enter = self._over_threads(e, f"{part.head}", body, ends=not part.after, at=at, stays=skipped)
+        if skipped is not None:
+            e.emit(f"br i1 {some}, label %detour{skipped}, label %through{skipped}")
+            e.label(f"detour{skipped}")
 
     def _fetch(self, e: Emitter, part: Part) -> None:
         """Emit what lets the host fetch what the next round of a part reads."""
@@ -371,14 +374,54 @@ class Together:
         live = self._live(head)
         before = {name: e.read(name)[0] for name in live if self._is_scalar(name)}
         body = Body(self, f"round_{self.number}_{head}")
-        body.round(loop, live, before)
+        for index in loop.alike.before if loop.alike else ():
+            self.kernel.instruction(e, self.kernel.code[index])
+        if loop.alike and loop.alike.is_search:
+            self._search(e, loop, live, before)
         e.emit(f"br label %rounds{head}")
         e.label(f"rounds{head}")
-        some = self._over_threads(e, f"round{head}", body, ends=False, at=self.at, stays=head)
+        alike, values = self._alike(e, loop)
+        body.round(loop, live, before, alike, values)
+        some, _ = self._over_threads(e, f"round{head}", body, ends=False, at=self.at, stays=head)
         e.emit(
             f"br label %through{head}" if loop.is_detour else f"br i1 {some}, label %rounds{head}, label %through{head}"
         )
         e.label(f"through{head}")
+
+    def _search(self, e: Emitter, loop: Part, live: list[str], before: Mapping[str, str]) -> None:
+        """Emit the rounds of a search in which all threads are in the loop, and stay there.
+
+        The round in which one of them leaves is done again, for those that stay and those that leave.
+        """
+        head = loop.head
+        e.emit(f"br i1 {self.all_enter}, label %all{head}, label %not.all{head}")
+        e.label(f"all{head}")
+        alike, values = self._alike(e, loop)
+        body = Body(self, f"stay_{self.number}_{head}")
+        body.stay(loop, live, before, alike, values)
+        _, every = self._over_threads(e, f"all{head}", body, ends=False, stays=head)
+        e.emit(f"br i1 {every}, label %all{head}, label %again{head}")
+        e.label(f"again{head}")
+        for name, value in alike.items():
+            e.write(name, value, storage_type(self.kernel.function.registers[name]))
+        e.emit(f"br label %not.all{head}")
+        e.label(f"not.all{head}")
+
+    def _alike(self, e: Emitter, loop: Part) -> tuple[dict[str, str], dict[int, str]]:
+        """Emit what the threads in a loop compute alike in a round.
+
+        Return what they have alike when it begins, and the results by the places of the instructions.
+        """
+        if loop.alike is None:
+            return {}, {}
+        entered = self.kernel.flow.blocks[loop.head].live_in & loop.alike.registers
+        begin = {name: e.read(name)[0] for name in sorted(entered)}
+        values: dict[int, str] = {}
+        for index in loop.alike.code:
+            one = self.kernel.code[index]
+            self.kernel.instruction(e, one)
+            values[index] = e.read(writes(one)[0])[0]
+        return begin, values
 
     def _code(self, number: int) -> list[Instruction]:
         block = self.kernel.flow.blocks[number]
@@ -386,11 +429,11 @@ class Together:
 
     def _over_threads(
         self, e: Emitter, name: str, body: Body, *, ends: bool, at: str = "", stays: int | None = None
-    ) -> str:
+    ) -> tuple[str, str]:
         """Emit a loop that calls `body` for each thread.
 
         Where it leads, each time by one more than a block, is put into the array `at`, if there is one, from which a
-        thread learns where it is. Return whether any thread `stays` at a block.
+        thread learns where it is. Return whether any thread `stays` at a block, and whether all do.
         """
         self.kernel.finish(body.e)
         self.kernel.parts.append(body.text())
@@ -402,10 +445,11 @@ class Together:
         e.label(before)
         e.emit(f"br label %each{name}")
         e.label(f"each{name}")
-        place, after, some, more = (e.name() for _ in range(4))
+        place, after, some, more, every, still = (e.name() for _ in range(6))
         e.emit(f"{place} = phi i32 [ 0, %{before} ], [ {after}, %each{name} ]")
         if stays is not None:
             e.emit(f"{some} = phi i1 [ false, %{before} ], [ {more}, %each{name} ]")
+            e.emit(f"{every} = phi i1 [ true, %{before} ], [ {still}, %each{name} ]")
         tx, t = (e.op(f"add nuw nsw i32 %{which}, {place}") for which in ("tx", "t"))
         given = "".join(f", {kind} {value}" for kind, value in body.given)
         given += f", ptr {self.at}"
@@ -418,12 +462,14 @@ class Together:
             mine = e.op(f"getelementptr i32, ptr {at}, i64 {e.op(f'zext i32 {place} to i64')}")
             e.emit(f"store i32 {result}, ptr {mine}, !llvm.access.group !1")
         if stays is not None:
-            e.emit(f"{more} = or i1 {some}, {e.op(f'icmp eq i32 {result}, {stays + 1}')}")
+            is_there = e.op(f"icmp eq i32 {result}, {stays + 1}")
+            e.emit(f"{more} = or i1 {some}, {is_there}")
+            e.emit(f"{still} = and i1 {every}, {is_there}")
         e.emit(f"{after} = add nuw nsw i32 {place}, 1")
         done = e.op(f"icmp eq i32 {after}, {self.count}")
         e.emit(f"br i1 {done}, label %after{name}, label %each{name}, !llvm.loop !{self.loops[-1]}")
         e.label(f"after{name}")
-        return more
+        return more, still
 
     def _note(self, e: Emitter, thread: str, suspension: str) -> None:
         """Note which suspension a thread has come to, if it has to."""
@@ -527,12 +573,15 @@ class Body:
         return "\n".join([*lines, "}"])
 
     def scalar(self, name: str, value: str) -> None:
-        """Let a register be what this thread has of a scalar whose value for the first thread is `value`."""
+        """Let a register be what this thread has of a scalar whose value for the first thread is `value`.
+
+        Threads in a loop may have others alike, too.
+        """
         e = self.e
         kind = storage_type(self.kernel.function.registers[name])
         mine = f"%given.{len(self.given)}"
         self.given.append((kind, value))
-        if distance := self.region.even.distances[name]:
+        if distance := self.region.even.distances.get(name, 0):
             nsw = "nsw " if abs(distance) * MOST < 1 << int(kind[1:]) - 1 else ""
             by = e.op(f"mul {nsw}{kind} {e.convert('%place', 'i32', kind)}, {distance}")
             mine = e.op(f"add {kind} {mine}, {by}")
@@ -622,8 +671,48 @@ class Body:
             self.store(self.region._live(number))
             self.e.emit(f"ret i32 {number + 1}")
 
-    def round(self, loop: Part, live: list[str], before: Mapping[str, str]) -> None:
+    def stay(
+        self,
+        loop: Part,
+        live: list[str],
+        before: Mapping[str, str],
+        alike: Mapping[str, str],
+        values: Mapping[int, str],
+    ) -> None:
+        """Emit what tells where a round of a loop leads a thread that is at its head, and keeps nothing of it."""
+        code = [one for number in loop.blocks for one in self.region._code(number)]
+        touched = {name for one in code for names in (reads(one), writes(one)) for name in names}
+        for name in sorted(touched & set(live) - alike.keys()):
+            if name in before:
+                self.scalar(name, before[name])
+            else:
+                self.load(name)
+        for name, value in alike.items():
+            self.scalar(name, value)
+        self.e.emit("br label %begin")
+        for number in sorted(self._blocks(loop, values)):
+            self.e.label(f"b{number}")
+            self.e.emit(f"ret i32 {number + 1}")
+
+    def _blocks(self, loop: Part, values: Mapping[int, str]) -> set[int]:
+        """Emit the blocks of a loop; return where they lead. Instructions whose `values` are given are not run."""
+        exits: set[int] = set()
+        for number in sorted(loop.blocks, key=lambda number: number != loop.head):
+            start = self.kernel.flow.blocks[number].start
+            exits |= self.block(loop, number, {index - start: value for index, value in values.items()})
+        return exits
+
+    def round(
+        self,
+        loop: Part,
+        live: list[str],
+        before: Mapping[str, str],
+        alike: Mapping[str, str],
+        values: Mapping[int, str],
+    ) -> None:
         """Emit a round of a loop for a thread that is at its head; others only pass by.
+
+        What threads in the loop have `alike` when it begins, and the `values` of instructions, are computed once.
 
         What is stored is stored by all threads, so that LLVM needs no masks for it.
         """
@@ -632,8 +721,13 @@ class Body:
         touched = {name for one in code for names in (reads(one), writes(one)) for name in names}
         self.set = {name for one in code for name in writes(one)}
         leads = {after for number in loop.blocks for after in kernel.flow.blocks[number].successors}
-        kept = {name for number in leads for name in region._live(number)} & self.set
-        for name in sorted((touched & set(live)) | kept):
+        kept = {
+            name
+            for number in leads
+            for name in region._live(number)
+            if name in self.set and not (number == loop.head and name in alike)
+        }
+        for name in sorted((touched & set(live) - alike.keys()) | kept):
             if name in before:
                 self.scalar(name, before[name])
             else:
@@ -643,10 +737,12 @@ class Body:
         here = e.op(f"icmp eq i32 {now}, {loop.head + 1}")
         e.emit("br label %entry.end")
         e.label("entry.end")
-        e.emit(f"br i1 {here}, label %begin, label %pass")
-        exits: set[int] = set()
-        for number in sorted(loop.blocks, key=lambda number: number != loop.head):
-            exits |= self.block(loop, number, {})
+        e.emit(f"br i1 {here}, label %round, label %pass")
+        e.label("round")
+        for name, value in alike.items():
+            self.scalar(name, value)
+        e.emit("br label %begin")
+        exits = self._blocks(loop, values)
         for number in sorted(exits):
             e.label(f"b{number}")
             e.emit("br label %pass")

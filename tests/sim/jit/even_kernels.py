@@ -16,9 +16,11 @@ _SMALL = (1, 2, 3, 4, 16, 0xFFFFFFFF, 0xFFFFFFFC)
 
 
 class _EvenWriter(Writer):
-    def __init__(self, seed: int, threads: int, *, by: str, has_loops: bool, has_detours: bool) -> None:
+    def __init__(
+        self, seed: int, threads: int, *, by: str, has_loops: bool, has_detours: bool, has_searches: bool
+    ) -> None:
         super().__init__(seed, threads)
-        self.by, self.has_loops, self.has_detours = by, has_loops, has_detours
+        self.by, self.has_loops, self.has_detours, self.has_searches = by, has_loops, has_detours, has_searches
         self.scalars: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
 
@@ -201,6 +203,8 @@ class _EvenWriter(Writer):
     def loop(self, depth: int) -> None:
         if not self.has_loops or (self.by and depth):
             return self.branch(depth)
+        if self.has_searches and self.rng.random() < 0.6:
+            return self.search()
         top, out, counter, more = self.label(), self.label(), self.new(4), self.new(0)
         what = 3 if self.by else self.rng.randrange(5)
         if what < 3:  # as often for all threads
@@ -248,14 +252,46 @@ class _EvenWriter(Writer):
                 self.emit(f"{skip}:")
         self.emit(f"sub.u32 {counter}, {counter}, 1;\nsetp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};\n{out}:")
 
+    def search(self) -> None:
+        """Write a loop over a table that is alike for all threads, which each leaves where it finds something."""
+        top, out, index, more = self.label(), self.label(), self.new(4), self.new(0)
+        table, place, found = self.new(8), self.new(8), self.new(4)
+        is_alike = self.rng.random() < 0.8
+        keeps = self.rng.random() < 0.5  # something else than the counter, from round to round
+        self.emit(f"ld.param.u64 {table}, [in];")
+        self.emit(f"mov.u32 {index}, {self.rng.randrange(4)};" if is_alike else f"and.b32 {index}, {self.word()}, 3;")
+        self.emit(f"{top}:\nmad.wide.u32 {place}, {index}, 4, {table};\nld.global.u32 {found}, [{place}];")
+        self.counters += [index, found]
+        for _ in range(self.rng.randrange(1, 3)):
+            p = self.new(0)
+            self.emit(f"xor.b32 %other, {found}, {self.word()};\nand.b32 %other, %other, 7;")
+            self.emit(f"setp.{self.rng.choice(('eq', 'lt'))}.u32 {p}, %other, {self.rng.randrange(1, 3)};")
+            self.emit(f"@{p} bra {out};")
+            if keeps:
+                self.rng.choice((self.varying, self.alike, self.wide))()
+        self.counters.remove(found)
+        self.counters.remove(index)
+        self.emit(f"add.u32 {index}, {index}, 1;\nsetp.lt.u32 {more}, {index}, {self.rng.randrange(1, WORDS)};")
+        self.emit(f"@{more} bra {top};\n{out}:")
+        if self.rng.random() < 0.7:  # where each has left it
+            self.emit(f"add.u32 {self.rng.choice(self.pool[4])}, {index}, {found};")
 
-def even_kernel(seed: int, threads: int, *, by: str = "", has_loops: bool = True, has_detours: bool = False) -> str:
+
+def even_kernel(
+    seed: int,
+    threads: int,
+    *,
+    by: str = "",
+    has_loops: bool = True,
+    has_detours: bool = False,
+    has_searches: bool = False,
+) -> str:
     """Return a kernel ``k(in, out, counters)`` for one block of so many threads.
 
     `by` names what its loops go on by the size of, ``"grid"`` or ``"block"``. Where it has no loops, it has branches
-    instead. With detours it has code that threads may pass by.
+    instead. With detours it has code that threads may pass by, with searches loops over a table.
     """
-    writer = _EvenWriter(seed, threads, by=by, has_loops=has_loops, has_detours=has_detours)
+    writer = _EvenWriter(seed, threads, by=by, has_loops=has_loops, has_detours=has_detours, has_searches=has_searches)
     writer.begin()
     for _ in range(writer.rng.randrange(1, 3)):
         writer.loop(0)
