@@ -9,18 +9,20 @@ Where it is known that all threads of a row go around the loop equally often, th
 (:mod:`cudatool.sim.jit.rows`).
 
 Other loops stay in one region: their registers are worth more than neighbors' accesses. So do those that go on by the
-size of a block, or by a number as large, whose rounds are near enough to each other for the host's caches. But rows of
-threads go around these together, too, where that is known: the host fetches ahead what follows in memory, and sixteen
-threads at a time, round after round, do not read it in that order. They may be inside of one another.
+size of a block, or by a number as large, whose rounds are near enough to each other for the host's caches, and those
+that go on by what the kernel is given, such as down a column of a matrix. But rows of threads go around these together,
+too, where that is known: the host fetches ahead what follows in memory, and sixteen threads at a time, round after
+round, do not read it in that order. They may be inside of one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from cudatool.ptx import Flow, Function, Immediate, Instruction, Symbol, opcode_of
 from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.isa import FLOATS
 from cudatool.sim.jit.collective import suspension_of
 from cudatool.sim.jit.table import types_of
 
@@ -48,7 +50,7 @@ def stride_loops(function: Function, flow: Flow) -> dict[int, frozenset[int]]:
 
 
 def block_stride_loops(function: Function, flow: Flow) -> dict[int, frozenset[int]]:
-    """Return the loops that go on by the size of a block, or of the grid, or by a large number, in the same way."""
+    """Return the loops that go on by the size of a block, or of the grid, by a large number, or by a parameter."""
     return _loops_by(_BLOCK_STRIDE, function, flow, large=_LARGE)
 
 
@@ -57,20 +59,23 @@ def _is_innermost(start: int, loops: Mapping[int, frozenset[int]]) -> bool:
 
 
 def _loops_by(size: str, function: Function, flow: Flow, large: int | None = None) -> dict[int, frozenset[int]]:
-    """Return the loops that go on by a multiple of the special register `size`, or by `large` numbers, if given.
+    """Return the loops that go on by a multiple of the special register `size`.
 
-    They access memory and suspend no thread.
+    If it is said what is `large`, also those that go on by such numbers, or by parameters. They access memory and
+    suspend no thread.
     """
     code, loops = function.instructions, flow.natural_loops()
     if not loops:
         return {}
-    strides = _strides(code, size)
+    strides, given = _strides(code, size)
     if not strides and large is None:
         return {}
     found = {}
     for start, blocks in loops.items():
         inside = [code[index] for n in blocks for index in range(flow.blocks[n].start, flow.blocks[n].stop)]
-        if _goes_on_by(inside, strides, large) and not any(suspension_of(one) for one in inside):
+        goes_on = _goes_on_by(inside, strides, large)
+        goes_on = goes_on or (large is not None and _advances(inside, flow.blocks[start].live_in, given))
+        if goes_on and _accesses(inside) and not any(suspension_of(one) for one in inside):
             found[start] = blocks
     return found
 
@@ -91,14 +96,18 @@ def _step(code: list[Instruction], labels: dict[str, int], flow: Flow, start: in
         code += [replace(back, opcode="step", modifiers=(), operands=()), back]
 
 
-def _strides(code: list[Instruction], size: str) -> set[str]:
-    """Return the registers that hold the special register `size`, or what all threads compute the same from it."""
+def _strides(code: list[Instruction], size: str) -> tuple[set[str], set[str]]:
+    """Return the registers that hold the special register `size`, or what all threads compute the same from it.
+
+    And those that hold what they compute the same from parameters.
+    """
     count: dict[str, int] = {}
     for instruction in code:
         for name in writes(instruction):
             count[name] = count.get(name, 0) + 1
     shared: set[str] = set()
     strides: set[str] = set()
+    given: set[str] = set()
     for instruction in code:  # text order: a definition stands before its uses
         names = writes(instruction)
         if len(names) != 1 or count[names[0]] != 1 or instruction.guard is not None:
@@ -106,19 +115,50 @@ def _strides(code: list[Instruction], size: str) -> set[str]:
         used = reads(instruction)
         if instruction.opcode == "ld" and "param" in instruction.modifiers:
             shared.add(names[0])
+            given.add(names[0])
         elif opcode_of(instruction.opcode).is_pure and all(u in shared or u.startswith(_SHARED) for u in used):
             shared.add(names[0])
             if any(u in strides or u.startswith(size) for u in used):
                 strides.add(names[0])
-    return strides
+            if not given.isdisjoint(used):
+                given.add(names[0])
+    return strides, given
+
+
+def _accesses(inside: list[Instruction]) -> bool:
+    return any(opcode_of(i.opcode).address is not None and "param" not in i.modifiers for i in inside)
 
 
 def _goes_on_by(inside: list[Instruction], strides: set[str], large: int | None) -> bool:
-    """Whether a loop adds a stride, or a `large` number, to what it has computed before, and accesses memory."""
-    accesses = any(opcode_of(i.opcode).address is not None and "param" not in i.modifiers for i in inside)
+    """Whether a loop adds a stride, or a `large` number, to what it has computed before."""
     own = {name for one in inside for name in writes(one)}
     sums = [one for one in inside if one.opcode == "add" and own.intersection(reads(one))]
-    return accesses and any(strides.intersection(reads(one)) or _adds(one, large) for one in sums)
+    return any(strides.intersection(reads(one)) or _adds(one, large) for one in sums)
+
+
+def _advances(inside: list[Instruction], live: Set[str], given: set[str]) -> bool:
+    """Whether something that is `live` when a round begins is that of the round before and a number that is `given`.
+
+    A compiler that has unrolled the loop adds it several times. The sum of an array's address and of an index is none.
+    """
+    sums = [one for one in inside if one.opcode in ("add", "mov") and FLOATS.isdisjoint(one.modifiers)]
+    after: dict[str, set[str]] = {}  # what is computed from each register by such sums
+    for one in sums:
+        terms = set(reads(one))
+        for term in terms if one.opcode == "mov" or terms & given else ():
+            if term not in given:
+                after.setdefault(term, set()).update(writes(one))
+    return any(name in _reached(after, name) for name in live & after.keys())
+
+
+def _reached(after: Mapping[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    pending = [start]
+    while pending:
+        for name in after.get(pending.pop(), set()) - found:
+            found.add(name)
+            pending.append(name)
+    return found
 
 
 def _adds(one: Instruction, large: int | None) -> bool:

@@ -377,6 +377,57 @@ def test_rounds_by_the_size_of_a_block_do_what_each_thread_does(launch, block_st
         np.testing.assert_array_equal(values, found, name)
 
 
+COLUMNS = """
+extern "C" __global__ void apart(const int *x, int *y, int n, int rows, int other) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) {
+        int sum = 0;
+        for (int k = 0; k < rows; k++) sum = 3 * sum + x[k * n + i] - x[k * n + other];
+        y[i] = sum;
+    }
+}
+extern "C" __global__ void product(const int *a, const int *b, int *c, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, sum = 0;
+    for (int k = 0; k < n; k++) sum += a[k] * b[k * n + i];
+    c[i] = sum;
+}
+extern "C" __global__ void nearby(const int *x, float *y, int n, float by) {
+    float sum = 0;
+    for (int k = 0; k < n; k++) sum = sum + by, y[k * 32 + threadIdx.x] = sum + x[k * 32 + threadIdx.x];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def columns(ptx_of):
+    return jit.load(ptx_of(COLUMNS)).kernels
+
+
+def test_rows_of_threads_go_down_columns_whose_rows_are_as_long_as_a_parameter_says(columns):
+    assert {"apart", "product"} == {name for name, kernel in columns.items() if goes_by_rows(kernel)}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 23])
+@pytest.mark.parametrize(("n", "block"), [(1, 16), (50, 64), (300, 64), (1000, 256)])
+def test_columns_are_summed_up_as_each_thread_does(launch, columns, n, block, rows):
+    x = np.random.default_rng(n).integers(-1000, 1000, (rows + 1, n)).astype(np.int32)
+    y, expected = np.full(1100, 7, np.int32), np.full(1100, 7, np.int32)
+    sums = np.zeros(n, np.int64)
+    for row in x[:rows].astype(np.int64):
+        sums = 3 * sums + row - row[n // 2]
+    expected[:n] = sums.astype(np.uint64).astype(np.uint32).view(np.int32)
+    launch(columns["apart"], -(-n // block), block, x, y, np.int32(n), np.int32(rows), np.int32(n // 2))
+    np.testing.assert_array_equal(expected, y)
+
+
+def test_a_row_times_a_matrix_is_the_product_of_each_of_its_columns(launch, columns):
+    random = np.random.default_rng(8)
+    a, b = (random.integers(-1000, 1000, shape).astype(np.int32) for shape in (96, (96, 96)))
+    c = np.zeros(96, np.int32)
+    launch(columns["product"], 2, 48, a, b, c, np.int32(96))
+    np.testing.assert_array_equal(a @ b, c)
+
+
 @pytest.mark.parametrize("grid", [1, 5, 37, 200])
 @pytest.mark.parametrize("n", [0, 1, 100, 2368, 4 * 2368, 9999])
 @pytest.mark.parametrize("options", [{}, {"seed": 5, "threads": 2}])
