@@ -3,10 +3,11 @@
 The host fetches by itself what follows in memory. But narrow blocks, 16 x 16 threads say, access one line of each of
 many rows of a matrix, each far from the last: more rows than the host keeps track of. Between two barriers there is
 little else to do until each line has come. So where an address depends on parameters and on the thread's place alone,
-every eighth block along x fetches what the rows of the following eight will access, all that lies in one row at once:
-then the host sees that it follows, and there are fewer jumps. Places at which those blocks access other rows, as a
-transposition does, are left out (:func:`.far.accesses`). No fault comes of it if nothing lies there, and no result
-of it if other blocks are next.
+eight blocks along x fetch what the rows of the following eight will access, all that lies in one row at once: then the
+host sees that it follows, and there are fewer jumps. Each of the eight fetches some of the rows: the host has room for
+few lines that have not come yet, and would wait for them rather than compute. Places at which the blocks access other
+rows, as a transposition does, are left out (:func:`.far.accesses`). No fault comes of it if nothing lies there, and no
+result of it if other blocks are next.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ def emit_fetches(e: Emitter, places: Mapping[Place, bool]) -> None:
 
 
 def fetch_ahead() -> str:
-    """Return ``fetch_ahead``, which calls ``fetch`` for the first thread of each row of the next blocks.
+    """Return ``fetch_ahead``, which calls ``fetch`` for the first threads of rows of the blocks after the next ones.
 
-    It does nothing in other blocks than every eighth, and if rows are not narrow.
+    Of as many blocks as fetch together, each takes the rows that are its ``%turn``, and every so many after that. It
+    does nothing if rows are not narrow.
     """
     return f"""
 define internal void @fetch_ahead({ENVIRONMENT}) #0 {{
@@ -72,37 +74,32 @@ entry:
   %narrow = call i32 @llvm.umin.i32(i32 %nx, i32 {NARROW})
   %blocks = udiv i32 {_AT_ONCE}, %narrow
   %turn = urem i32 %bx, %blocks
-  %is.turn = icmp eq i32 %turn, 0
+  %others = sub i32 %blocks, %turn
   %rows = mul nuw nsw i32 %ny, %nz
   %is.narrow = icmp ule i32 %nx, {NARROW}
   %has.rows = icmp ugt i32 %rows, 1
   %is.tile = and i1 %is.narrow, %has.rows
-  %pays = and i1 %is.tile, %is.turn
-  br i1 %pays, label %z, label %end
-z:
-  %tz = phi i32 [ 0, %entry ], [ %tz.next, %z.end ]
-  br label %y
+  %some = icmp ult i32 %turn, %rows
+  %pays = and i1 %is.tile, %some
+  br i1 %pays, label %y, label %end
 y:
-  %ty = phi i32 [ 0, %z ], [ %ty.next, %y.end ]
-  %row = mul nuw nsw i32 %tz, %ny
-  %column = add nuw nsw i32 %row, %ty
-  %first = mul nuw nsw i32 %column, %nx
+  %row = phi i32 [ %turn, %entry ], [ %row.next, %y.end ]
+  %ty = urem i32 %row, %ny
+  %tz = udiv i32 %row, %ny
+  %first = mul nuw nsw i32 %row, %nx
   br label %block
 block:
-  %ahead = phi i32 [ 1, %y ], [ %ahead.next, %block ]
-  %bx.next = add i32 %bx, %ahead
+  %ahead = phi i32 [ 0, %y ], [ %ahead.next, %block ]
+  %from.here = add i32 %others, %ahead
+  %bx.next = add i32 %bx, %from.here
   %fetched = call i32 @fetch({VALUES.replace("%bx", "%bx.next")}, i32 0, i32 %ty, i32 %tz, i32 %first) #1
   %ahead.next = add nuw nsw i32 %ahead, 1
-  %block.done = icmp ugt i32 %ahead.next, %blocks
+  %block.done = icmp uge i32 %ahead.next, %blocks
   br i1 %block.done, label %y.end, label %block, !llvm.loop !9
 y.end:
-  %ty.next = add nuw nsw i32 %ty, 1
-  %y.done = icmp eq i32 %ty.next, %ny
-  br i1 %y.done, label %z.end, label %y, !llvm.loop !9
-z.end:
-  %tz.next = add nuw nsw i32 %tz, 1
-  %z.done = icmp eq i32 %tz.next, %nz
-  br i1 %z.done, label %end, label %z, !llvm.loop !9
+  %row.next = add nuw nsw i32 %row, %blocks
+  %y.done = icmp uge i32 %row.next, %rows
+  br i1 %y.done, label %end, label %y, !llvm.loop !9
 end:
   ret void
 }}
