@@ -83,6 +83,8 @@ class Native:
         Whether several blocks may run in step (:attr:`Context.in_step`).
     gathers
         Whether vectors are worth gathers (:func:`.gathers_pay`).
+    wide
+        Whether it computes so much that vectors had better be as wide as there are: for each load, or in chains.
     """
 
     text: str
@@ -91,6 +93,7 @@ class Native:
     counts: bool
     in_step: bool
     gathers: bool
+    wide: bool
 
 
 def generate(
@@ -140,6 +143,8 @@ def generate(
 
 
 class _Kernel(ThreadCode):
+    has_chains = False  # regions that rows of threads go through in pairs
+
     def generate(self) -> Native:
         parts = self._parts()
         # All of them before the first is emitted: a kernel that is too large is refused without that work.
@@ -186,7 +191,9 @@ class _Kernel(ThreadCode):
         )
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order), gathers_pay(self.flow))
+        gathers = gathers_pay(self.flow)
+        wide = gathers or self.has_chains
+        return Native(_declared_once(text), self.slot_bytes, parks, self.counts, bool(order), gathers, wide)
 
     def _helpers(self, kinds: Mapping[int, int]) -> None:
         """Emit what functions of the scheduler call, of suspensions of these `kinds`."""
@@ -297,6 +304,7 @@ class _Kernel(ThreadCode):
         self, number: int, index: int | None, region: list[Instruction], cells: dict[str, Cell], only: int
     ) -> None:
         """Emit ``pair_<number>``: a thread's way through a `region`, and that of the thread in the next row."""
+        self.has_chains = True
         kept = [] if index is None else self.kept(index, touched(region))
         twice = written_twice(self.function, self._repeated(index, region) + _inside(region), kept)
         e = self.emitter(twice, indices_of_both(self.indices, twice))

@@ -39,10 +39,10 @@ def _target() -> Any:
 
 
 @cache
-def _machine(level: int, *, gathers: bool = False) -> Any:
+def _machine(level: int, *, gathers: bool = False, wide: bool = False) -> Any:
     return _target().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
-        features=_features(gathers=gathers),
+        features=_features(gathers=gathers, wide=wide),
         opt=level,
         reloc="pic",
         codemodel="jitdefault",
@@ -58,9 +58,15 @@ _FAST_GATHERS = ("Not affected", "Vulnerable")
 name of one of these: there a gather of eight took 1.1 ns, its loads 1.7."""
 
 
-def _features(*, gathers: bool = False) -> str:
+_UNSLOWED = "+avx512fp16"
+"""What Intel's processors have whose clock the widest vectors do not slow: from Sapphire Rapids on."""
+
+
+def _features(*, gathers: bool = False, wide: bool = False) -> str:
     """Return what the host's processor has, and is to be used of that."""
     found = str(llvm.get_host_cpu_features().flatten())
+    if wide and _UNSLOWED in found.split(","):
+        found += ",-prefer-256-bit"
     name = llvm.get_host_cpu_name()
     slowed = name.startswith(_INTEL) and not gather_mitigation().startswith(_FAST_GATHERS)
     if gathers or not (slowed or name.startswith(_AMD)):
@@ -91,18 +97,19 @@ class LlvmError(Exception):
         self.reason, self.line = reason, line
 
 
-def compile_text(text: str, *, optimized: bool = True, gathers: bool = False) -> bytes:
+def compile_text(text: str, *, optimized: bool = True, gathers: bool = False, wide: bool = False) -> bytes:
     """Return the object code of an LLVM module; raise LlvmError where LLVM refuses it.
 
     Code that is not `optimized` computes the same, takes a tenth of the time to compile, and several times as long to
-    run. With `gathers`, these are made also where the host's processor is slow at it (:mod:`.gathers`).
+    run. With `gathers`, these are made also where the host's processor is slow at it (:mod:`.gathers`). With `wide`,
+    vectors are as wide as the host has them: LLVM's are half of that, as the other half slowed processors once.
     """
     global compiled
     with _lock:
         compiled += 1
         began = time.monotonic()
         with progress.step(f"compiling kernels, {compiled} so far", before_s=_compiling.took_s):
-            code = _compiled(text, optimized=optimized, gathers=gathers)
+            code = _compiled(text, optimized=optimized, gathers=gathers, wide=wide)
         _compiling.add(time.monotonic() - began)
         return code
 
@@ -133,8 +140,8 @@ class _Compiling:
 _compiling = _Compiling()
 
 
-def _compiled(text: str, *, optimized: bool, gathers: bool) -> bytes:
-    machine = _machine(3 if optimized else 0, gathers=gathers)
+def _compiled(text: str, *, optimized: bool, gathers: bool, wide: bool) -> bytes:
+    machine = _machine(3 if optimized else 0, gathers=gathers, wide=wide)
     try:
         module = llvm.parse_assembly(text)
     except RuntimeError as error:

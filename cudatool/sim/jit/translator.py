@@ -47,12 +47,12 @@ def generated(text: KernelText, variant: Variant, *, marked: bool = False) -> Na
 
 def _compiled(text: KernelText, made: Native, variant: Variant) -> bytes:
     try:
-        return native.compile_text(made.text, optimized=variant.optimized, gathers=made.gathers)
+        return native.compile_text(made.text, optimized=variant.optimized, gathers=made.gathers, wide=made.wide)
     except native.LlvmError:
         pass
     marked = generated(text, variant, marked=True).text
     try:  # again, to see which instruction it is
-        return native.compile_text(marked, optimized=variant.optimized, gathers=made.gathers)
+        return native.compile_text(marked, optimized=variant.optimized, gathers=made.gathers, wide=made.wide)
     except native.LlvmError as error:
         before = marked.split("\n")[: error.line]
         # What is wrong outside of the functions of the kernel's threads has no mark above it in its function.

@@ -40,12 +40,12 @@ def compiled_once() -> Iterator[None]:
     machine = (native.llvm.get_host_cpu_name(), native._features(), str(native.llvm.llvm_version_info))
     begun = hashlib.sha256(Path(native.__file__).read_bytes() + repr(machine).encode())
 
-    def found_or_compiled(text: str, *, optimized: bool, gathers: bool) -> bytes:
+    def found_or_compiled(text: str, *, optimized: bool, gathers: bool, wide: bool) -> bytes:
         digest = begun.copy()
-        digest.update(f"{optimized} {gathers} {text}".encode())
+        digest.update(f"{optimized} {gathers} {wide} {text}".encode())
         key = digest.hexdigest()
         if (found := kept.get(key)) is None:
-            found = compiled(text, optimized=optimized, gathers=gathers)
+            found = compiled(text, optimized=optimized, gathers=gathers, wide=wide)
             kept.put(key, found)
         return found
 

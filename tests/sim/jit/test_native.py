@@ -11,6 +11,7 @@ from cudatool.sim import jit
 from cudatool.sim.jit import native
 from cudatool.sim.jit.gathers import gathers_pay
 from cudatool.sim.jit.scheduler import UNPEELED
+from cudatool.sim.jit.translation import Variant
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,49 @@ def test_gathers_and_scatters_are_left_out_where_they_take_longer(monkeypatch, n
 def test_gathers_are_made_for_kernels_that_they_pay_for(monkeypatch, name: str) -> None:
     monkeypatch.setattr(native.llvm, "get_host_cpu_name", lambda: name)
     assert not {"+prefer-no-gather", "+prefer-no-scatter"} & set(native._features(gathers=True).split(","))
+
+
+@pytest.mark.parametrize(
+    ("features", "wide", "are_widest"),
+    [
+        ({"avx512f": True, "avx512fp16": True}, True, True),
+        ({"avx512f": True, "avx512fp16": True}, False, False),
+        ({"avx512f": True, "avx512fp16": False}, True, False),  # Ice Lake and before
+        ({"avx2": True}, True, False),
+    ],
+)
+def test_vectors_are_as_wide_as_they_can_be_where_that_slows_no_processor(monkeypatch, features, wide, are_widest):
+    monkeypatch.setattr(native.llvm, "get_host_cpu_features", lambda: native.llvm.FeatureMap(features))
+    assert are_widest == ("-prefer-256-bit" in native._features(wide=wide).split(","))
+
+
+CHAINS = """
+extern "C" __global__ void tile(const float *a, const float *b, float *c) {
+    __shared__ float p[16][16], q[16][16];
+    int x = threadIdx.x, y = threadIdx.y;
+    p[y][x] = a[y * 16 + x], q[y][x] = b[y * 16 + x];
+    __syncthreads();
+    float sum = 0;
+    for (int k = 0; k < 16; k++) sum += p[y][k] * q[k][x];
+    c[y * 16 + x] = sum;
+}
+extern "C" __global__ void series(const float *x, float *y) {
+    float v = x[threadIdx.x];
+    y[threadIdx.x] = ((v * v + 1) * v + 2) / (v + 3) + 1 / v;
+}
+extern "C" __global__ void sums(const float *x, float *y) {
+    __shared__ float s[256];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = s[threadIdx.x] + s[255 - threadIdx.x];
+}
+"""
+
+
+def test_kernels_that_compute_more_than_they_load_have_the_widest_vectors(ptx_of):
+    kernels = jit.load(ptx_of(CHAINS)).kernels
+    variant = Variant(jit.Instrument.NONE, optimized=True)
+    assert {"tile", "series"} == {name for name, one in kernels.items() if one.translation.generate(variant).wide}
 
 
 @pytest.mark.parametrize(
