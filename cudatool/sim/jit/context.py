@@ -11,6 +11,7 @@ __all__ = [
     "IN_STEP",
     "MAX_STACK",
     "MAX_THREADS",
+    "PASSES",
     "ROW",
     "SHARED_STEP",
     "Context",
@@ -38,6 +39,10 @@ def array_offset(name: str) -> int:
     """
     number = len(ARGUMENT_ARRAYS) + int(name[1:]) if name not in ARGUMENT_ARRAYS else ARGUMENT_ARRAYS.index(name)
     return 4 * ROW * (1 + number)
+
+
+PASSES = array_offset("arrived") + 4 * 16
+"""Where in the slots stands how often the block's threads were let go on with a wait, after the counts of barriers."""
 
 
 def block_shared_bytes(dynamic_offset: int, dynamic: int) -> int:

@@ -24,7 +24,7 @@ defined, so that nothing is ordered where there were more than one needs (``_rac
 from __future__ import annotations
 
 from cudatool.sim.jit.collective import Kind, array_offset
-from cudatool.sim.jit.context import EXIT, Context, Stop
+from cudatool.sim.jit.context import EXIT, PASSES, Context, Stop
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.instrument import DefectCode
 from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
@@ -301,7 +301,7 @@ entry:
   %polled = alloca i1
   store i1 false, ptr %polled
   %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
-  %passes = getelementptr i32, ptr %arrived, i64 16
+  %passes = getelementptr i8, ptr %slots, i64 {PASSES}
 {field("threads", "n")}
   %n31 = add i32 %n, 31
   %warps.i = lshr i32 %n31, 5

@@ -8,6 +8,7 @@ import mmap
 import signal
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import signals
 from cudatool.sim.jit.code import STOP_SIGNAL, guarded_call
-from cudatool.sim.jit.context import EXIT, IN_STEP, MAX_THREADS, ROW, SHARED_STEP, Context, Stop, array_offset
+from cudatool.sim.jit.context import EXIT, IN_STEP, MAX_THREADS, PASSES, ROW, SHARED_STEP, Context, Stop, array_offset
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
 from cudatool.sim.jit.host_places import HostPlaces
 
@@ -302,6 +303,14 @@ class _Memory:
         tail = min(-threads % 32, ROW - threads)
         (ctypes.c_uint32 * tail).from_address(self.slots.address + 4 * threads)[:] = [EXIT] * tail
 
+    def checksum(self, start: int) -> int:
+        """Return a checksum of all that the block's threads hold; `start` is that of what comes before."""
+        # How often its threads were let go on is no part of it.
+        ctypes.c_uint32.from_address(self.slots.address + PASSES).value = 0
+        for region in (self.slots, self.shared, self.local):
+            start = zlib.crc32((ctypes.c_char * region.size).from_address(region.address), start)
+        return start
+
     def waits(self, threads: int) -> list[Wait]:
         """Return where each thread of the block waits."""
         rows = {
@@ -386,6 +395,9 @@ class LaunchRun:
         self.reason = Stop.NONE
         self.started = time.monotonic()
         self.seen = (0, self.started, 0)  # progress, when it was made, and how many rounds ago
+        self.active: set[Worker] = set()  # that may still do something
+        self.states: dict[Worker, int] = {}  # what was last seen of those whose blocks all wait
+        self.still: set[Worker] = set()  # whose blocks were the same when they were looked at again
 
     def prepare(self, worker: Worker, footprint: Footprint | None) -> None:
         launch, context = self.launch, worker.context
@@ -428,6 +440,13 @@ class LaunchRun:
     def work(self, worker: Worker) -> int:
         """Run blocks until there are none; return the signal that ended native code, 0 if none did."""
         worker.thread = threading.get_ident()
+        self.active.add(worker)
+        try:
+            return self._run_blocks(worker)
+        finally:
+            self.active.discard(worker)
+
+    def _run_blocks(self, worker: Worker) -> int:
         asleep = self.asleep[worker]
         fresh = True  # whether there may be blocks that no worker has begun
         while not self.ended():
@@ -446,7 +465,7 @@ class LaunchRun:
             if number := self._resume_all(worker, asleep):
                 return number
             fresh = fresh and bool(worker.context.parked)
-            self._watch(len(asleep))
+            self._watch(worker)
         return 0
 
     def _resume_all(self, worker: Worker, asleep: deque[_Memory]) -> int:
@@ -480,19 +499,44 @@ class LaunchRun:
             worker.use(memory)
         return number
 
-    def _watch(self, parked: int) -> None:
+    def _watch(self, worker: Worker) -> None:
         """End the launch if nothing but waiting has happened for a long time."""
+        parked = len(self.asleep[worker])
         progress = self.counter.value - parked + sum(worker.context.progress for worker in self.workers)
         before, when, rounds = self.seen
         now = time.monotonic()
         if progress != before:
-            self.seen = (progress, now, 0)
+            self._look_again(progress)
             return
         self.seen = (before, when, rounds + 1)
         if rounds > _STALLED_ROUNDS and now - when > _STALLED_S:
-            self.stop(Stop.STALLED)
+            self._stop_if_still(worker)
         if rounds > 3:
             time.sleep(min(1e-6 * 2 ** min(rounds, 20), 1e-3))  # others may need the processor to go on
+
+    def _stop_if_still(self, worker: Worker) -> None:
+        """End the launch if all blocks wait and none has changed since it was last looked at.
+
+        Threads that do more than wait come back to their poll with other values, as in a loop that follows links. And
+        a worker that is not seen here runs a block, for which the others may be waiting.
+        """
+        state = 0
+        for memory in self.asleep[worker]:
+            state = memory.checksum(state)
+        seen = self.states.get(worker)
+        if seen is not None and seen != state:
+            self._look_again(self.seen[0])
+            return
+        if seen is not None:
+            self.still.add(worker)
+        self.states[worker] = state
+        if self.still >= self.active:
+            self.stop(Stop.STALLED)
+
+    def _look_again(self, progress: int) -> None:
+        """Begin to wait for a deadlock anew."""
+        self.seen = (progress, time.monotonic(), 0)
+        self.states, self.still = {}, set()
 
     def coordinates(self, current: int) -> tuple[int, int, int]:
         multiplier, offset = self.order

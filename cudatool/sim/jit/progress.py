@@ -4,7 +4,7 @@ The threads of a block take turns at suspensions only. A loop that reads memory 
 never end, so it gets a suspension of its own: the pseudo-instruction ``yield`` before each *poll*. It suspends a
 thread when it has come there often, so that loops that end soon cost a count. ``progress`` marks what a thread
 reaches when its waiting is over, and what it does outside of such loops together with others; when nothing of the kind
-happens for a while, no thread can go on.
+happens for a while, and threads come back to their polls with the same values, no thread can go on.
 
 A poll is a read that may see another value each time, in a loop whose end depends on it:
 

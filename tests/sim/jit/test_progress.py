@@ -460,6 +460,63 @@ def test_locks_taken_in_opposite_order_are_a_deadlock(launch, ptx_of, impatient)
     ]
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """Each look at blocks that wait asks whether any of them can go on."""
+    from cudatool.sim.jit import launch
+
+    monkeypatch.setattr(launch, "_STALLED_S", 0)
+    monkeypatch.setattr(launch, "_STALLED_ROUNDS", 0)
+
+
+def test_a_loop_that_reads_flags_and_follows_links_is_no_deadlock(launch, ptx_of, hasty):
+    """Of blocks that move a matrix's columns along the cycles of a permutation, each first asks who has moved one."""
+    source = r"""extern "C" __global__ void k(const int *next, int *moved, int *order) {
+        __shared__ int seen;
+        int at = 0, steps = 0;
+        do {
+            __syncthreads();
+            if (threadIdx.x == 0) seen = atomicExch(&moved[at], 1);
+            __syncthreads();
+            if (!seen && threadIdx.x == 1) order[at] = steps;
+            steps++;
+            at = next[at];
+        } while (!seen);
+    }"""
+    links = 500
+    order = np.full(links, -1, "i4")
+    following = (np.arange(links, dtype="i4") + 7) % links
+    launch(jit.load(ptx_of(source)).kernels["k"], 1, 64, following, np.zeros(links, "i4"), order)
+    assert [7 * step % links for step in range(links)] == np.argsort(order).tolist()
+
+
+SLOW_AND_WAITING = r"""extern "C" __global__ void k(volatile int *flag, int rounds, int *out) {
+    if (blockIdx.x == 0) {
+        int x = threadIdx.x;
+        for (int i = 0; i < rounds; i++) x = x * 1664525 + 1013904223 ^ x >> 3;
+        out[threadIdx.x] = x;
+        __syncthreads();
+        if (threadIdx.x == 0 && rounds) *flag = 1;
+    } else
+        while (*flag == 0) {}
+}"""
+
+
+def test_blocks_that_wait_for_one_that_computes_are_no_deadlock(launch, ptx_of, hasty):
+    """The computing block runs on another thread of the host meanwhile, and comes to no suspension."""
+    kernel = jit.load(ptx_of(SLOW_AND_WAITING)).kernels["k"]
+    flag, out = np.zeros(1, "i4"), np.zeros(1024, "i4")
+    launch(kernel, 2, 1024, flag, np.int32(200_000), out, threads=2)
+    assert 1 == flag[0]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_blocks_of_several_workers_that_all_wait_are_a_deadlock(launch, ptx_of, impatient, threads):
+    kernel = jit.load(ptx_of(SLOW_AND_WAITING)).kernels["k"]
+    with pytest.raises(jit.KernelDeadlock, match="in a loop that waits for memory to change"):
+        launch(kernel, 7, 1024, np.zeros(1, "i4"), np.int32(0), np.zeros(1024, "i4"), threads=threads)
+
+
 def test_a_deadlock_is_a_launch_timeout_of_the_driver(program):
     loaded = program('extern "C" __global__ void k() { if (threadIdx.x < 32) asm volatile("bar.sync 1, 64;"); }')
     loaded.launch("k", 1, 64)
