@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["BodyParser"]
 
 _COLORS: Final = {**{name: name for name in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
+_MOST_CALLERS: Final = 64
 _SELECTOR: Final = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 
 
@@ -44,6 +45,7 @@ class BodyParser:
         self.scopes: list[dict[str, str]] = []
         self.vectors: dict[str, tuple[Register, ...]] = {}
         self.opened = 0
+        self.callers: dict[tuple[int, int, int], tuple[tuple[int, int], ...]] = {}  # of each place's last .loc
 
     def parse(self) -> None:
         self.block()
@@ -157,19 +159,28 @@ class BodyParser:
                 variable.name = self.declare(variable.name)
                 self.function.variables[variable.name] = variable
         elif token == ".loc":
-            file, line, column = parser.integer(), parser.integer(), parser.integer()
-            parser.location = Location(file, line, column) if line else parser.location
-            while parser.accept(","):  # function_name $L__info_string0+8, inlined_at 1 10 3
-                if parser.next() == "inlined_at":
-                    parser.integer(), parser.integer(), parser.integer()
-                else:
-                    parser.next()
-                    if parser.accept("+"):
-                        parser.integer()
+            self.source_line()
         elif token == ".pragma":
             parser.skip_statement()
         else:
             raise PtxError(f"unexpected {token!r} in a function", parser.lines[parser.position - 1])
+
+    def source_line(self) -> None:
+        parser = self.parser
+        place = parser.integer(), parser.integer(), parser.integer()
+        callers: tuple[tuple[int, int], ...] = ()
+        while parser.accept(","):  # function_name $L__info_string0+8, inlined_at 1 10 3
+            if parser.next() == "inlined_at":
+                # Where the call itself was inlined says the last .loc of its place.
+                call = parser.integer(), parser.integer(), parser.integer()
+                callers = (call[:2], *self.callers.get(call, ()))[:_MOST_CALLERS]
+            else:
+                parser.next()
+                if parser.accept("+"):
+                    parser.integer()
+        self.callers[place] = callers
+        if place[1]:  # 0 is code of no line
+            parser.location = Location(*place, callers)
 
     def hoist(self, variable: Variable) -> None:
         """Enter a variable declared in a function that lives as long as the module."""

@@ -130,7 +130,8 @@ def _renamed_function(function: Function, names: dict[str, str], files: int) -> 
     for instruction in function.instructions:
         location = instruction.location
         if files and location is not None:
-            location = Location(location.file + files, location.line, location.column)
+            callers = tuple((file + files, line) for file, line in location.callers)
+            location = Location(location.file + files, location.line, location.column, callers)
         operands = tuple(renamed(operand, seen) for operand in instruction.operands)
         instructions.append(replace(instruction, operands=operands, location=location))
     text = function.text if name == function.name else f"// {name}\n{function.text}"

@@ -54,11 +54,18 @@ def register_names(name: str, count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in the CUDA source, from ``.loc``."""
+    """A place in the CUDA source, from ``.loc``.
+
+    Attributes
+    ----------
+    callers
+        File and line of the calls that were inlined there, the innermost first; of many, the first ones.
+    """
 
     file: int
     line: int
     column: int
+    callers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

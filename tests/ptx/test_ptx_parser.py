@@ -85,8 +85,23 @@ def test_guard_and_modifiers():
 
 def test_locations_follow_the_code():
     function = body(".loc 1 10 3\nret;\n.loc 1 11 5, function_name $L__info+8, inlined_at 1 20 2\nexit;")
-    assert [Location(1, 10, 3), Location(1, 11, 5)] == [i.location for i in function.instructions]
+    assert [Location(1, 10, 3), Location(1, 11, 5, ((1, 20),))] == [i.location for i in function.instructions]
     assert [6, 8] == [i.line for i in function.instructions]
+
+
+def test_locations_of_inlined_code_name_its_callers_outwards():
+    """Where a call of an inlined function was inlined is said where the function's own code begins."""
+    function = body("""
+        .loc 2 9 1, function_name $L__outer, inlined_at 1 14 5
+        .loc 3 6 2, function_name $L__inner, inlined_at 2 9 1
+        bar.warp.sync -1;
+        .loc 2 9 1, function_name $L__outer, inlined_at 1 15 5
+        .loc 3 6 2, function_name $L__inner, inlined_at 2 9 1
+        bar.warp.sync -1;
+        .loc 1 16 5
+        exit;""")
+    callers = [((2, 9), (1, 14)), ((2, 9), (1, 15)), ()]
+    assert callers == [i.location.callers for i in function.instructions]
 
 
 def test_function_directives_and_parameters():

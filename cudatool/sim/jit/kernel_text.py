@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cached_property
 
 from cudatool.ptx import FRAME_SCALE, Function, Instruction, PtxError, Symbol, merge_calls
@@ -22,6 +23,11 @@ from cudatool.sim.jit.ways import barriers_on_each_way
 from cudatool.source_text import SourceLine
 
 __all__ = ["KernelText"]
+
+# Files of installed packages, of the system, and of NVIDIA's headers wherever they were put.
+_OF_A_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|^/(?:usr|opt)/|/targets/[^/]+/include/|/(?:cccl|cub|thrust|cooperative_groups)/"
+)
 
 del asynchronous, matrix  # they add to SUSPENSIONS, which must be whole where no kernel is translated, too
 
@@ -121,15 +127,20 @@ class KernelText:
         return 1 + max((instruction.line for instruction in self.function.instructions), default=0)
 
     def where(self, instruction: Instruction) -> SourceLine | None:
-        """Return the line of an instruction in the CUDA source, None if the PTX does not say."""
+        """Return the line of an instruction in the CUDA source, None if the PTX does not say.
+
+        Of code that was inlined from a library, such as CUB, it is the line of the user's code that calls it.
+        """
         location = instruction.location
         if location is None:
             return None
-        file = self.image.ptx.files.get(location.file, "?")
+        files = self.image.ptx.files
+        places = [(files.get(file, "?"), line) for file, line in ((location.file, location.line), *location.callers)]
+        file, line = next((place for place in places if not _OF_A_LIBRARY.search(place[0])), places[0])
         if os.path.isdir(os.path.dirname(file)) and not os.path.exists(file):
             # NVRTC puts the working directory in front of the names of programs that are not in files.
             file = os.path.basename(file)
-        return SourceLine(file, location.line)
+        return SourceLine(file, line)
 
     def find_source(self, line: int) -> SourceLine | None:
         """Return the line of the CUDA source for a line of the PTX, None if the PTX does not say."""

@@ -154,6 +154,22 @@ def test_a_failed_assert_says_what_and_where(launch, place_variables, ptx_of):
         launch(module.kernels["k"], 1, 4, np.array([1, 2, -3, 4], "i4"))
 
 
+def test_a_library_s_inlined_code_is_named_by_the_line_that_calls_it(ptx_of):
+    source = """
+#line 100 "/cuda/include/cub/swap.cuh"
+__device__ __forceinline__ void detail(float *x) { x[1] = 1; }
+__device__ __forceinline__ void swap(float *x) { detail(x); }
+#line 1 "/program/kernel.cu"
+__device__ __forceinline__ void own(float *x) { x[2] = 2; }
+extern "C" __global__ void k(float *x) {
+    swap(x);
+    own(x);
+}"""
+    text = jit.load(ptx_of(source, "-lineinfo")).kernels["k"].text
+    stores = [text.where(one) for one in text.function.instructions if one.name.startswith("st.global")]
+    assert [("/program/kernel.cu", 3), ("/program/kernel.cu", 1)] == stores
+
+
 def test_deadlock_names_the_cuda_line(launch, ptx_of):
     source = """extern "C" __global__ void k() {
         if (threadIdx.x < 32)
