@@ -203,8 +203,8 @@ class Evidence:
             stack=stack,
             requested=int(self.blocks.requested[live].sum()),
             label=label or without_stack(missing_stack(self.trace), requested),
-            per_step=int(np.median(change[up])) if up.any() else 0,
-            blocks_per_step=int(np.median(blocks[up])) if up.any() else 0,
+            per_step=_of_a_step(change, up),
+            blocks_per_step=_of_a_step(blocks, up),
             growth=int(held[-1] - held[1]) if in_steps else growth.gain,
             live=int(self.blocks.size[live].sum()),
             grew=int(up.sum()),
@@ -387,3 +387,11 @@ def _confidence(named: bool, growth: Growth) -> Confidence:
     if named:
         return Confidence.HIGH if growth.events >= _NEARLY_ALL * growth.windows else Confidence.MEDIUM
     return Confidence.MEDIUM if growth.events >= _RECURS else Confidence.LOW
+
+
+def _of_a_step(change: Ints, up: Mask) -> int:
+    """Return what a growing step gained: the median, or its share of it all where few steps gained the most."""
+    if not up.any():
+        return 0
+    median, share = np.median(change[up]), change.sum() / up.sum()
+    return int(median if 2 * median >= share else share)

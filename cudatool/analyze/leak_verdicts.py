@@ -98,7 +98,8 @@ class Leak:
     label
         The site in words, distinct from the others.
     per_step, blocks_per_step
-        Median growth in bytes and in blocks of a step in which it grew; 0 where no steps were found.
+        Growth in bytes and in blocks of a step in which it grew: the median, or a share of all that was gained where
+        few steps gained the most; 0 where no steps were found.
     growth, live
         Bytes gained since it began to grow, and held at the end of the last window.
     grew, steps

@@ -58,6 +58,13 @@ def test_growth_at_one_site_in_every_step_is_a_leak() -> None:
     assert (1, 800, 900, Confidence.HIGH) == (leak.blocks_per_step, leak.growth, leak.live, leak.confidence)
 
 
+def test_growth_of_a_step_is_a_share_of_it_all_where_few_steps_gain_the_most() -> None:
+    """Most steps add a block of 1 byte, and each fourth one a batch."""
+    made = loop([[kept(i, 1 if i % 4 else 1000), *temporary(i)] for i in range(21)])
+    (leak,) = analyze.leaks_of(made)[0].found
+    assert (19, leak.growth // 19) == (leak.grew, leak.per_step)
+
+
 def test_a_site_that_leaks_several_blocks_of_different_sizes_is_one_leak() -> None:
     made = loop([[kept(2 * i, 100 + i), kept(2 * i + 1, 50)] for i in range(10)])
     assert ["t.py:1 (leaky)"] == [label for label, *_ in leaks_in(made)]
