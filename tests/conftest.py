@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import generated
 import left_to_workers
 import published_schemas
 import pytest
@@ -23,17 +23,12 @@ def pytest_configure() -> None:
 
     The software device has two devices in tests: what needs them needs no process of its own.
 
-    No test of generated data fails because the machine is busy: the first one of a process takes a second or two, in
-    which hypothesis reads the constants of all our modules.
-
     OpenBLAS has one thread in each process, as it is loaded by hundreds: its others wait for work by looking for it all
     the time, on the cores that other tests run on.
 
     Tests run with SIGINT ignored under nohup. Under PYTHONDONTWRITEBYTECODE each of the many hundred programs would
     compile five hundred modules again, which takes as long as all else that it does.
     """
-    settings.register_profile("cudatool", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("cudatool")
     if not os.path.exists("/dev/nvidiactl"):
         os.environ.setdefault("CUDATOOL_DEVICE", "sim:count=2")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -43,21 +38,30 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Tell tests the run's seed, which all workers have from here on, and how hypothesis draws.
+
+    No test of generated data fails because the machine is busy: the first one of a process takes a second or two, in
+    which hypothesis reads the constants of all our modules.
+    """
+    generated.seed = session.config.getoption("randomly_seed", None)
+    most = generated.examples(100)  # what hypothesis draws by itself
+    settings.register_profile(
+        "cudatool", max_examples=most, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("cudatool")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test marked ``some_of(name, values, count)`` so many of the values, other ones in each run.
 
-    For values that are interchangeable, as the seeds of random programs are: none of them stands for a rule. Where they
-    begin is decided by the run's seed, which the header names; with ``-p no:randomly`` a test has all of them. They
-    stand in a row, so that what tests choose by the remainder of a seed is there in each run. Values to be there in
-    each run may be given as `always`.
+    Values to be there in each run may be given as `always`. Tests that are marked with the same word as `alike` have
+    the same ones.
     """
-    seed = metafunc.config.getoption("randomly_seed", None)
     for marker in metafunc.definition.iter_markers("some_of"):
         name, values, count = marker.args
-        if seed is not None and len(values) > count:
-            start = random.Random(f"{seed} {metafunc.definition.nodeid}").randrange(len(values))
-            values = [values[(start + index) % len(values)] for index in range(count)]
-        metafunc.parametrize(name, [*marker.kwargs.get("always", ()), *values])
+        chosen = generated.some_of(values, count, marker.kwargs.get("alike", metafunc.definition.nodeid))
+        metafunc.parametrize(name, [*marker.kwargs.get("always", ()), *chosen])
 
 
 def pytest_collection_finish() -> None:

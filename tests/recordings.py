@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from cudatool.collect import torch_snapshot
 from cudatool.trace.events import RECORD
 from cudatool.trace.model import Trace
 
-__all__ = ["HERE", "SHARED", "all_of_them", "converted", "path_of", "read", "report_of"]
+__all__ = ["HERE", "SHARED", "all_of_them", "converted", "in_turn", "path_of", "read", "report_of"]
 
 HERE = Path(__file__).resolve().parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "torch_snapshots"
@@ -37,19 +38,28 @@ def all_of_them() -> list[Path]:
     return sorted({path.name: path for place in (SHARED, HERE) for path in place.glob("*.pickle.xz")}.values())
 
 
-_LARGE = 100_000  # bytes, packed: the four from here on have 40,000 to 350,000 events, all others together 78,000
+_LARGE = ("convnet__default", "kvcache__round4", "llm__default", "llm__expandable")
+"""These have 40,000 to 350,000 events, all others together 78,000."""
+
+
+def in_turn(names: Sequence[str]) -> pytest.MarkDecorator:
+    """Give a test as `name` each of the recordings, but of the large ones another one in each run."""
+    return _in_turn("name", {name: name for name in names})
 
 
 def converted() -> pytest.MarkDecorator:
-    """Give a test of a conversion as `path` each recording, but of the large ones another one in each run.
+    """Give a test as `path` each recording that is on this machine, of the large ones another one in each run."""
+    return _in_turn("path", {path.name.removesuffix(".pickle.xz"): path for path in all_of_them()})
+
+
+def _in_turn(argument: str, values: Mapping[str, object]) -> pytest.MarkDecorator:
+    """All tests of a run have the same large one, which is read and analyzed once.
 
     What an event may be is in the smaller ones, too: freed, mapped and failed segments, pools, marks.
     """
-    small, large = [], []
-    for path in all_of_them():
-        of_its_size = small if path.stat().st_size < _LARGE else large
-        of_its_size.append(pytest.param(path, id=path.name.removesuffix(".pickle.xz")))
-    return pytest.mark.some_of("path", large, 1, always=small)
+    small = [pytest.param(value, id=name) for name, value in values.items() if name not in _LARGE]
+    large = [pytest.param(values[name], id=name) for name in _LARGE if name in values]
+    return pytest.mark.some_of(argument, large, 1, always=small, alike="the large recording")
 
 
 @lru_cache(maxsize=16)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from recordings import in_turn
 from records import MIB, RECORDINGS, alloc, free, freed, report_of, stacks, trace
 
 from cudatool import analyze
@@ -151,7 +152,7 @@ def test_optimizer_state_is_a_multiple_of_the_parameters(name: str, states: int,
     assert states * found[Category.PARAMETERS] == pytest.approx(found[Category.OPTIMIZER_STATE], rel=tolerance)
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_every_block_of_a_recording_has_a_rule(name: str) -> None:
     (diagnosis,) = report_of(name).diagnoses
     assert len(report_of(name).blocks) == len(diagnosis.categories.rule)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import pytest
+from recordings import in_turn
 from records import RECORDINGS, alloc, free, freed, of_segment, recording, stacks, trace
 
 from cudatool import analyze
@@ -84,7 +84,7 @@ def test_two_empty_traces_have_nothing_to_compare() -> None:
     assert () == analyze.diff(trace(), trace())
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_a_recording_does_not_differ_from_itself(name: str) -> None:
     made = recording(name)
     (found,) = analyze.diff(made, made)

@@ -5,9 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 from allocator_program import run
+from generated import examples
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from recordings import in_turn
 from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, recording, report_of, stacks, trace
 
 from cudatool import analyze
@@ -211,7 +213,7 @@ _OPERATIONS = st.lists(
 )
 
 
-@hypothesis_settings(deadline=None, max_examples=60)
+@hypothesis_settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(["", "roundup_power2_divisions:4", "max_split_size_mb:20", "expandable_segments:True"]), _OPERATIONS
 )
@@ -235,7 +237,7 @@ def test_the_causes_of_any_program_add_up_to_what_the_allocator_counts(
         assert held == moment.size_of(Cause.PENDING)
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_a_recordings_causes_add_up_and_no_free_piece_would_have_served(name: str) -> None:
     for moment in report_of(name).diagnoses[0].fragmentation:
         assert moment.reserved - moment.requested == sum(share.size for share in moment.causes)
@@ -272,7 +274,7 @@ def test_a_setting_is_named_with_what_a_replay_saved(name: str, saved: int) -> N
     assert named.text.startswith(format_bytes(diagnosis.settings.gain_bytes))
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_no_setting_is_named_that_was_not_measured(name: str) -> None:
     for diagnosis in report_of(name).diagnoses:
         best = diagnosis.settings.best if diagnosis.settings else None

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recordings import in_turn
 from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, recording, stacks, trace
 
 from cudatool import analyze
@@ -201,7 +202,7 @@ def test_frees_that_are_left_out_of_a_recording_are_found(name: str, every: int)
     assert expected == [leak.label for leak in found.found]
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_no_recording_leaks(name: str) -> None:
     assert [] == leaks_in(recording(name))
 

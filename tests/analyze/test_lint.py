@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from recordings import in_turn
 from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, report_of, trace
 
 from cudatool import analyze
@@ -31,7 +31,7 @@ def test_a_sound_trace_has_no_findings() -> None:
     assert [] == findings(made)
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_a_sound_recording_has_no_errors(name: str) -> None:
     assert [] == [one for one in report_of(name).findings if one.severity == Severity.ERROR]
 

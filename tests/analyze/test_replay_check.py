@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import path_of
+from recordings import in_turn, path_of
 
 from cudatool.analyze import ReplayCheck, advise, check, recorded_settings
 from cudatool.analyze.calls import Verb, call_time, change_time
@@ -79,7 +79,7 @@ def changed(tmp_path: Path) -> Callable[[str, Change], Path]:
     return write
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_turn(NAMES)
 def test_recording_is_reproduced_exactly(name: str) -> None:
     result = checked(path_of(name), name)
     assert (None, {}) == (result.first_divergence, result.stats_differ)
@@ -91,7 +91,7 @@ def test_recording_is_reproduced_exactly(name: str) -> None:
 
 
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "kvcache__round4"])
+@in_turn([name for name in NAMES if name != "kvcache__round4"])
 def test_recording_whose_beginning_is_lost_is_reproduced_from_there(
     name: str, cut: float, changed: Callable[[str, Change], Path]
 ) -> None:

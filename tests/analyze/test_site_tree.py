@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from recordings import in_turn
 from records import RECORDINGS, alloc, free, freed, report_of, stacks, trace
 
 from cudatool import analyze
@@ -76,7 +76,7 @@ def test_without_stacks_and_ranges_sizes_are_all_there_is() -> None:
     assert (analyze.Grouping.SIZE, ("all", "1 KiB each")) == (tree.grouping, tree.name)
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_the_tree_of_a_recording_adds_up_to_its_peak(name: str) -> None:
     report = report_of(name)
     for device, diagnosis in zip(report.summary.devices, report.diagnoses, strict=True):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from recordings import in_turn
 from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, report_of, trace
 
 from cudatool import analyze
@@ -57,7 +58,7 @@ def test_a_recordings_graph_pools_are_told_apart() -> None:
     assert {"default pool", *(f"private pool ({number}, 0)" for number in range(1, 5))} == labels
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@in_turn(RECORDINGS)
 def test_shares_at_the_peak_add_up_to_it(name: str) -> None:
     report = report_of(name)
     for device, diagnosis in zip(report.summary.devices, report.diagnoses, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from recordings import path_of
+from recordings import in_turn, path_of
 
 from cudatool.collect import plain_pickle
 from cudatool.errors import OutOfMemoryError
@@ -138,11 +138,10 @@ def replay(snapshot: dict[str, Any], facts: dict[str, Any]) -> CachingAllocator:
     return allocator
 
 
-def recordings() -> list[Any]:
-    names = (
-        "resnet_default gpt_default llm__default convnet__default convnet__frac0.03 kvcache__round4 prefetch__default"
-    )
-    return [pytest.param(name, id=name) for name in names.split()]
+RECORDINGS = (
+    *("resnet_default", "gpt_default", "llm__default", "convnet__default", "convnet__frac0.03", "kvcache__round4"),
+    "prefetch__default",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +151,7 @@ def strict_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hooks.reset()
 
 
-@pytest.mark.parametrize("name", recordings())
+@in_turn(RECORDINGS)
 def test_recording_is_reproduced_exactly(name: str) -> None:
     path = path_of(name)
     snapshot = plain_pickle.load(str(path))
