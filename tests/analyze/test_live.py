@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ def _without_late_requests(events: list[dict[str, int]]) -> list[dict[str, int]]
 
 
 @given(_recordings())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_the_state_is_what_the_whole_analysis_says(recording: tuple[np.ndarray, list[int]]) -> None:
     records, cuts = recording
     state = LiveState()
@@ -118,7 +119,7 @@ _LEDGER = (*_MEMORY, *[Kind.DEVICE_USE] * 5)
 
 
 @given(_recordings(_LEDGER), st.booleans(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_the_ledger_is_at_each_reading_what_the_whole_analysis_says(
     recording: tuple[np.ndarray, list[int]], names_process: bool, chance: random.Random
 ) -> None:

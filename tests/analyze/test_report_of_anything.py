@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ _RECORDS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(_RECORDS, st.integers(0, 60), st.sampled_from(["clock", "index"]))
 def test_any_records_give_a_report_whose_parts_add_up(rows: list[tuple[int, ...]], prior: int, axis: str) -> None:
     records = np.zeros(len(rows), RECORD)

@@ -8,6 +8,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import pytest
+from generated import some_of
 from whatif_truth import MIB, Op, Pair, Program, pairs, program, record, run
 
 from cudatool.analyze import Caveat, NoAdvice, WhatIfOutcome, advise, what_if
@@ -20,7 +21,7 @@ SEEN = {Caveat.CALLS_UNSEEN}  # which leaves the prediction a little too high
 
 @cache
 def found() -> list[Pair]:
-    return [pair for seed in PROGRAMS for pair in pairs(seed)]
+    return [pair for seed in some_of(PROGRAMS, 7, "what-if") for pair in pairs(seed)]
 
 
 def with_less_memory(made: Program) -> list[WhatIfOutcome]:
@@ -42,7 +43,7 @@ def test_predictions_without_caveat_are_within_one_percent() -> None:
 
 
 def test_calls_that_left_no_event_make_a_few_percent() -> None:
-    assert len(nearly_sure()) >= 40
+    assert len(nearly_sure()) >= 3 * len({pair.seed for pair in found()})
     assert all(-0.01 <= pair.error <= 0.05 for pair in nearly_sure())
     assert sum(abs(pair.error) <= 0.01 for pair in nearly_sure()) >= 0.9 * len(nearly_sure())
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import BASE, MIB, alloc, free, freed, of_segment, trace
@@ -46,7 +47,7 @@ def test_every_moment_of_a_part_is_that_of_the_whole(path: Path, share: float) -
 _kinds = st.sampled_from(["alloc", "free", "freed", "map", "unmap"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(_kinds, st.integers(0, 5), st.integers(1, 3)), max_size=25), st.data())
 def test_parts_of_any_sequence_have_its_states(events: list[tuple[str, int, int]], data: st.DataObject) -> None:
     make = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ extent = st.integers(1, 4)
 
 
 @given(extent, extent, extent, st.integers(0, 3), st.tuples(layouts, layouts, layouts), st.booleans(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_cublas_reads_and_writes_what_is_meant(m, n, k, batch, how, conjugate_a, conjugate_b):
     random = np.random.default_rng(1)
     front = (batch,) if batch else ()

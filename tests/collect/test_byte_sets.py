@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ equal = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(2, 40)).map(
 programs = st.lists(equal | st.lists(small, max_size=60) | st.lists(gaps, max_size=3), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(programs.map(lambda parts: [gap for part in parts for gap in part]), st.sampled_from([1, 2, 4, 12, 64]))
 def test_compressed_runs_are_the_same_bytes(gaps: list[tuple[int, int, int]], unit: int) -> None:
     runs = runs_of(gaps, unit)

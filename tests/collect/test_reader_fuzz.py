@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import generated
 import numpy as np
 import pytest
 from recordings import HERE
@@ -216,7 +217,7 @@ def snapshot(name: str) -> dict[str, Any]:
 def test_hostile_values_everywhere_in_a_snapshot(tmp_path: Path, name: str, hostile: str) -> None:
     data = snapshot(name)
     everywhere = list(places(data))
-    for container, key in random.Random(hostile).sample(everywhere, PLACES):
+    for container, key in random.Random(f"{hostile} {generated.seed}").sample(everywhere, generated.examples(PLACES)):
         kept, container[key] = container[key], HOSTILE[hostile]()
         content = pickle.dumps(data, protocol=4)
         container[key] = kept

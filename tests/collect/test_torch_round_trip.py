@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recordings import converted
@@ -129,7 +130,9 @@ def _snapshots(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=_snapshots())
 def test_any_snapshot_reads_back_the_same(tmp_path: Path, data: dict[str, Any]) -> None:

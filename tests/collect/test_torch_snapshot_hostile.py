@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recordings import HERE
@@ -145,7 +146,9 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(at=st.lists(st.integers(0, len(DATA) - 1), min_size=1, max_size=4), flip=st.integers(1, 255))
 def test_flipped_bytes_give_a_snapshot_or_the_one_error(tmp_path: Path, at: list[int], flip: int) -> None:
@@ -171,7 +174,9 @@ _plain = st.recursive(
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(value=_plain, protocol=st.integers(0, 5))
 def test_plain_data_loads_as_it_was(tmp_path: Path, value: Any, protocol: int) -> None:
@@ -241,7 +246,9 @@ _entries = st.lists(
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(traces=st.lists(_entries, max_size=3), protocol=st.integers(0, 5), shared=st.booleans())
 def test_columns_say_what_the_dicts_said(tmp_path: Path, traces: Any, protocol: int, shared: bool) -> None:

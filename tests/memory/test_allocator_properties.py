@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from fake_provider import FakeProvider
+from generated import examples
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -202,5 +203,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert len(self.live) == stats["allocation.all.current"]
 
 
-AllocatorMachine.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None)
+AllocatorMachine.TestCase.settings = hypothesis_settings(
+    max_examples=examples(60), stateful_step_count=60, deadline=None
+)
 TestAllocator = AllocatorMachine.TestCase

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -412,7 +413,7 @@ def test_subscriber_may_drop_pinned_memory(host: CachingHostAllocator, monkeypat
     assert address == host.allocate(64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.one_of(

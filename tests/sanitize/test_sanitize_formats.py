@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import junitparser
 import pytest
 from ci_formats import check_code_quality, check_junit
+from generated import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from report_examples import LIBRARY, ON_DEVICE, every_kind, on_device, pipeline, race
@@ -493,7 +494,7 @@ ANY_REPORT = st.builds(
 
 
 @settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sanitize_program import ATOMIC, RW, Program, R, W
@@ -218,7 +219,7 @@ def play(steps: list[Any]) -> tuple[Program, Oracle]:
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few agents", "as of many agents"])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(more_actions, max_size=30))
 def test_engine_agrees_with_reachability(many: bool, steps: list[Any]) -> None:
     program, oracle = play(steps)
@@ -237,7 +238,7 @@ def test_engine_agrees_with_reachability(many: bool, steps: list[Any]) -> None:
     assert {second for _, second in found} == {second for _, second in expected}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(more_actions, max_size=30))
 def test_findings_are_true_independent_and_repairable(steps: list[Any]) -> None:
     program, oracle = play(steps)
@@ -250,7 +251,7 @@ def test_findings_are_true_independent_and_repairable(steps: list[Any]) -> None:
     assert len({finding.fingerprint for finding in report.findings}) == len(report.findings)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(more_actions, max_size=30))
 def test_repairs_that_count_as_certain_leave_nothing_behind(steps: list[Any]) -> None:
     """Those of plain work on streams: the trace is not read again with them."""
@@ -265,7 +266,7 @@ def test_repairs_that_count_as_certain_leave_nothing_behind(steps: list[Any]) ->
         assert {} == repaired.defects
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(more_actions, max_size=8), st.randoms(use_true_random=False))
 def test_what_is_sound_without_order_among_threads_is_sound_with_it(steps: list[Any], chance: Random) -> None:
     trace = play(steps)[0].trace()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sanitize_program import Program, R, W
@@ -26,7 +27,7 @@ def violations(steps: LegalSteps, oracle: Oracle, order: Order) -> list[tuple[in
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(actions, max_size=25), st.integers(0, 2**32))
 def test_every_order_is_legal(program_steps: list[Any], seed: int) -> None:
     program, oracle = play(program_steps)
@@ -47,7 +48,7 @@ def test_every_order_is_legal(program_steps: list[Any], seed: int) -> None:
         assert violations(steps, oracle, order) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(actions, max_size=25))
 def test_before_and_behind_agree_with_reachability(program_steps: list[Any]) -> None:
     program, oracle = play(program_steps)

@@ -9,6 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from generated import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -138,7 +139,9 @@ def test_damaged_chunk_ends_the_trace_and_is_named(closed: bytes, path: Path) ->
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     body=st.lists(

@@ -15,6 +15,7 @@ from typing import Any
 import forked
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,9 @@ events = st.builds(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(written=st.lists(events, max_size=30))
 def test_what_is_recorded_is_read_back(written: list[Event], tmp_path: Path, small_chunks: None) -> None:

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +40,7 @@ event = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(event, max_size=40))
 def test_births_are_joined_with_the_first_free_and_end_before_the_next_birth(
     events: list[tuple[int, int, int]],
@@ -77,7 +78,7 @@ def overlaps(events: list[int], rows: list[tuple[int, int]]) -> tuple[int, int]:
     return count, first
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), min_size=1, max_size=150), st.randoms())
 def test_overlaps_are_counted_as_by_comparing_each_with_all(rows: list[tuple[int, int]], chance: object) -> None:
     deaths = [chance.randrange(i, len(rows)) for i in range(len(rows))]  # type: ignore[attr-defined]
@@ -123,7 +124,7 @@ def tails(events: list[tuple[int, int, int]], limit: int, remainder: int) -> lis
     return result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 400), st.integers(1, 100)), max_size=200))
 def test_unsplit_tails_are_those_of_the_sorted_list(events: list[tuple[int, int, int]]) -> None:
     what, addresses, sizes = (np.array([e[i] for e in events], np.int64) for i in range(3))
