@@ -216,7 +216,7 @@ ret;
 }}"""
 
 
-@pytest.mark.some_of("seed", range(40), 12)
+@pytest.mark.some_of("seed", range(40), 6)
 def test_random_ways_of_pointers(seed):
     program = Program(seed)
     arena = Arena(8)

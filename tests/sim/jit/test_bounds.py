@@ -46,6 +46,11 @@ extern "C" __global__ void last(int *y) { if (T < 5) y[T] = 1; }
 """
 
 
+@pytest.fixture(name="launch")
+def launch_fixture(launch_in_turn):
+    return launch_in_turn
+
+
 @pytest.fixture(scope="module")
 def kernels(ptx_of):
     return jit.load(ptx_of(SOURCE)).kernels

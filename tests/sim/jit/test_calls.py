@@ -76,6 +76,11 @@ def _ackermann(m: int, n: int) -> int:
     return _ackermann(m - 1, 1) if n == 0 else _ackermann(m - 1, _ackermann(m, n - 1))
 
 
+@pytest.fixture(name="launch")
+def launch_fixture(launch_in_turn):
+    return launch_in_turn
+
+
 @pytest.fixture(scope="module")
 def recursive(ptx_of):
     return jit.load(ptx_of(RECURSION)).kernels

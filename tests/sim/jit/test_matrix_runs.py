@@ -74,7 +74,7 @@ def random_program(seed):
     return lines
 
 
-@pytest.mark.some_of("seed", range(12), 4)
+@pytest.mark.some_of("seed", range(12), 2)
 def test_what_is_joined_gives_what_it_gives_apart(ptx_kernel, launch, monkeypatch, seed):
     program = random_program(seed)
     together = result_of(ptx_kernel, launch, program)

@@ -61,6 +61,11 @@ extern "C" __global__ void held_across_a_barrier(int *lock, int *out) {
 """
 
 
+@pytest.fixture(name="launch")
+def launch_fixture(launch_in_turn):
+    return launch_in_turn
+
+
 def test_sleeping_for_no_time_suspends_nothing(ptx_of):
     """libcu++ does so after each atomic access to an object in local memory; a kernel may have a hundred."""
     slept = "\n".join(f"if (x[{i}] > {i}) {{ x[{i}] = {i}; __nanosleep(0); }}" for i in range(60))

@@ -21,7 +21,7 @@ def is_cut(kernel: jit.JitKernel) -> bool:
     return "call void @stretches_" in kernel.llvm_ir()
 
 
-@pytest.mark.some_of("seed", range(FIRST, FIRST + 24), 8)
+@pytest.mark.some_of("seed", range(FIRST, FIRST + 24), 4)
 def test_random_branches_write_what_the_reference_does(launch_in_turn, monkeypatch, seed):
     monkeypatch.setattr(Regions, "has_long_rows", lambda self: True)  # cut also the row of a single block
     threads = (16, 40, 64, 97)[seed % 4]

@@ -35,19 +35,19 @@ def check(launch, seed: int, **has: object) -> bool:
     return runs_together(kernel)
 
 
-@pytest.mark.some_of("seed", range(FIRST, FIRST + 24), 8)
+@pytest.mark.some_of("seed", range(FIRST, FIRST + 24), 4)
 def test_random_loops_write_what_the_reference_does(launch_in_turn, seed):
     check(launch_in_turn, seed)
 
 
 @pytest.mark.parametrize("by", ["grid", "block"])
-@pytest.mark.some_of("seed", range(FIRST, FIRST + 16), 5)
+@pytest.mark.some_of("seed", range(FIRST, FIRST + 16), 3)
 def test_random_loops_by_the_size_of_the_grid_or_of_a_block_write_what_the_reference_does(launch_in_turn, seed, by):
     check(launch_in_turn, seed, by=by)
 
 
 @pytest.mark.parametrize("has_loops", [True, False])
-@pytest.mark.some_of("seed", range(FIRST, FIRST + 20), 6)
+@pytest.mark.some_of("seed", range(FIRST, FIRST + 20), 3)
 def test_random_detours_write_what_the_reference_does(launch_in_turn, monkeypatch, seed, has_loops):
     monkeypatch.setattr(even, "_DETOUR", 3)
     check(launch_in_turn, seed, has_loops=has_loops, has_detours=True)
