@@ -160,16 +160,10 @@ void forget_spilled() {
   next_chunk = offset = 0;
 }
 
-void append(Row kind, std::span<const uint64_t> first, const Words& rest = {});
-
-void append(Row kind, std::initializer_list<uint64_t> first, const Words& rest = {}) {
-  append(kind, std::span(first.begin(), first.size()), rest);
-}
-
-void append(Row kind, std::span<const uint64_t> first, const Words& rest) {
+void append(Row kind, std::span<const uint64_t> first, const Words& rest = {}) {
   if (self.call && !self.begun && kind != CALL && kind != PAYLOAD) {
     self.begun = true;
-    append(BEGIN, {self.call});
+    append(BEGIN, std::array{self.call});
   }
   if (rows.size() >= most_words) spill();
   size_t begin = last = rows.size(), length = 2 + first.size() + rest.size();
@@ -178,6 +172,10 @@ void append(Row kind, std::span<const uint64_t> first, const Words& rest) {
   rows[begin + 1] = now();
   std::copy(first.begin(), first.end(), &rows[begin + 2]);
   std::copy(rest.begin(), rest.end(), &rows[begin + 2] + first.size());
+}
+
+void append(Row kind, std::initializer_list<uint64_t> first, const Words& rest = {}) {
+  append(kind, std::span(first.begin(), first.size()), rest);
 }
 
 void see_stream([[maybe_unused]] uint64_t handle, [[maybe_unused]] int device) {
