@@ -367,6 +367,7 @@ static void begin_log(unsigned long long most) {
   context_count = 0;
   has_failed = 0;
   sees_work = sees_launches = 0;
+  code_was_loaded();  // perhaps, while nothing was recorded
   recordings++;
   pthread_mutex_unlock(&lock);
 }

@@ -435,8 +435,11 @@ driver = ctypes.CDLL(sys.argv[2])  # as libcuda.so.1
 from cudatool.collect import _cupti
 from cudatool.collect.cupti_rows import ROW, What
 _cupti.open(sys.argv[1])
-_cupti.start({"cuLaunchKernel": (".", False, False, False, 0, True, True, True)}, 1 << 20)
-_cupti.watch_launches(1)
+def begin():
+    _cupti.start({"cuLaunchKernel": (".", False, False, False, 0, True, True, True)}, 1 << 20)
+    _cupti.watch_launches(1)
+
+begin()
 cupti = ctypes.CDLL(sys.argv[1])
 cupti.launch_each.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t]
 count, size, asked = (kind.in_dll(driver, name) for kind, name in (
@@ -471,6 +474,13 @@ for function in (0x70, 0x71):
     cupti.load_module()
     count.value = 60  # more than are kept
     assert launched(function) == launched(function) == (packed(60, 4), 61)
+    cupti.load_module()
+    count.value = 1
+    assert launched(function) == (packed(1, 4), 2)
+    _cupti.stop()
+    count.value = 2  # what was loaded between two recordings is not seen
+    begin()
+    assert launched(function) == (packed(2, 4), 3)
 """
 
 
