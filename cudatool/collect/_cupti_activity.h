@@ -47,54 +47,82 @@ static void set_times(Row* row, uint64_t start, uint64_t end) {
   row->words[1] = end > row->time ? end : row->time;
 }
 
-static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, size_t size, size_t valid) {
-  (void)size;
+// Fills in a row that says when work ran; returns 0 for a record of something else. A kernel's name is still to be added.
+static int describe_work(Row* row, const void* record) {
+  uint32_t kind = *(const uint32_t*)record;
+  memset(row, 0, sizeof *row);
+  if (kind == KIND_KERNEL) {
+    const KernelRecord* kernel = record;
+    row->what = KERNEL;
+    row->device = kernel->device;
+    row->context = kernel->context;
+    row->correlation = kernel->correlation;
+    set_times(row, kernel->start, kernel->end);
+    row->words[2] = kernel->stream;
+    row->words[4] = packed(kernel->grid);
+    row->words[5] = packed(kernel->block);
+    row->words[6] = (uint64_t)(uint32_t)kernel->static_shared + (uint32_t)kernel->dynamic_shared;
+    row->words[7] = kernel->graph;
+  } else if (kind == KIND_GRAPH) {
+    const GraphRecord* graph = record;
+    row->what = GRAPH;
+    row->device = graph->device;
+    row->context = graph->context;
+    row->correlation = graph->correlation;
+    set_times(row, graph->start, graph->end);
+    row->words[2] = graph->stream;
+  } else if (kind == KIND_MEMCPY || kind == KIND_MEMSET) {
+    const CopyRecord* copy = record;  // a fill has the same fields at the same places
+    row->what = kind == KIND_MEMCPY ? COPY : FILL;
+    row->device = copy->device;
+    row->context = copy->context;
+    row->correlation = copy->correlation;
+    set_times(row, copy->start, copy->end);
+    row->words[2] = copy->stream;
+    row->words[3] = copy->bytes;
+    row->words[4] = copy->copy_kind;
+  } else {
+    return 0;
+  }
+  return 1;
+}
+
+// The program waits for the lock at its next call of the driver: a few rows at a time.
+enum { AT_ONCE = 64 };
+
+static void put_work(const Row* found, const KernelRecord* const* kernels, int count) {
   pthread_mutex_lock(&lock);
-  for (void* record = NULL; buffer && valid && !cupti.ActivityGetNextRecord(buffer, valid, &record);) {
-    uint32_t kind = *(uint32_t*)record;
-    int is_work = kind == KIND_KERNEL || kind == KIND_MEMCPY || kind == KIND_MEMSET || kind == KIND_GRAPH;
-    Row* row = is_work ? new_row() : NULL;
+  for (int i = 0; i < count; i++) {
+    Row* row = new_row();
     if (!row) continue;
     waiting--;
-    if (kind == KIND_KERNEL) {
-      const KernelRecord* kernel = record;
-      row->what = KERNEL;
-      row->device = kernel->device;
-      row->context = kernel->context;
-      row->correlation = kernel->correlation;
-      set_times(row, kernel->start, kernel->end);
-      row->words[2] = kernel->stream;
-      row->words[3] = intern(&names, kernel->name ? kernel->name : "", kernel->name ? strlen(kernel->name) : 0);
-      row->words[4] = packed(kernel->grid);
-      row->words[5] = packed(kernel->block);
-      row->words[6] = (uint64_t)(uint32_t)kernel->static_shared + (uint32_t)kernel->dynamic_shared;
-      row->words[7] = kernel->graph;
-      if (kernel->device < MOST_DEVICES && kernel->local_per_thread > sampled_devices[kernel->device].local) {
-        sampled_devices[kernel->device].local = kernel->local_per_thread;
-        took(kernel->device, USE_KERNEL);
-      }
-    } else if (kind == KIND_GRAPH) {
-      const GraphRecord* graph = record;
-      row->what = GRAPH;
-      row->device = graph->device;
-      row->context = graph->context;
-      row->correlation = graph->correlation;
-      set_times(row, graph->start, graph->end);
-      row->words[2] = graph->stream;
-    } else {
-      const CopyRecord* copy = record;  // a fill has the same fields at the same places
-      row->what = kind == KIND_MEMCPY ? COPY : FILL;
-      row->device = copy->device;
-      row->context = copy->context;
-      row->correlation = copy->correlation;
-      set_times(row, copy->start, copy->end);
-      row->words[2] = copy->stream;
-      row->words[3] = copy->bytes;
-      row->words[4] = copy->copy_kind;
+    *row = found[i];
+    const KernelRecord* kernel = kernels[i];
+    if (!kernel) continue;
+    row->words[3] = intern(&names, kernel->name ? kernel->name : "", kernel->name ? strlen(kernel->name) : 0);
+    if (kernel->device < MOST_DEVICES && kernel->local_per_thread > sampled_devices[kernel->device].local) {
+      sampled_devices[kernel->device].local = kernel->local_per_thread;
+      took(kernel->device, USE_KERNEL);
     }
   }
+  pthread_mutex_unlock(&lock);
+}
+
+static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, size_t size, size_t valid) {
+  (void)size;
+  Row found[AT_ONCE];
+  const KernelRecord* kernels[AT_ONCE];
+  int count = 0;
+  for (void* record = NULL; buffer && valid && !cupti.ActivityGetNextRecord(buffer, valid, &record);) {
+    if (!describe_work(&found[count], record)) continue;
+    kernels[count] = found[count].what == KERNEL ? record : NULL;
+    if (++count == AT_ONCE) put_work(found, kernels, count), count = 0;
+  }
+  put_work(found, kernels, count);
   size_t dropped = 0;
-  if (!cupti.ActivityGetNumDroppedRecords(context, stream, &dropped) && dropped) lost += dropped;
+  if (cupti.ActivityGetNumDroppedRecords(context, stream, &dropped)) dropped = 0;
+  pthread_mutex_lock(&lock);
+  lost += dropped;
   if (buffer && forces) buffer = put_aside(buffer);
   pthread_mutex_unlock(&lock);
   free(buffer);
