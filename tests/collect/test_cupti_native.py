@@ -521,6 +521,45 @@ def test_a_kernel_that_still_runs_when_its_record_is_handed_back_has_no_times_be
     assert (done.stdout.splitlines(), done.stderr) == (["True True 0", "True 100 0", "True 100 150"], "")
 
 
+MANY = """
+import ctypes, struct, sys
+import numpy as np
+from cudatool.collect import _cupti
+from cudatool.collect.cupti_rows import ROW, What
+_cupti.open(sys.argv[1])
+_cupti.start({}, 1 << 20)
+_cupti.watch_activity(False)
+texts = [ctypes.c_char_p(b"even"), ctypes.c_char_p(b"odd")]
+addresses = [ctypes.cast(text, ctypes.c_void_p).value for text in texts]
+kernel = "=IIIIQQQIIIiiiiiiiiIIIqQ"  # CUpti_ActivityKernel, up to the name
+KINDS = {What.KERNEL: 10, What.COPY: 1, 0: 38}  # 38: overhead, which is no work
+given, expected = [], []
+for number in range(500):
+    what = list(KINDS)[number % 3]
+    if what == What.KERNEL:
+        fields = (10, 0, 0, 0, number + 1, number + 2, 0, 0, 0, 7, *[1] * 6, 0, 0, 0, 0, number, 0, addresses[number % 2])
+        given.append(struct.pack(kernel, *fields).ljust(200, b"\\0"))
+        expected.append((what, number, number + 1, ["even", "odd"][number % 2]))
+    else:
+        one = struct.pack("=IBBBBQQQIIII", KINDS[what], 1, 0, 0, 0, 512, number + 1, number + 2, 0, 0, 7, number)
+        given.append(one.ljust(200, b"\\0"))
+        expected += [(what, number, number + 1, "")] * bool(what)
+records = ctypes.create_string_buffer(b"".join(given))
+ctypes.CDLL(sys.argv[1]).complete_all(records, ctypes.c_size_t(len(given)), ctypes.c_size_t(200))
+data, names, *_ = _cupti.drain()
+found = [
+    (row["what"], row["correlation"], row["time"], names[row["words"][3] - 1].decode() if row["what"] == What.KERNEL else "")
+    for row in np.frombuffer(data, ROW)
+]
+assert found == expected, (len(found), len(expected), found[:3], expected[:3])
+"""
+
+
+def test_all_records_of_work_of_a_buffer_are_noted_in_order_with_their_names(libcupti):
+    done = subprocess.run([sys.executable, "-c", MANY, libcupti], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 FORCED = """
 import ctypes, sys
 from cudatool.collect import _cupti

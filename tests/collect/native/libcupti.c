@@ -44,7 +44,8 @@ typedef void (*Completed)(void*, uint32_t, uint8_t*, size_t, size_t);
 typedef void (*Requested)(uint8_t**, size_t*, size_t*);
 static Requested requested;
 static Completed completed;
-static void* record;  // that the next buffer has
+static char* record;  // that the next buffer has, and how many there are from it on, each of so many bytes
+static size_t records, record_bytes;
 static uint8_t* unfinished;  // a buffer of work that still runs
 int cuptiActivityRegisterCallbacks(Requested request, Completed function) {
   requested = request;
@@ -56,10 +57,11 @@ void* request(void) {
   requested(&unfinished, &size, &most);
   return unfinished;
 }
-void complete(void* one) {
-  record = one;
+void complete_all(void* first, size_t count, size_t bytes) {
+  record = first, records = count, record_bytes = bytes;
   completed(NULL, 0, malloc(8), 8, 8);
 }
+void complete(void* one) { complete_all(one, 1, 0); }
 int cuptiActivityRegisterTimestampCallback(void* function) { return 0; }
 int cuptiActivityEnable(uint32_t kind) { return 0; }
 int cuptiActivityDisable(uint32_t kind) { return 0; }
@@ -69,8 +71,9 @@ int cuptiActivityFlushAll(uint32_t forced) {
   return 0;
 }
 int cuptiActivityGetNextRecord(uint8_t* buffer, size_t size, void** next) {
-  if (!(*next = record)) return 1;
-  record = NULL;
+  if (!records) return 1;
+  *next = record;
+  record += record_bytes, records--;
   return 0;
 }
 int cuptiActivityGetNumDroppedRecords(void* context, uint32_t stream, size_t* dropped) {
