@@ -54,6 +54,7 @@ _KEPT_MEMORIES = 64
 _NEVER = (1 << 64) - 1
 _SHARED_IN_STEP = 16384  # bytes: shared memory of the blocks that run in step, so that the host's caches hold it
 _STALLED_S, _STALLED_ROUNDS = 5.0, 100  # without progress before the launch counts as deadlocked
+_CHANGING_S = 60.0  # the same while threads hold other values each time: they may work, or count how often they asked
 _REPORTED_BLOCKS = 4
 _PROT_NONE, _PROT_READ, _PROT_READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 
@@ -394,7 +395,8 @@ class LaunchRun:
         self._ended = False
         self.reason = Stop.NONE
         self.started = time.monotonic()
-        self.seen = (0, self.started, 0)  # progress, when it was made, and how many rounds ago
+        self.seen = (0, self.started, 0)  # progress, when it was made or sought last, and how many rounds ago
+        self.moved = self.started  # when it was made
         self.active: set[Worker] = set()  # that may still do something
         self.states: dict[Worker, int] = {}  # what was last seen of those whose blocks all wait
         self.still: set[Worker] = set()  # whose blocks were the same when they were looked at again
@@ -506,6 +508,7 @@ class LaunchRun:
         before, when, rounds = self.seen
         now = time.monotonic()
         if progress != before:
+            self.moved = now
             self._look_again(progress)
             return
         self.seen = (before, when, rounds + 1)
@@ -517,14 +520,17 @@ class LaunchRun:
     def _stop_if_still(self, worker: Worker) -> None:
         """End the launch if all blocks wait and none has changed since it was last looked at.
 
-        Threads that do more than wait come back to their poll with other values, as in a loop that follows links. And
-        a worker that is not seen here runs a block, for which the others may be waiting.
+        Threads that do more than wait come back to their poll with other values, as in a loop that follows links; so do
+        those that count how often they asked, which ends the launch later. And a worker that is not seen here runs a
+        block, for which the others may be waiting.
         """
         state = 0
         for memory in self.asleep[worker]:
             state = memory.checksum(state)
         seen = self.states.get(worker)
         if seen is not None and seen != state:
+            if self.states.keys() >= self.active and time.monotonic() - self.moved > _CHANGING_S:
+                self.stop(Stop.STALLED)
             self._look_again(self.seen[0])
             return
         if seen is not None:

@@ -516,6 +516,24 @@ def test_blocks_that_wait_for_one_that_computes_are_no_deadlock(launch, ptx_of, 
 
 
 @pytest.mark.parametrize("threads", THREADS)
+def test_threads_that_count_how_often_they_ask_are_a_deadlock_after_a_longer_time(launch, ptx_of, monkeypatch, threads):
+    from cudatool.sim.jit import launch as launches
+
+    monkeypatch.setattr(launches, "_STALLED_S", 0.1)
+    monkeypatch.setattr(launches, "_CHANGING_S", 1.0)
+    source = r"""extern "C" __global__ void k(volatile int *flag, int *out) {
+        int asked = 0;
+        while (*flag == 0) asked++;
+        out[blockIdx.x] = asked;
+    }"""
+    kernel = jit.load(ptx_of(source)).kernels["k"]
+    begin = time.monotonic()
+    with pytest.raises(jit.KernelDeadlock, match="in a loop that waits for memory to change"):
+        launch(kernel, 4, 32, np.zeros(1, "i4"), np.zeros(4, "i4"), threads=threads)
+    assert time.monotonic() - begin >= 1
+
+
+@pytest.mark.parametrize("threads", THREADS)
 def test_blocks_of_several_workers_that_all_wait_are_a_deadlock(launch, ptx_of, impatient, threads):
     kernel = jit.load(ptx_of(SLOW_AND_WAITING)).kernels["k"]
     with pytest.raises(jit.KernelDeadlock, match="in a loop that waits for memory to change"):
