@@ -136,8 +136,12 @@ struct python {
     int is_shielded; /* threads that Python does not know are known to nothing that could raise exceptions in them */
 };
 
+static __thread struct decoy *stay; /* of a thread that Python knows by its calls of the driver alone: its state */
+
+static int is_known(void) { return PyGILState_GetThisThreadState() && (!stay || PyGILState_Check()); }
+
 static struct python begin_python(void) {
-    struct python python = {.is_shielded = PyGILState_GetThisThreadState() != NULL};
+    struct python python = {.is_shielded = is_known()};
     python.state = PyGILState_Ensure();
     if (python.is_shielded) shield();
     return python;
@@ -271,9 +275,37 @@ static void wait_for_the_end(void) {
     for (;;) pause();
 }
 
+/* A stranger keeps the state that Python has for it from its first call until it ends. What is a thread's own, its current
+ * context for example, hangs on that state: with a new one for each call, no call would know of those before it. Another
+ * thread deletes it, as it does decoys. */
+static pthread_key_t stay_key;
+static pthread_once_t stay_key_made = PTHREAD_ONCE_INIT;
+
+static void end_stay(void *ended) {
+    stay = NULL;
+    if (!PyGILState_GetThisThreadState()) leave_decoy(ended); /* else the thread may call again, and need it */
+}
+
+static void make_stay_key(void) { pthread_key_create(&stay_key, end_stay); }
+
+static void begin_stay(void) {
+    if (stay) return;
+    pthread_once(&decoy_key_made, make_decoy_key);
+    pthread_once(&stay_key_made, make_stay_key);
+    struct decoy *made = calloc(1, sizeof *made);
+    if (!made || pthread_setspecific(stay_key, made)) {
+        free(made);
+        return;
+    }
+    PyGILState_Ensure();
+    delete_decoys(__atomic_exchange_n(&left_over, NULL, __ATOMIC_SEQ_CST));
+    made->state = PyEval_SaveThread();
+    stay = made;
+}
+
 static int call(int slot, const long *words) {
     if (closed) return closed;
-    if (PyGILState_GetThisThreadState()) {
+    if (is_known()) {
         if (PyGILState_Check()) return call_python(slot, words);
         begin_visit();
         __atomic_add_fetch(&guests, 1, __ATOMIC_SEQ_CST);
@@ -285,7 +317,11 @@ static int call(int slot, const long *words) {
         return result;
     }
     __atomic_add_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
-    int result = leaving ? CUDA_ERROR_DEINITIALIZED : call_python(slot, words);
+    int result = CUDA_ERROR_DEINITIALIZED;
+    if (!leaving) {
+        begin_stay();
+        result = call_python(slot, words);
+    }
     __atomic_sub_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
     return result;
 }

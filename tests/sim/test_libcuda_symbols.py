@@ -63,6 +63,42 @@ def test_nvidias_runtime_library_sees_a_driver_without_a_device(driver, tmp_path
         assert result == ctypes.CDLL(tmp_path / name).started(), name
 
 
+_IN_THREADS = r"""
+#include <pthread.h>
+#include <stddef.h>
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuCtxGetCurrent(void **);
+int cuStreamCreate(void **, unsigned), cuCtxGetDevice(int *);
+static int result;
+static void *work(void *context) {
+    void *current = NULL, *stream;
+    int device;
+    if (cuCtxGetDevice(&device) != 201) result = 1; /* CUDA_ERROR_INVALID_CONTEXT: of no thread before this one */
+    if (cuCtxSetCurrent(context) || cuCtxGetCurrent(&current) || current != context) result = 2;
+    if (cuStreamCreate(&stream, 0)) result = 3;
+    return NULL;
+}
+int run(int threads) {
+    void *context;
+    if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0)) return -1;
+    while (threads--) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, work, context) || pthread_join(thread, NULL)) return -2;
+    }
+    return result;
+}
+"""
+
+
+def test_threads_of_c_keep_their_current_context_from_call_to_call(driver, tmp_path):
+    compiler = which("cc") or which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source, library = tmp_path / "threads.c", tmp_path / "libthreads.so"
+    source.write_text(_IN_THREADS)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-lpthread"], check=True, timeout=60)
+    assert 0 == ctypes.CDLL(library).run(50)
+
+
 _AT_EXIT = """
 import ctypes
 import subprocess
