@@ -24,9 +24,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from cudatool.sanitize.agents import agents_of
 from cudatool.sanitize.aliases import Aliases
 from cudatool.sanitize.allocations import Memory
-from cudatool.sanitize.clocks import Clocks, Moment
+from cudatool.sanitize.clocks import Moment
 from cudatool.sanitize.defects import Defect, Defects, Key, Repairs, Side, race_of, side_of
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.findings import FindingKind
@@ -36,13 +37,12 @@ from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.memory_flags import MemoryFlags
 from cudatool.sanitize.ordering import Agent, Ordering
-from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
+from cudatool.sanitize.programmatic import Dependents
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.sanitize.unordered import Unordered
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag
 from cudatool.trace.model import Trace
-from cudatool.trace.streams import stream_names, thread_names
 
 __all__ = ["Engine"]
 
@@ -140,7 +140,9 @@ class Engine:
         self.go_on_repaired = go_on_repaired
         self.threads = _threads(trace)
         one_host |= self.threads < 2
-        self._make_agents(trace, one_host)
+        made = agents_of(trace, self.effort, one_host=one_host)
+        self.agents, self.hosts, self.streams = made.agents, made.hosts, made.streams
+        self.clocks, self._dependents = made.clocks, Dependents(made.dependents)
         self.ordering = Ordering(list(self.streams.values()), self.clocks, self.effort, one_host=one_host)
         self.ordering.unknown_orders = unknown_orders
         self.history = History(self.effort, self.agents[0] if one_host else None)
@@ -155,7 +157,11 @@ class Engine:
         self._early: dict[int, list[int]] = {}  # by correlation: objects that it has handed over before its own record
         self._groups: dict[int, Unordered] = {}  # by thread: its latest group of collectives, or batch of copies
         self._first_records = _first_records(trace)
-        self._handlers: dict[int, Callable[[Row], None]] = {
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> dict[int, Callable[[Row], None]]:
+        """Return what each kind of record does; the others do nothing."""
+        return {
             **dict.fromkeys(WORK, self._work),
             Kind.COLLECTIVE: self._collect,
             Kind.MEMCPY: self._copy,
@@ -201,53 +207,6 @@ class Engine:
         # They hold the engine: without them it goes, and the trace with it, when its last user does.
         handlers.clear()
         del self._memory, self._launches
-
-    def _make_agents(self, trace: Trace, one_host: bool) -> None:
-        records = trace.records
-        threads = distinct(records["thread"]).tolist()
-        streams = [stream for stream in distinct(records["stream"]).tolist() if stream]
-        created = records[records["kind"] == Kind.STREAM_CREATE]
-        columns = (created[name].tolist() for name in ("device", "size", "flags"))
-        facts = dict(zip(created["stream"].tolist(), zip(*columns, strict=True), strict=True))
-        is_legacy, is_non_blocking = int(StreamFlag.LEGACY_DEFAULT), int(StreamFlag.NON_BLOCKING)  # faster than members
-        names, of_thread = stream_names(trace, in_sentences=True), thread_names(trace)
-
-        hosts = 1 if one_host else len(threads)
-        early = early_streams(trace)
-        self.clocks = Clocks(hosts + len(streams) + AGENTS * len(early), self.effort)
-        nothing = self.clocks.nothing
-        host_agents = [
-            Agent(i, nothing, "the host" if one_host else f"host thread {of_thread[threads[i]]}", is_host=True)
-            for i in range(hosts)
-        ]
-        self.hosts = {thread: host_agents[0 if one_host else i] for i, thread in enumerate(threads)}
-        self.streams: dict[int, Agent] = {}
-        legacy: list[Agent] = []
-        blocking: list[Agent] = []
-        for index, stream in enumerate(streams, hosts):
-            device, context, flags = facts.get(stream, (-1, 0, 0))
-            label = names[stream]
-            agent = self.streams[stream] = Agent(index, nothing, label, device=device, context=context, stream=stream)
-            if flags & is_legacy:
-                agent.pending = {}
-                legacy.append(agent)
-            elif not flags & is_non_blocking:
-                blocking.append(agent)
-        for default in legacy:
-            # A stream whose creation was not seen may be of any device.
-            default.peers = tuple(s for s in blocking if s.is_of(default.device, default.context))
-            for peer in default.peers:
-                peer.peers += (default,)
-        self.agents = [*host_agents, *self.streams.values()]
-        dependents: dict[int, tuple[Agent, ...]] = {}
-        for stream in early:
-            own = self.streams[stream]
-            dependents[stream] = tuple(
-                Agent(len(self.agents) + i, nothing, own.label, device=own.device, context=own.context, stream=stream)
-                for i in range(AGENTS)
-            )
-            self.agents += dependents[stream]
-        self._dependents = Dependents(dependents)
 
     # Work on streams --------------------------------------------------------------------------------------------
 
