@@ -29,12 +29,11 @@ from cudatool.errors import CudatoolError, UsageError
 from cudatool.memory.settings import Settings
 from cudatool.memory.statistics import Counter
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import HostFlag, Kind
 
 __all__ = ["CachingHostAllocator", "HostProvider"]
 
-# Flags of HOST_ALLOC and HOST_FREE: a block, not memory from the driver, whose uses are reported.
-_CACHED: Final = 1 | 2
+_CACHED: Final = HostFlag.BLOCK | HostFlag.REPORTS_USES
 _MIB: Final = 1024 * 1024
 _RESERVE_STEP: Final = 4096  # what a block takes of the reserve segment is a multiple of this
 _POLL_INTERVAL_S: Final = 100e-6
@@ -113,7 +112,7 @@ class CachingHostAllocator:
     at any time: where the allocator is busy it only takes note, and the next call does the work.
 
     While :data:`cudatool.trace.hooks.active`, handing out a block and taking it back are ``HOST_ALLOC`` and
-    ``HOST_FREE`` events with flag 1. What is had from the driver is the provider's to tell.
+    ``HOST_FREE`` events with the flag BLOCK. What is had from the driver is the provider's to tell.
 
     Parameters
     ----------

@@ -15,14 +15,13 @@ import numpy as np
 
 from cudatool.overview.ledger import Holder, owner_of
 from cudatool.overview.moments import site_labels
-from cudatool.trace.events import Kind
+from cudatool.trace.events import HostFlag, Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, rows_from
 from cudatool.trace.model import Trace, is_of_kind
 
 __all__ = ["PinnedHolders", "PinnedSite", "pinned_blocks", "pinned_holders"]
 
 _CACHING: Final = "cudatool's runtime"  # no other caching allocator of pinned memory tells its blocks
-_BLOCK: Final = 1  # flag of HOST_ALLOC and HOST_FREE
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def _pieces(trace: Trace) -> list[_Piece]:
     names = ("kind", "flags", "address", "size", "aux0", "stack", "name")
     columns = (records[name][index].tolist() for name in names)
     for i, kind, flags, address, size, rounded, stack, name in zip(index.tolist(), *columns, strict=True):
-        is_block = bool(flags & _BLOCK)
+        is_block = bool(flags & HostFlag.BLOCK)
         if not is_block and not of_driver[name]:
             continue
         gone = live[is_block].pop(address, None)

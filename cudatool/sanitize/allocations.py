@@ -12,14 +12,12 @@ from cudatool.sanitize.intervals import Operation
 from cudatool.sanitize.lifetimes import Buffer
 from cudatool.sanitize.ordering import Agent
 from cudatool.sanitize.rows import Row
-from cudatool.trace.events import Kind
+from cudatool.trace.events import HostFlag, Kind
 
 if TYPE_CHECKING:
     from cudatool.sanitize.engine import Engine
 
 __all__ = ["Memory"]
-
-_USES_REPORTED = 2  # flag of HOST_ALLOC and HOST_FREE
 
 
 class Memory:
@@ -105,7 +103,7 @@ class Memory:
         """Pinned memory from the driver, or a block of it from a caching allocator."""
         engine = self._engine
         buffer = Buffer(row.address, row.address + row.size, row.record)
-        if row.flags & _USES_REPORTED:
+        if row.flags & HostFlag.REPORTS_USES:
             # The allocator hands a block out again when the streams that it knows of have got past their uses, which
             # it has seen by queries. Accesses that were not reported to it stay in the history.
             old = engine.buffers.find(row.address)
@@ -127,7 +125,7 @@ class Memory:
         buffer = engine.buffers.find(row.address)
         if buffer is None:
             return
-        if row.flags & _USES_REPORTED:
+        if row.flags & HostFlag.REPORTS_USES:
             buffer.releases = self._positions(buffer.other_streams)
             return
         if row.name in self._unregister:

@@ -20,7 +20,17 @@ from cudatool.sanitize.device import held_at_end, unread_findings
 from cudatool.sanitize.findings import Gap, GapKind, location
 from cudatool.text import first_names, printable
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import ALLOCATIONS, WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningCode, WarningFlag
+from cudatool.trace.events import (
+    ALLOCATIONS,
+    WORK,
+    AccessFlag,
+    CopyFlag,
+    HostFlag,
+    Kind,
+    ProcessFlag,
+    WarningCode,
+    WarningFlag,
+)
 from cudatool.trace.libraries import Library, libraries_of, unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending, Trace
 from cudatool.units import counted, format_bytes
@@ -295,7 +305,7 @@ def _unwatched_host_memory(trace: Trace, *, reads_only: bool, sees_copies: bool 
     """
     records, kinds, names = trace.records, trace.records["kind"], trace.records["name"]
     registered, managed = (_numbered(trace, name) for name in ("cuMemHostRegister", _MANAGED))
-    is_pinned = (kinds == Kind.HOST_ALLOC) & (records["flags"] & 1 == 0)
+    is_pinned = (kinds == Kind.HOST_ALLOC) & (records["flags"] & HostFlag.BLOCK == 0)
     is_managed = (kinds == Kind.MEM_ALLOC) & np.isin(names, managed)
     if not (is_pinned | is_managed).any():
         return 0

@@ -38,6 +38,7 @@ __all__ = [
     "GeneratedFact",
     "GeneratedFlag",
     "GraphLaunchFlag",
+    "HostFlag",
     "Kind",
     "LaunchFlag",
     "PlanFlag",
@@ -216,10 +217,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "aux1=bytes that it may use at most (0 if it does not say)",
     Kind.POOL_HELD: "what a library says that one call site holds in its pool at one moment: name=Library, size=bytes, "
     "aux0=number of blocks, correlation=the same for all of the moment, stack",
-    Kind.HOST_ALLOC: "address, size, flags=0 from the driver: name=API; "
-    "flags=1 a block that the caching allocator hands out: aux0=its rounded size, +2 if it tells by "
-    "BLOCK_RECORD_STREAM which streams it will wait for; +LIVED if it was there when the recording began; stack",
-    Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
+    Kind.HOST_ALLOC: "address, size, flags=HostFlag: name=API, or aux0=rounded size of a block; +LIVED if it was there "
+    "when the recording began; stack",
+    Kind.HOST_FREE: "address, size, flags=HostFlag: name=API, or aux0=rounded size of a block; stack",
     Kind.MEM_MAP: "memory was mapped (cuMemMap): address, size, aux0=where it is mapped already (0 for nowhere), "
     "name=API, stack",
     Kind.MEM_UNMAP: "address, size, name=API, stack",
@@ -347,6 +347,15 @@ counts its own. Two times it is 2**53, up to which JSON has whole numbers exactl
 
 FREE_UNKNOWN: Final = 1
 """Flag of ``OOM`` and ``LIBRARY_OOM``: the recording does not say how much the device had free."""
+
+
+class HostFlag(IntFlag):
+    """Flags of ``HOST_ALLOC`` and ``HOST_FREE``, beside LIVED, which only the former has."""
+
+    BLOCK = 1
+    """A block that a caching allocator hands out, in memory that it has from the driver."""
+    REPORTS_USES = 2
+    """The allocator tells by ``BLOCK_RECORD_STREAM`` which streams it will wait for."""
 
 
 class StreamFlag(IntFlag):

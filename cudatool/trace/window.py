@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cudatool.trace import lifetimes
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import Kind
+from cudatool.trace.events import HostFlag, Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
 from cudatool.trace.module_tensors import tensors_in
@@ -108,7 +108,8 @@ def _opened(trace: Trace, start: int) -> Ints:
         live: dict[tuple[int, int], int] = {}
         columns = (records[name][index].tolist() for name in ("kind", key, "flags"))
         for i, kind, what, flags in zip(index.tolist(), *columns, strict=True):
-            place = what, flags if opens == Kind.HOST_ALLOC else 0
+            # A block may begin where the memory does that the driver gave for it.
+            place = what, flags & HostFlag.BLOCK if opens == Kind.HOST_ALLOC else 0
             if kind == opens:
                 live[place] = i
             else:

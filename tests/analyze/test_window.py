@@ -17,7 +17,7 @@ from records import BASE, MIB, alloc, free, freed, of_segment, trace
 from cudatool import analyze
 from cudatool.cli.snapshot import snapshot
 from cudatool.collect import torch_snapshot
-from cudatool.trace.events import Kind
+from cudatool.trace.events import LIVED, HostFlag, Kind
 from cudatool.trace.model import Trace
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -122,6 +122,21 @@ def test_ranges_that_are_open_stay_open() -> None:
     part = analyze.window(whole, 3, 4)
     assert [Kind.RANGE_PUSH, Kind.BLOCK_ALLOC] == part.records["kind"].tolist()
     assert "step" == part.names[part.records["name"][0]]
+
+
+@pytest.mark.parametrize("flags", [0, LIVED])
+def test_pinned_memory_that_was_freed_is_not_there(flags: int) -> None:
+    block = {"address": BASE, "size": 512, "aux0": 512, "flags": HostFlag.BLOCK}
+    whole = trace(
+        (Kind.HOST_ALLOC, {"address": BASE, "size": MIB, "name": "cuMemHostAlloc", "flags": flags}),
+        (Kind.HOST_ALLOC, block),
+        (Kind.HOST_FREE, block),
+        alloc(0, 512),
+        (Kind.HOST_FREE, {"address": BASE, "size": MIB, "name": "cuMemFreeHost"}),
+        free(0),
+    )
+    assert [Kind.HOST_ALLOC, Kind.BLOCK_ALLOC] == analyze.window(whole, 3, 4).records["kind"].tolist()
+    assert [Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED] == analyze.window(whole, 5, 6).records["kind"].tolist()
 
 
 def test_what_events_say_goes_with_them(tmp_path: Path) -> None:
