@@ -81,15 +81,7 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
         touching, correlations = touching[order], correlations[order]
         del order
 
-    # Several records of one operation may share its correlation: its accesses belong to the first.
-    work = _indices(records, WORK)
-    correlated = records["correlation"][work]
-    later = np.ones(len(records), bool)
-    if (correlated[1:] > correlated[:-1]).all():
-        later[work] = False
-    else:
-        later[work[np.unique(correlated, return_index=True)[1]]] = False
-    del work, correlated
+    later = _without_accesses(records)
 
     # Where accesses were measured, a kernel that ran and has none touched nothing.
     measured = bool(trace.header.get("accesses"))
@@ -100,6 +92,8 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
         index = rows[begin : begin + _CHUNK]
         chunk = records[index]
         wanted = chunk["correlation"]
+        # The accesses of a record are `count` of `touching`, from `low` on. Those of all records of the chunk are taken
+        # together, one record's after the other's, of which the last ends at `last`.
         low = np.searchsorted(correlations, wanted, "left")
         count = np.searchsorted(correlations, wanted, "right") - low
         count[wanted == 0] = 0
@@ -112,6 +106,7 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
             accesses[place].host = int(taken[place])
         masked = bool((records["flags"][taken] & AccessFlag.MASK).any())
 
+        # None: not known. An empty list: it touched nothing, or its accesses are those of another record.
         ran = np.searchsorted(executed, wanted, "right") > np.searchsorted(executed, wanted, "left")
         idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & ran
         accessed = [
@@ -122,6 +117,18 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
             accessed = [one and _with_masks(one) for one in accessed]
         columns = (chunk[name].tolist() if chunk[name].any() else itertools.repeat(0, len(index)) for name in _COLUMNS)
         yield map(_make_row, zip(index.tolist(), *columns, accessed, strict=True))
+
+
+def _without_accesses(records: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Return which records have no accesses of their own: of those that share a correlation, the first has them all."""
+    work = _indices(records, WORK)
+    correlated = records["correlation"][work]
+    found = np.ones(len(records), bool)
+    if (correlated[1:] > correlated[:-1]).all():
+        found[work] = False
+    else:
+        found[work[np.unique(correlated, return_index=True)[1]]] = False
+    return found
 
 
 def _indices(records: npt.NDArray[np.void], kinds: Collection[int]) -> npt.NDArray[np.integer]:

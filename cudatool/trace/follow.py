@@ -230,6 +230,8 @@ class Follower:
         if not self._next and not self._read_header():
             self.ending = Ending.GROWING if grows else Ending.CUT
             return self._buffer[:0]
+        # Damage is reported when all that comes before it, at `end`, was given: by a later call, if there are records.
+        # Facts, and the end of the file, are taken after the records before them.
         more = True
         while more:
             damage, end = None, _NOWHERE
