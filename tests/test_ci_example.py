@@ -13,6 +13,7 @@ from typing import Any
 import junitparser
 import pytest
 import yaml
+from warm_process import PLAIN_PYTEST
 
 from cudatool.cli.sanitize import sanitize
 from cudatool.sanitize import parse_rules
@@ -123,7 +124,7 @@ def shell(tmp_path_factory):
         mine = ("CUDATOOL", "PYTEST", "GITHUB", "CI_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
         path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment |= {"PATH": path, "NO_COLOR": "1", **variables}
+        environment |= {"PATH": path, "NO_COLOR": "1", "PYTEST_ADDOPTS": " ".join(PLAIN_PYTEST), **variables}
         if "CUDATOOL_CACHE_DIR" in os.environ:
             environment["CUDATOOL_CACHE_DIR"] = os.environ["CUDATOOL_CACHE_DIR"]
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step]

@@ -32,7 +32,7 @@ from pkgutil import iter_modules
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
-__all__ = ["COMMAND_LINE", "SCRIPT", "WarmProcess", "close", "everything", "run_python", "serve"]
+__all__ = ["COMMAND_LINE", "PLAIN_PYTEST", "SCRIPT", "WarmProcess", "close", "everything", "run_python", "serve"]
 
 COMMAND_LINE = "from cudatool.cli import main; main()"
 """The program whose words are a command of cudatool's."""
@@ -41,6 +41,9 @@ SCRIPT = (
     "runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 """The program whose words are a file with a program, and its words."""
+
+PLAIN_PYTEST = ("-p", "no:randomly", "-p", "no:hypothesispytest")
+"""For pytest of suites that tests run: importing these two plugins takes longer than pytest and all others."""
 
 _SERVER = "with __import__('warm_process').ending: exec(__import__('warm_process').serve())"  # no name in __main__
 

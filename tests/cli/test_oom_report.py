@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from warm_process import run_python
+from warm_process import PLAIN_PYTEST, run_python
 
 from cudatool.trace.reader import read
 
@@ -245,7 +245,7 @@ def test_two_processes_that_run_out_leave_two_reports(run_command, tmp_path):
 
 def test_tests_that_run_out_of_memory_under_pytest(run_command, tmp_path):
     (tmp_path / "test_big.py").write_text(_HOG + "def test_one():\n    while True: hog()\ndef test_two(): pass\n")
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "test_big.py")
+    words = ("-m", "pytest", "-q", *PLAIN_PYTEST, "-p", "no:cacheprovider", "-n", "0", "test_big.py")
     done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", *words)
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from warm_process import PLAIN_PYTEST
 
 pytest_plugins = "pytester"
 
@@ -19,17 +20,17 @@ def test_first_example(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatc
     (suite,) = re.findall(r"```python\n# test_pipeline.py\n(.*?)```", PAGE, re.DOTALL)
     (command, output) = re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, re.DOTALL)[0]
     (pytester.path / "test_pipeline.py").write_text("# test_pipeline.py\n" + suite)
-    result = pytester.runpytest_subprocess(*command.split()[1:])
+    result = pytester.runpytest_subprocess(*PLAIN_PYTEST, *command.split()[1:])
     parts = output.split("...\n")
     assert 4 == len(parts)
     assert [] == [part for part in parts if part not in result.stdout.str() + "\n"]
-    plain = pytester.runpytest_subprocess("test_pipeline.py")
+    plain = pytester.runpytest_subprocess(*PLAIN_PYTEST, "test_pipeline.py")
     plain.assert_outcomes(passed=1)
 
 
 def test_every_option_and_marker_is_named(pytester: pytest.Pytester) -> None:
-    text = pytester.runpytest_subprocess("--help").stdout.str()
-    markers = pytester.runpytest_subprocess("--markers").stdout.str()
+    text = pytester.runpytest_subprocess(*PLAIN_PYTEST, "--help").stdout.str()
+    markers = pytester.runpytest_subprocess(*PLAIN_PYTEST, "--markers").stdout.str()
     options = set(re.findall(r"^  (--cudatool[a-z-]*)", text, re.MULTILINE))
     assert len(options) == 9
     assert [] == [option for option in options if f"`{option}" not in PAGE]

@@ -12,7 +12,7 @@ from textwrap import dedent
 from xml.etree import ElementTree
 
 import pytest
-from warm_process import WarmProcess, everything
+from warm_process import PLAIN_PYTEST, WarmProcess, everything
 
 pytest_plugins = "pytester"
 
@@ -55,7 +55,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm: WarmPr
 
     def run(suite: str, *arguments: str, device: str = "sim") -> pytest.RunResult:
         pytester.makepyfile(PRELUDE + dedent(suite))
-        words = ["-p", "no:cacheprovider", f"--cudatool-device={device}", *arguments]
+        words = [*PLAIN_PYTEST, "-p", "no:cacheprovider", f"--cudatool-device={device}", *arguments]
         words = [f"--basetemp={pytester.path / 'tmp'}", *words]
         done = warm.run("import pytest, sys; sys.exit(pytest.console_main())", words, pytester.path, os.environ, 240)
         return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0)
@@ -105,7 +105,7 @@ def test_leaks(): kept.append(ct.zeros(16))
 RACY = {"test_racy", "test_fails_by_itself", "test_known", "test_many[False]", "test_async", "TestOldStyle::test_racy"}
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2", "-p", "no:randomly")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_each_test_answers_for_itself(run: Run, pytester: pytest.Pytester, processes: tuple[str, ...]) -> None:
     result = run(ITSELF, "--cudatool", "--cudatool-report=report.json", "--junitxml=junit.xml", *processes)
     result.assert_outcomes(failed=6, passed=5, skipped=1, xfailed=1)
@@ -160,8 +160,6 @@ def test_fixtures_of_a_wider_scope(run: Run, pytester: pytest.Pytester) -> None:
         """,
         "--cudatool",
         "--cudatool-report=report.json",
-        "-p",
-        "no:randomly",
     )
     result.assert_outcomes(failed=2, passed=5)
     assert {
@@ -189,9 +187,7 @@ def test_work_of_an_import_is_reported_by_the_next_test_that_is_checked(run: Run
             kept.get()
             assert cuda_trace.peak_memory == 0
     """
-    run(suite, "--cudatool", "--cudatool-report=report.json", "-p", "no:randomly").assert_outcomes(
-        passed=2, skipped=1, failed=1
-    )
+    run(suite, "--cudatool", "--cudatool-report=report.json").assert_outcomes(passed=2, skipped=1, failed=1)
     assert {("test_3_is_next", "race-waw")} == findings(pytester.path / "report.json")
 
 
@@ -234,8 +230,6 @@ def test_graphs_and_events_from_before_the_test(run: Run, pytester: pytest.Pytes
         """,
         "--cudatool",
         "--cudatool-report=report.json",
-        "-p",
-        "no:randomly",
     )
     result.assert_outcomes(passed=3, failed=1)
     assert {("test_launches[False]", "race-waw")} == findings(pytester.path / "report.json")
@@ -340,7 +334,7 @@ def test_wrong_size(): pass
 
 def test_limits_work_without_the_sanitizer(run: Run) -> None:
     """Source: test_cuda_multigpu.py::test_cuda_memory_leak_detection"""
-    result = run(MEMORY, "-p", "no:randomly", "--cudatool-most-allocations=1", "--strict-markers")
+    result = run(MEMORY, "--cudatool-most-allocations=1", "--strict-markers")
     result.assert_outcomes(passed=6, failed=3)
     result.stdout.fnmatch_lines(
         [
@@ -467,7 +461,7 @@ def test_inside_of_a_recording(run: Run, pytester: pytest.Pytester) -> None:
         """)
     )
     command = ["-m", "cudatool", "sanitize", "--device=sim", "--json", "-m", "pytest", "."]
-    result = pytester.run(sys.executable, *command, "--cudatool")
+    result = pytester.run(sys.executable, *command, *PLAIN_PYTEST, "--cudatool")
     assert 3 == result.ret
     (finding,) = json.loads(result.stdout.str())["findings"]
     assert ("race-waw", 1) == (finding["kind"], finding["count"])
@@ -546,7 +540,7 @@ def test_without_options_nothing_is_loaded(pytester: pytest.Pytester) -> None:
             assert not {"numpy", "cuda", "llvmlite"} & {name.partition(".")[0] for name in sys.modules}
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:randomly")
+    result = pytester.runpytest_subprocess(*PLAIN_PYTEST)
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*cudatool on*")
 
@@ -558,7 +552,7 @@ def test_a_report_replaces_no_test_and_no_rules(pytester: pytest.Pytester, repor
     (pytester.path / "rules.txt").write_text("kind=leak\n")
     before = test.read_text()
     result = pytester.runpytest_subprocess(
-        "--cudatool", f"--cudatool-report=json={report}", "--cudatool-suppress=@rules.txt", "test_it.py"
+        *PLAIN_PYTEST, "--cudatool", f"--cudatool-report=json={report}", "--cudatool-suppress=@rules.txt", "test_it.py"
     )
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines(["*this command reads that file; name another*"])
@@ -601,7 +595,7 @@ def test_leaks_itself(returned): kept.append(ct.zeros(1 << 8))
 
 
 def test_function_fixtures_that_leak_fail_the_tear_down(run: Run) -> None:
-    result = run(FIXTURES_THAT_LEAK, "--cudatool", "--cudatool-checks=leak", "-p", "no:randomly")
+    result = run(FIXTURES_THAT_LEAK, "--cudatool", "--cudatool-checks=leak")
     result.assert_outcomes(passed=3, failed=1, errors=2)
     result.stdout.fnmatch_lines_random(
         [
@@ -613,4 +607,4 @@ def test_function_fixtures_that_leak_fail_the_tear_down(run: Run) -> None:
 
 
 def test_fixtures_leak_freely_without_the_check(run: Run) -> None:
-    run(FIXTURES_THAT_LEAK, "--cudatool", "-p", "no:randomly").assert_outcomes(passed=4)
+    run(FIXTURES_THAT_LEAK, "--cudatool").assert_outcomes(passed=4)
