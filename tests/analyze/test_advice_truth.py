@@ -9,13 +9,15 @@ from advice_truth import Claim, claims
 from generated import some_of
 
 # Recordings that begin in mid-program, or with requests that failed: where a gain is easily taken to be too large.
-PROGRAMS = (111, 115, 123, 139, 142, 278, 283, 312)
-ALWAYS = (107, 122)  # of a whole recording and of a cut one, with a gain and without, by each of the commands
+PROGRAMS = (115, 123, 139, 142, 278, 283, 312)
+# Of a whole recording and of a cut one, with a gain and without, by each of the commands; and, the last one, of requests
+# that waited for other streams when memory had run out.
+ALWAYS = (107, 122, 111)
 
 
 @cache
 def found() -> list[Claim]:
-    return [claim for seed in (*ALWAYS, *some_of(PROGRAMS, 3, "advice")) for claim in claims(seed)]
+    return [claim for seed in (*ALWAYS, *some_of(PROGRAMS, 2, "advice")) for claim in claims(seed)]
 
 
 def test_some_settings_are_recommended_for_whole_and_for_cut_recordings() -> None:
