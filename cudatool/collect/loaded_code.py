@@ -82,7 +82,7 @@ class LoadedCode:
         self._known: dict[int, KernelCode | None] = {}
         self._kernels = itertools.count(1)
         self.plans: dict[int, bytes] = {}
-        """Of functions and kernels whose code is known: a number that no other has had, and
+        """Of functions and kernels that were launched: a number that no other has had, and
         :attr:`KernelCode.pointers`, in 8 bytes each, as :file:`_log_rows.c` takes them."""
 
     def loaded(self, module: int, kind: int, digest: int, image: bytes | None) -> None:
@@ -135,8 +135,8 @@ class LoadedCode:
         if function not in self._known:
             module, found = self._functions.get(function, (0, name))
             code = self._known[function] = _inferred(self._images.get(module, ()), found or name)
-            if code is not None:
-                self.plans[function] = array("Q", [next(self._kernels), *code.pointers]).tobytes()
+            pointers = () if code is None else code.pointers  # of unknown code, nothing depends on the arguments
+            self.plans[function] = array("Q", [next(self._kernels), *pointers]).tobytes()
         return self._known[function]
 
 

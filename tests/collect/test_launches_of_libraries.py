@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +187,7 @@ def test_of_a_module_with_many_kernels_only_the_one_that_runs_is_read():
 
 OTHER = PTX.replace(b"st.global.f32 [%rd3], %f1;", b"ld.global.f32 %f1, [%rd3];")  # reads both
 STREAMS, DEVICES, THREADS = (0, 2, 0x5000), (0, 1), (1, 2)
+UNKNOWN = 0x999  # a function of code that is not at hand
 
 
 def random_rows(random, blob: bytearray, numbers: dict[str, int]) -> Iterator[tuple[int, ...]]:
@@ -193,7 +195,7 @@ def random_rows(random, blob: bytearray, numbers: dict[str, int]) -> Iterator[tu
     for _ in range(2000):
         what = random.random()
         if what < 0.85:
-            offset, function = len(blob), int(random.choice([FUNCTION, FUNCTION, FUNCTION + 1, FUNCTION + 1, 0x999]))
+            offset, function = len(blob), int(random.choice([FUNCTION, FUNCTION, FUNCTION + 1, FUNCTION + 1, UNKNOWN]))
             pointers = [int(random.choice([TO, TO + 200, FROM, 7, 3 << 40])) for _ in range(2)]
             given = arguments(*pointers)[: int(random.choice([20, 20, 20, 20, 20, 8]))]
             blob += given
@@ -222,13 +224,13 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
     blob = bytearray()
     rows = list(random_rows(random, blob, numbers))
 
-    def recorded() -> tuple[npt.NDArray[np.void], int]:
-        """Return the records, with the place of each correlation instead, and how often Python was asked."""
+    def recorded() -> tuple[npt.NDArray[np.void], list[tuple[Any, ...]]]:
+        """Return the records, with the place of each correlation instead, and what Python was asked."""
         asked = []
         tables, found = Tables(), Launches({}.get)
         tables.add([b"copy"], [b"\1\0\0\0file\0f"], [np.array([0, 0, 1], np.uint32).tobytes()], [])
         judge = found.judge
-        monkeypatch.setattr(found, "judge", lambda *facts: asked.append(1) or judge(*facts))
+        monkeypatch.setattr(found, "judge", lambda *facts: asked.append(facts) or judge(*facts))
         events = CallEvents(
             calls,
             {number: name for name, number in numbers.items()},
@@ -272,7 +274,7 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
         assert enqueued_by[:, 2].tolist() == made["stream"][made["kind"] == Kind.KERNEL_LAUNCH].tolist()
         places: dict[int, int] = {0: 0}
         made["correlation"] = [places.setdefault(one, len(places)) for one in made["correlation"].tolist()]
-        return made, len(asked)
+        return made, asked
 
     recorded()  # the streams have numbers now
     again, asked = recorded()
@@ -280,5 +282,8 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
     each, asked_each = recorded()
     assert again.tolist() == each.tolist()
     launches = sum(what == What.LAUNCH for what, *_ in rows)
-    assert launches == asked_each and asked < launches * 0.8
+    assert launches == len(asked_each) and len(asked) < launches * 0.6
+    unknown = [flags for function, _, flags, *_ in asked if function == UNKNOWN]
+    known_arguments = [flags for flags in unknown if not flags & LaunchRowFlag.ARGUMENTS_UNKNOWN]
+    assert len(known_arguments) < 60, "of code that is not known, nothing depends on the arguments"
     assert {AccessFlag.READ | AccessFlag.INEXACT, WRITE} <= {*again["flags"][again["kind"] == Kind.ACCESS].tolist()}
