@@ -646,12 +646,7 @@ class Body:
                 touched.update(reads(kernel.code[index]), writes(kernel.code[index]))
                 if kernel.suspends(index):
                     touched.update(kernel.kept(index, region.written))
-        for name in live:
-            if name in touched:
-                if name in before:
-                    self.scalar(name, before[name])
-                else:
-                    self.load(name)
+        self._enter([name for name in live if name in touched], before)
         self.set |= {name for number in part.blocks for one in region._code(number) for name in writes(one)}
         self.e.emit("br label %begin")
         exits: set[int] = set()
@@ -680,19 +675,25 @@ class Body:
         values: Mapping[int, str],
     ) -> None:
         """Emit what tells where a round of a loop leads a thread that is at its head, and keeps nothing of it."""
-        code = [one for number in loop.blocks for one in self.region._code(number)]
-        touched = {name for one in code for names in (reads(one), writes(one)) for name in names}
-        for name in sorted(touched & set(live) - alike.keys()):
-            if name in before:
-                self.scalar(name, before[name])
-            else:
-                self.load(name)
+        self._enter(sorted(self._touched(loop) & set(live) - alike.keys()), before)
         for name, value in alike.items():
             self.scalar(name, value)
         self.e.emit("br label %begin")
         for number in sorted(self._blocks(loop, values)):
             self.e.label(f"b{number}")
             self.e.emit(f"ret i32 {number + 1}")
+
+    def _touched(self, loop: Part) -> set[str]:
+        code = [one for number in loop.blocks for one in self.region._code(number)]
+        return {name for one in code for names in (reads(one), writes(one)) for name in names}
+
+    def _enter(self, names: Iterable[str], before: Mapping[str, str]) -> None:
+        """Give registers the values that a thread has: from `before` what all have alike."""
+        for name in names:
+            if name in before:
+                self.scalar(name, before[name])
+            else:
+                self.load(name)
 
     def _blocks(self, loop: Part, values: Mapping[int, str]) -> set[int]:
         """Emit the blocks of a loop; return where they lead. Instructions whose `values` are given are not run."""
@@ -717,9 +718,7 @@ class Body:
         What is stored is stored by all threads, so that LLVM needs no masks for it.
         """
         region, kernel, e = self.region, self.kernel, self.e
-        code = [one for number in loop.blocks for one in region._code(number)]
-        touched = {name for one in code for names in (reads(one), writes(one)) for name in names}
-        self.set = {name for one in code for name in writes(one)}
+        self.set = {name for number in loop.blocks for one in region._code(number) for name in writes(one)}
         leads = {after for number in loop.blocks for after in kernel.flow.blocks[number].successors}
         kept = {
             name
@@ -727,11 +726,7 @@ class Body:
             for name in region._live(number)
             if name in self.set and not (number == loop.head and name in alike)
         }
-        for name in sorted((touched & set(live) - alike.keys()) | kept):
-            if name in before:
-                self.scalar(name, before[name])
-            else:
-                self.load(name)
+        self._enter(sorted((self._touched(loop) & set(live) - alike.keys()) | kept), before)
         mine = e.op("getelementptr i32, ptr %at, i64 %place.x")
         now = e.op(f"load i32, ptr {mine}, !llvm.access.group !1")
         here = e.op(f"icmp eq i32 {now}, {loop.head + 1}")
