@@ -114,7 +114,8 @@ class Context(ctypes.Structure):
         The block that runs, as its number in execution order; whether to begin with that one, which was parked; whether
         it is parked when native code returns: its threads wait for other blocks.
     progress
-        Counts what threads do that are not waiting (:mod:`.progress`).
+        Counts what threads do that are not waiting (:mod:`.progress`), and calls of native code that left no block
+        parked.
     rounds, most_rounds
         Counts how often threads go back to the beginning of a loop, in code that is not optimized; and after how many
         of them such code begins no more blocks.

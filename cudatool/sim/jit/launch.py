@@ -499,12 +499,13 @@ class LaunchRun:
             memory = self.spare.pop() if self.spare else _take_memory()
             memory.prepare(self.launch)
             worker.use(memory)
+        else:
+            context.progress += 1  # the block ended, and there was no other to begin, which `counter` would show
         return number
 
     def _watch(self, worker: Worker) -> None:
         """End the launch if nothing but waiting has happened for a long time."""
-        parked = len(self.asleep[worker])
-        progress = self.counter.value - parked + sum(worker.context.progress for worker in self.workers)
+        progress = self.counter.value + sum(worker.context.progress for worker in self.workers)
         before, when, rounds = self.seen
         now = time.monotonic()
         if progress != before:
