@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from cudatool.errors import UsageError, unknown
+
 __all__ = ["Level"]
 
 
@@ -20,3 +22,7 @@ class Level(StrEnum):
     LAUNCHES = "launches"
     """Those of KERNELS, and each launch when the program makes it, with its thread; of up to 5,000 launches a second
     the Python stack."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Level:
+        raise UsageError(unknown("level of recording", str(value), cls))

@@ -127,7 +127,7 @@ def record(
     ConfigError, DeviceUnavailableError
         See :mod:`cudatool._driver`.
     UsageError
-        There is no such check.
+        There is no such check or level.
     """
 
     with sources(

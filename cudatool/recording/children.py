@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ from cudatool.recording.identity import job_facts
 from cudatool.recording.on_oom import OomReport
 from cudatool.text import printable
 from cudatool.trace import hooks
-from cudatool.trace.events import Event, Kind, ProcessFlag
+from cudatool.trace.events import Event, Kind, ProcessFlag, WarningCode, WarningFlag
 from cudatool.trace.recorder import Recorder
 
 __all__ = ["ChildSettings", "begin", "recorded", "unrecorded"]
@@ -93,6 +93,8 @@ class ChildSettings:
     on_oom: bool = False
     forget: bool = False
 
+
+_Kept = TypeVar("_Kept")
 
 _settings: ChildSettings | None = None
 _first: int = 0  # the process id of the recorded program, in itself and in the children that it forks
@@ -288,6 +290,7 @@ class _ChildRecorder:
         self._lock = threading.RLock()
         self._kept: list[Event] = []
         self._kept_rows: list[tuple[npt.NDArray[np.void], list[str]]] = []
+        self._not_kept = 0  # events, or batches of them, as there were too many
         self._recorder: Recorder | None = None
         self._process = os.getpid()
         self._failed = False
@@ -297,8 +300,8 @@ class _ChildRecorder:
         if recorder is None:
             with self._lock:
                 if self._recorder is None and event.kind in _NO_USE:
-                    if event.kind in _KEPT and len(self._kept) < _MOST_KEPT:
-                        self._kept.append(event)
+                    if event.kind in _KEPT:
+                        self._keep(self._kept, event)
                     return
             recorder = self._made()
         if recorder is not None:
@@ -310,8 +313,8 @@ class _ChildRecorder:
         if recorder is None and np.isin(rows["kind"], list(_NO_USE)).all():
             with self._lock:
                 if self._recorder is None:
-                    if len(self._kept_rows) < _MOST_KEPT:
-                        self._kept_rows.append((rows[np.isin(rows["kind"], _KEPT)], list(names)))
+                    if len(kept := rows[np.isin(rows["kind"], _KEPT)]):
+                        self._keep(self._kept_rows, (kept, list(names)))
                     return
         recorder = self._made()
         if recorder is not None:
@@ -343,6 +346,12 @@ class _ChildRecorder:
         except OutputError as error:
             announce(f"cudatool: process {os.getpid()}: {printable(str(error))}")
 
+    def _keep(self, events: list[_Kept], more: _Kept) -> None:
+        if len(events) < _MOST_KEPT:
+            events.append(more)
+        else:
+            self._not_kept += 1
+
     def _made(self) -> Recorder | None:
         with self._lock:
             if self._recorder is None and not self._failed:
@@ -356,6 +365,10 @@ class _ChildRecorder:
                         self._recorder(event)
                     for rows, names in self._kept_rows:
                         self._recorder.write_rows(rows, names)
+                    if self._not_kept:
+                        text = f"{self._not_kept:,} ranges and the like, before the first use of a device, are missing"
+                        code = WarningCode.RANGES_NOT_RECORDED
+                        self._recorder(hooks.own_event(Kind.WARNING, name=text, flags=WarningFlag.LOST, aux0=code))
                 self._kept, self._kept_rows = [], []
             return self._recorder
 

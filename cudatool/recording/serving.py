@@ -35,6 +35,7 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
 from cudatool import recording
+from cudatool.collect.levels import Level
 from cudatool.config import QUIET
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.progress import announce
@@ -73,7 +74,7 @@ class Server:
     """
 
     def __init__(self, host: str, port: int, token: str, directory: str, level: str) -> None:
-        self._folder, self._level = os.path.abspath(directory or os.curdir), level
+        self._folder, self._level = os.path.abspath(directory or os.curdir), Level(level)
         self._process, self._number = os.getpid(), 0
         self._busy = threading.Lock()  # one request changes or looks at a time
         self._open = ExitStack()
@@ -150,13 +151,9 @@ class Server:
     def _start(self) -> dict[str, Any]:
         if self._recorder is not None or recording.is_observing():
             raise _Refused(HTTPStatus.CONFLICT, "this process is being recorded already")
-        try:
-            recorder = self._open.enter_context(
-                recording.record(self._free_name(), level=self._level, children=None, on_oom=True)
-            )
-        except CudatoolError as error:
-            raise _Refused(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
-        self._recorder = recorder
+        recorder = self._recorder = self._open.enter_context(
+            recording.record(self._free_name(), level=self._level, children=None, on_oom=True)
+        )
         return {"schema": _SCHEMA, "recording": os.path.abspath(recorder.path)}
 
     def _stop(self) -> dict[str, Any]:
@@ -241,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, *self.server.owner.answer(self.command, parts.path, parse_qs(parts.query)))
         except _Refused as refused:
             self._send(refused.status, *_error(str(refused)), refused.header)
+        except CudatoolError as error:  # a trace that cannot be written, say
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, *_error(str(error)))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what is no request of HTTP as other errors are; the base class would send a page."""
@@ -296,7 +295,7 @@ def serve(
     Raises
     ------
     UsageError
-        The port is taken, or the token is too short.
+        The port is taken, the token is too short, or there is no such level.
     """
     if token and (len(token) < _SHORTEST_TOKEN or not token.isascii()):
         raise UsageError(f"a token has at least {_SHORTEST_TOKEN} characters of ASCII; leave it out for a random one")

@@ -409,8 +409,8 @@ class WarningCode(IntEnum):
     POOL_NOT_WATCHED = 15
     """A library's own memory pool is known by what it took from the driver alone."""
     RANGES_NOT_RECORDED = 16
-    """Ranges that a library gives to NVTX: it found no tool there before the recording began."""
-
+    """Ranges that a library gives to NVTX, which found no tool there before the recording began; or those of a child
+    process, of which there were too many before it used a device."""
     IN_FLIGHT_BEFORE = 17
     """In a trace's header: operations that had yet to complete when the recording began."""
     DEVICE_RESET = 18

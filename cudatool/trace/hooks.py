@@ -86,6 +86,7 @@ __all__ = [
     "new_correlation",
     "new_correlations",
     "new_graph",
+    "own_event",
     "reports_graphs",
     "reports_ranges",
     "reset",
@@ -151,7 +152,7 @@ def subscribe(subscriber: Subscriber, *, first: bool = False) -> None:
         active, handles.announce = True, emit
         known = handles.known_streams()
     for fields in known:
-        interruption = _deliver(_event(Kind.STREAM_CREATE, **fields), (subscriber,))
+        interruption = _deliver(own_event(Kind.STREAM_CREATE, **fields), (subscriber,))
         if interruption is not None:
             raise interruption
 
@@ -288,7 +289,7 @@ def _emit_with_care(
         if not strict and (event is None or thread.pending[-1:] != [event]):
             lost = "a signal handler's exception interrupted the recording of an operation"
             thread.pending.append(
-                _event(Kind.WARNING, flags=WarningFlag.LOST, name=lost, aux0=WarningCode.RECORDING_INTERRUPTED)
+                own_event(Kind.WARNING, flags=WarningFlag.LOST, name=lost, aux0=WarningCode.RECORDING_INTERRUPTED)
             )
         raise
     finally:
@@ -411,7 +412,7 @@ def _drop(subscriber: Subscriber, error: BaseException) -> None:
         _log.error("%s", text, exc_info=error)
     # The others hear of it, after this event.
     local.thread.pending.append(
-        _event(Kind.WARNING, flags=WarningFlag.LOST, name=text, aux0=WarningCode.SUBSCRIBER_FAILED)
+        own_event(Kind.WARNING, flags=WarningFlag.LOST, name=text, aux0=WarningCode.SUBSCRIBER_FAILED)
     )
     if callable(dropped := getattr(subscriber, "dropped", None)):
         dropped(error)
@@ -458,7 +459,7 @@ def _signal_handlers() -> set[CodeType]:
     return found
 
 
-def _event(
+def own_event(
     kind: Kind,
     *,
     device: int = -1,
@@ -470,7 +471,7 @@ def _event(
     aux0: int = 0,
     aux1: int = 0,
 ) -> Event:
-    """Return an event that is this module's own, not the program's: it has no stack."""
+    """Return an event of a recorder itself, not of the program: it has no stack."""
     return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, size, aux0, aux1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, WarningFlag
 from cudatool.trace.family import children_of
 from cudatool.trace.model import Ending
 from cudatool.trace.reader import newest_trace, read
@@ -337,3 +337,28 @@ def test_streams_that_a_forked_process_knew_are_no_use_of_the_device(tmp_path):
     assert [Kind.STREAM_CREATE, Kind.STREAM_CREATE, Kind.DEVICE_SYNCHRONIZE][1:] == read(path).records["kind"].tolist()[
         1:
     ]
+
+
+def test_ranges_of_a_process_that_used_no_device_for_long_are_not_lost_without_a_word(tmp_path, monkeypatch):
+    from cudatool.recording import children
+    from cudatool.trace import hooks
+
+    monkeypatch.setattr(children, "_MOST_KEPT", 3)
+    recorder = children._ChildRecorder(
+        children.ChildSettings(str(tmp_path / "a.ctrace"), "run", True, False, (), "kernels"), {}
+    )
+    hooks.subscribe(recorder)
+    try:
+        for _ in range(3):
+            hooks.emit(Kind.RANGE_PUSH, name="step")
+            hooks.emit(Kind.RANGE_POP)
+        hooks.emit(Kind.DEVICE_SYNCHRONIZE)
+    finally:
+        recorder.close()
+    (path,) = tmp_path.iterdir()
+    trace = read(path)
+    kinds = [Kind.STREAM_CREATE, Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.WARNING, Kind.DEVICE_SYNCHRONIZE]
+    assert kinds == trace.records["kind"].tolist()
+    (warning,) = trace.of_kind(Kind.WARNING)
+    assert WarningFlag.LOST == warning["flags"]
+    assert trace.names[warning["name"]].startswith("4 ranges and the like")

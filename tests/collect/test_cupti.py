@@ -242,7 +242,7 @@ def test_beside_pytorch_only_the_memory_of_other_libraries_is_told_and_in_order(
     log.put("cuMemAlloc_v2", 0x2000, 16, time=3, stack=cublas)
     log.put("cuMemAlloc_v2", 0x3000, 16, time=7, stack=cublas)
     log.put(What.KERNEL, 1, 2, 7, 0, 1, 1, 0, 0, thread=0)
-    hooks.forward(hooks._event(Kind.MARK, name="PyTorch's")._replace(time=5))
+    hooks.forward(hooks.own_event(Kind.MARK, name="PyTorch's")._replace(time=5))
     collected.collector.flush()
     assert [(event.kind, event.time) for event in collected.events] == [
         (Kind.MEM_ALLOC, 3),
@@ -305,7 +305,7 @@ def test_once_our_runtime_works_kernels_are_told_by_it_alone(collected):
     log.put(What.KERNEL, 1, 2, 7, 1, 1, 1, 0, 0, thread=0)
     collected.collector.flush()
     assert Kind.KERNEL_LAUNCH in kinds(collected.events)
-    hooks.forward(hooks._event(Kind.KERNEL_LAUNCH, name="ours"))
+    hooks.forward(hooks.own_event(Kind.KERNEL_LAUNCH, name="ours"))
     collected.events.clear()
     log.put(What.KERNEL, 3, 4, 7, 1, 1, 1, 0, 0, thread=0)
     collected.collector.flush()

@@ -16,7 +16,7 @@ import pytest
 from forked import status_of
 
 import cudatool as ct
-from cudatool.errors import UsageError
+from cudatool.errors import OutputError, UsageError
 from cudatool.recording.serving import Server
 from cudatool.trace import hooks, reader
 from cudatool.trace.events import Kind
@@ -144,6 +144,36 @@ def test_program_that_is_recorded_by_something_else_says_so(server: Server, tmp_
     with ct.record(tmp_path / "own.ctrace"):
         assert 409 == ask(server, "POST", "/start")[0]
         assert 409 == ask(server, "GET", "/snapshot")[0]
+
+
+def test_trace_that_cannot_be_written_is_answered_with_the_reason(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with ct.serve(token=TOKEN, directory=str(missing)) as server:
+        status, answer = ask(server, "POST", "/start")
+        assert (500, True) == (status, str(missing) in answer["error"])
+        missing.mkdir()
+        assert 200 == ask(server, "POST", "/start")[0]
+        assert 200 == ask(server, "POST", "/stop")[0]
+
+
+def test_snapshot_that_cannot_be_made_is_answered_with_the_reason(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from cudatool import recording
+
+    def full(*_: object, **__: object) -> None:
+        raise OutputError("now.ctrace: No space left on device")
+
+    monkeypatch.setattr(recording, "record", full)
+    assert (500, "now.ctrace: No space left on device") == (
+        (answer := ask(server, "GET", "/snapshot"))[0],
+        answer[1]["error"],
+    )
+
+
+def test_level_that_there_is_not_is_refused_before_anything_is_served() -> None:
+    with pytest.raises(UsageError, match="there is no level of recording 'kernel'; did you mean 'kernels'"):
+        ct.serve(level="kernel")
 
 
 def test_closing_ends_the_recording_and_frees_the_port(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Source:
             hooks.forward_rows(record, [""], source=self)
 
     def before_rows(self, rows: npt.NDArray[np.void]) -> int:
-        self(hooks._event(Kind.MARK)._replace(time=int(rows["time"][0])))
+        self(hooks.own_event(Kind.MARK)._replace(time=int(rows["time"][0])))
         return int(rows["time"].searchsorted(self.times[0])) if self.times else len(rows)
 
 
