@@ -22,8 +22,8 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.recording import drain, is_observing, narrow, release_caches, sources
-from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known, render_text
-from cudatool.sanitize.coverage import LeftOpen, find_gaps
+from cudatool.sanitize import DeviceFinding, Finding, Gap, GapKind, Report, accepted, check, known, render_text
+from cudatool.sanitize.coverage import LeftOpen, find_gaps, merged_gaps
 from cudatool.sanitize.device import leaks
 from cudatool.testing.allocations import MemoryUse, describe, memory_of
 from cudatool.testing.past import Past, Records
@@ -142,11 +142,10 @@ class Session:
         drain()
         records = self.log.records()
         if np.isin(records["kind"], _SECOND_SIDES).any():
-            found = self._check(records, sorted(self._checks))
-            if self._outside is None:
-                self._outside = found
-            else:
-                self._outside = _with_findings(self._outside, found)
+            checks = sorted(self._checks)
+            found = self._check(records, checks)
+            found = replace(found, gaps=self._gaps(found, records, checks))
+            self._outside = found if self._outside is None else _with(self._outside, found)
 
     def call(self, test: Test) -> None:
         """A test's own code starts."""
@@ -197,17 +196,9 @@ class Session:
             unchecked_launches=report.unchecked_launches - test.unchecked,
         )
         test.unchecked += report.unchecked_launches
-        names = [name for gap in report.gaps if gap.kind is GapKind.LAUNCHES for name in gap.names]
-        gaps = find_gaps(
-            self.log.trace(records[since:]),
-            test.checks,
-            operations=report.operations,
-            left_open=LeftOpen(launches=report.unchecked_launches, kernels=names),
-        )  # its own, and whether any test used the device is said of all of them
-        own = (gap for gap in gaps if gap.kind is not GapKind.OPERATIONS)
-        report = replace(report, gaps=(*own, *(gap for gap in report.gaps if gap.kind in _OF_ORDER)))
+        report = replace(report, gaps=self._gaps(report, records[since:], test.checks))
         if self._outside is not None:
-            report, self._outside = _with_findings(report, self._outside), None
+            report, self._outside = _with(report, self._outside), None
         today, options = date.today(), self.options
         return replace(known(accepted(report, options.rules), options.baseline, test.checks, today), stale=())
 
@@ -223,6 +214,18 @@ class Session:
             edges=dict(+edges),
             on_device=tuple(one for one in report.on_device if one.check in checks),
         )
+
+    def _gaps(self, report: Report, records: Records, checks: Sequence[str]) -> tuple[Gap, ...]:
+        """Return what of `records` was not checked, of a report on the past, too."""
+        names = [name for gap in report.gaps if gap.kind is GapKind.LAUNCHES for name in gap.names]
+        gaps = find_gaps(
+            self.log.trace(records),
+            checks,
+            operations=int(np.isin(records["kind"], WORK).sum()),
+            left_open=LeftOpen(launches=report.unchecked_launches, kernels=names),
+        )
+        own = (gap for gap in gaps if gap.kind is not GapKind.OPERATIONS)  # which is said of all tests together
+        return (*own, *(gap for gap in report.gaps if gap.kind in _OF_ORDER))
 
     def _left_behind(self, test: Test, records: Records) -> tuple[DeviceFinding, ...]:
         """Return the device memory that the call has left or, after the tear-down, the test's own fixtures."""
@@ -286,10 +289,11 @@ class Session:
         )
 
 
-def _with_findings(report: Report, more: Report) -> Report:
-    """Return a report with the findings of another one, too."""
+def _with(report: Report, more: Report) -> Report:
+    """Return a report with the findings and the gaps of another one, too."""
     return replace(
         report,
+        gaps=merged_gaps([more.gaps, report.gaps], add=True),
         findings=(*more.findings, *report.findings),
         possible=(*more.possible, *report.possible),
         on_device=(*more.on_device, *report.on_device),

@@ -191,6 +191,23 @@ def test_work_of_an_import_is_reported_by_the_next_test_that_is_checked(run: Run
     assert {("test_3_is_next", "race-waw")} == findings(pytester.path / "report.json")
 
 
+def test_what_was_not_checked_of_an_import_is_named(run: Run, pytester: pytest.Pytester) -> None:
+    suite = """
+        import subprocess
+        subprocess.run(["true"], check=True)
+
+        def test_1(): ct.ones(16)
+        def test_2(): ct.ones(16)
+    """
+    result = run(suite, "--cudatool", "--cudatool-report=report.json")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        ["no findings in what was checked", "not checked: 1 process that the program started (true)*"]
+    )
+    report = json.loads((pytester.path / "report.json").read_text())
+    assert ["child-processes"] == [gap["kind"] for gap in report["gaps"]]
+
+
 def test_graphs_and_events_from_before_the_test(run: Run, pytester: pytest.Pytester) -> None:
     result = run(
         """
