@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.blas._gemm import FP8, Compute, Epilogue
+from cudatool.blas._threads import threads_for
 
 __all__ = ["RELU_MASK_BITS", "apply_epilogue", "product", "round_to_tf32", "store"]
 
@@ -40,7 +41,8 @@ def product(a: _Array, b: _Array, compute: Compute) -> _Array:
     elif a.dtype.kind != "c":
         sums = _SUMS.get(compute, np.float32)
         a, b = a.astype(sums, copy=False), b.astype(sums, copy=False)
-    result: _Array = np.matmul(a, b)
+    with threads_for(a.shape[-2] * a.shape[-1] * b.shape[-1]):
+        result: _Array = np.matmul(a, b)
     return result
 
 
