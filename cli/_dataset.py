@@ -13,6 +13,7 @@ from cudatool.cli._text import counted, messages, say
 from cudatool.collect import rmm_log
 from cudatool.errors import UsageError
 from cudatool.fleet.convert import Conversion, Input, convert
+from cudatool.processors import processors
 from cudatool.text import first_names
 from cudatool.trace import reader
 from cudatool.trace.family import files_of_children
@@ -28,7 +29,7 @@ def write_dataset(sources: Sequence[Path], output: Path, *, run: str | None, job
     inputs = list({one.path.resolve(): one for source in sources for one in _inputs(source, output)}.values())
     if not inputs:
         raise UsageError(f"no trace, snapshot or log of RMM in {first_names([str(source) for source in sources])}")
-    most = jobs or len(os.sched_getaffinity(0))
+    most = jobs or processors()
     outcomes: list[Conversion] = list(convert(inputs, output, read_trace, jobs=most, run=run, again=again))
     failed = [outcome for outcome in outcomes if outcome.part is None]
     written = len(outcomes) - len(failed)

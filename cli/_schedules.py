@@ -20,6 +20,7 @@ from cudatool.cli._recorded import checked, trace_of
 from cudatool.cli._text import say
 from cudatool.config import QUIET
 from cudatool.errors import CudatoolError, UsageError
+from cudatool.processors import processors
 from cudatool.sanitize import joined_processes, parse_checks, render_json
 from cudatool.sanitize.coverage import ended
 from cudatool.sanitize.explore import ScheduleOutcome, SeededSchedule, device_for, joined, report_from_json, schedules
@@ -70,7 +71,7 @@ def explored(
 def _explored(device: str | None, number: int, job: _Job) -> Report:
     devices = {schedule: device_for(device, schedule) for schedule in schedules(number)}
     runs: dict[SeededSchedule, ScheduleOutcome] = {}
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(processors()) as pool:
         waiting = {pool.submit(_run, schedule, chosen, job): schedule for schedule, chosen in devices.items()}
         for done in as_completed(waiting):
             runs[waiting[done]] = done.result()

@@ -21,6 +21,7 @@ LEAVES = {
     "code_cache",
     "files",
     "limits",
+    "processors",
     "progress",
     "source_text",
     "text",
@@ -38,6 +39,7 @@ ARROWS = {
     "source_text": set(),
     "loading": set(),  # also what is attached from above, by its name
     "progress": set(),
+    "processors": set(),
     # What knows no device.
     "trace": set(),
     "ptx": set(),
@@ -91,7 +93,7 @@ ARROWS = {
 LARGEST_CIRCLE = 3  # modules that import each other, inside one room
 FUNCTION_LEVEL_IMPORTS = 41  # of our own modules; may only fall
 ONLY_NUMPY = {
-    *("config", "errors", "text", "units", "files", "limits", "progress", "source_text", "loading"),
+    *("config", "errors", "text", "units", "files", "limits", "processors", "progress", "source_text", "loading"),
     *("ptx", "trace", "memory", "analyze", "overview", "sanitize"),
 }
 TESTS_OF_THE_WHOLE = {"gpu", "peers", "programs", "races", "security", "soak"}  # folders of tests that are no room's

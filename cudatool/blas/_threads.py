@@ -11,6 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Final
 
+from cudatool.processors import processors
+
 __all__ = ["threads_for"]
 
 _SMALL: Final = 1 << 27  # multiplications: some milliseconds on one thread
@@ -31,19 +33,17 @@ def threads_for(multiplications: int) -> AbstractContextManager[None]:
     processor time on two busy processors, and 0.08 ms on one thread. The number is the process's: what other threads
     multiply in the meantime has one, too.
     """
-    return nullcontext() if multiplications >= _SMALL or _openblas() is None else _on_one()
+    found, most = _openblas(), 1 if multiplications < _SMALL else processors()
+    return nullcontext() if found is None or found[0]() <= most else _at_most(most, *found)
 
 
 @contextmanager
-def _on_one() -> Iterator[None]:
+def _at_most(number: int, get: Callable[[], int], set_to: Callable[[int], None]) -> Iterator[None]:
     global _users, _before
-    found = _openblas()
-    assert found is not None
-    get, set_to = found
     with _lock:
         if not _users:
             _before = get()
-            set_to(1)
+        set_to(min(number, get()))
         _users += 1
     try:
         yield

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from contextlib import nullcontext
 from ctypes import c_size_t
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from cudatool.processors import processors
 from cudatool.ptx.errors import PtxError
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import _queue, abi, jit, profile
@@ -241,14 +240,9 @@ def _order_of_blocks(operation: Operation) -> int | None:
     return hash((machine.options.seed, operation.correlation))
 
 
-@cache
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _threads() -> int:
     """Return how many host threads may run the blocks of a kernel."""
-    return state.machine.options.threads or _processors()
+    return state.machine.options.threads or processors()
 
 
 def _shape_of(launch: Launch, context: Context) -> LaunchShape:
