@@ -96,7 +96,8 @@ class Stream(Owner):
         self._handle = handle
         self._native = int(core.handle)  # never 0
         self._pool = None
-        self._contexts: dict[int, list[StreamContext]] = {}  # by host thread, which each has its own current stream
+        # What to make current again, by host thread, as each has its own current stream: one for each time it entered.
+        self._entered: dict[int, list[_Before]] = {}
         self.device_index = device
         self.priority = priority
 
@@ -225,18 +226,32 @@ class Stream(Owner):
         hooks.emit(kind, device=self.device_index, stream=self.trace_id(), aux1=aux1)
 
     def __enter__(self) -> Stream:
-        context = StreamContext(self)
-        context.__enter__()
-        self._contexts.setdefault(threading.get_ident(), []).append(context)
+        device = on_device(self.device_index)
+        before = _Before(device, _current.streams.get(self.device_index))
+        device.__enter__()
+        try:
+            set_stream(self)
+        except BaseException as error:  # it was closed
+            device.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._entered.setdefault(threading.get_ident(), []).append(before)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        contexts = self._contexts.get(threading.get_ident())
-        if not contexts:
+        thread = threading.get_ident()
+        entered = self._entered.get(thread)
+        if entered is None:
             raise UsageError("this thread did not enter the stream that it leaves; enter and leave it on one thread")
-        contexts.pop().__exit__(kind, error, traceback)
+        device, previous = entered.pop()
+        if not entered:
+            del self._entered[thread]
+        if previous is None:
+            _current.streams.pop(self.device_index, None)
+        else:
+            _current.streams[self.device_index] = previous
+        device.__exit__(kind, error, traceback)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
@@ -347,7 +362,9 @@ def set_stream(stream: Stream | None) -> None:
             _current.streams[stream.device_index] = stream
 
 
-class _Saved(NamedTuple):
+class _Before(NamedTuple):
+    """What was current when a thread entered a stream."""
+
     device: on_device
     stream: Stream | None
 
@@ -355,12 +372,17 @@ class _Saved(NamedTuple):
 class StreamContext:
     """Context manager that makes a stream and its device current, and afterwards those that were.
 
-    It can be entered again while it is open, and by several threads.
+    It can be entered again while it is open, and by several threads; each leaves what it entered.
 
     Parameters
     ----------
     stream
         None changes nothing.
+
+    Raises
+    ------
+    UsageError
+        `stream` is no stream, or a thread leaves it that did not enter it.
     """
 
     def __init__(self, stream: Stream | None) -> None:
@@ -369,33 +391,16 @@ class StreamContext:
                 f"only a Stream can be made current, not {type(stream).__name__}; wrap a handle with Stream.from_handle"
             )
         self.stream = stream
-        self._saved: dict[int, list[_Saved]] = {}  # by thread: one entry for each time it is entered
 
     def __enter__(self) -> None:
-        if self.stream is None:
-            return
-        index = self.stream.device_index
-        device = on_device(index)
-        saved = _Saved(device, _current.streams.get(index))
-        device.__enter__()
-        try:
-            set_stream(self.stream)
-        except BaseException as error:  # it was closed
-            device.__exit__(type(error), error, error.__traceback__)
-            raise
-        self._saved.setdefault(threading.get_ident(), []).append(saved)
+        if self.stream is not None:
+            self.stream.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.stream is None:
-            return
-        device, previous = self._saved[threading.get_ident()].pop()
-        if previous is None:
-            _current.streams.pop(self.stream.device_index, None)
-        else:
-            _current.streams[self.stream.device_index] = previous
-        device.__exit__(kind, error, traceback)
+        if self.stream is not None:
+            self.stream.__exit__(kind, error, traceback)
 
 
 stream = StreamContext

@@ -177,6 +177,7 @@ STREAMS = [
     (lambda: cudatool.Stream().wait_stream(3), "int is not a stream"),
     (lambda: cudatool.Stream().wait_stream(None), "takes a stream, not None"),
     (lambda: cudatool.Stream().__exit__(None, None, None), "did not enter the stream"),
+    (lambda: cudatool.StreamContext(cudatool.Stream()).__exit__(None, None, None), "did not enter the stream"),
     (lambda: cudatool.set_stream(3), "set_stream takes a Stream, not int"),
     (lambda: cudatool.stream(3), "only a Stream can be made current, not int"),
     (lambda: cudatool.ExternalStream("x"), "stream_ptr must be a whole number"),
