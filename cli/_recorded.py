@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cudatool.cli._recording_files import refuse_recording
@@ -60,10 +61,12 @@ def trace_of(
     program.check()
     # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
     folder = tempfile.mkdtemp(prefix="cudatool-")
+    maker = os.getpid()
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
         path = os.path.join(folder, f"{program.name}.ctrace")
         in_kernels = [check for check in checks if check not in ("race", "leak")]
-        supervised = Supervised()
+        supervised = Supervised(remove)
         if supervised.status is not None:  # the program exited early
             return _family(_left_behind(path), children), supervised.status, False
         try:
@@ -90,7 +93,8 @@ def trace_of(
             os._exit(status)  # the program closed the report's stream: the parent still has it
         return _family(reader.read(path), children), status, False
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == maker:  # not the child: the workload may have it killed, or leave it no descriptor
+            remove()
 
 
 def checked(traces: Sequence[Trace], checks: Collection[str], proof: Proof, *, bounded: bool = False) -> list[Report]:

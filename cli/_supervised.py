@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from cudatool.files import KeptDescriptor
@@ -26,6 +27,11 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 class Supervised:
     """Forks when it is made; the parent waits for the child, in which :attr:`status` is None.
 
+    Parameters
+    ----------
+    clean_up
+        What the parent does before it ends as the child did.
+
     Attributes
     ----------
     status
@@ -34,7 +40,7 @@ class Supervised:
     :meth:`came_to_its_end` in the child: the child will report, and the parent never returns from here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clean_up: Callable[[], None]) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
@@ -61,7 +67,9 @@ class Supervised:
         os.close(read)
         if not said:
             self.status = status
-        elif status < 0:
+            return
+        clean_up()
+        if status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         else:

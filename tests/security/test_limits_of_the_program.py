@@ -33,13 +33,15 @@ def test_handlers_and_timers_end_with_the_program() -> None:
 )
 def test_limit_that_keeps_the_report_from_being_written_is_status_2(tmp_path: Path, limit: str, stderr: str) -> None:
     (tmp_path / "program.py").write_text(f"import resource; resource.setrlimit({limit})")
+    (tmp_path / "temporary").mkdir()
     with open(tmp_path / "report", "w") as report, open(tmp_path / stderr, "w") as errors:
         done = subprocess.run(
             [sys.executable, "-m", "cudatool", "sanitize", "program.py"],
             cwd=tmp_path,
-            env={**os.environ, "CUDATOOL_DEVICE": "sim"},
+            env={**os.environ, "CUDATOOL_DEVICE": "sim", "TMPDIR": str(tmp_path / "temporary")},
             stdout=report,
             stderr=errors,
             timeout=240,
         )
     assert done.returncode == 2
+    assert not list((tmp_path / "temporary").iterdir())
