@@ -154,6 +154,8 @@ class CachingAllocator:
         ------
         UsageError
             `address` is not a block in use; for instance it was freed before.
+        CudaError
+            A stream that used the block was destroyed before. The block is not handed out again.
         """
         if not address:
             return

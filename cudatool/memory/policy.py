@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from cudatool.errors import OutOfMemoryError, UsageError
+from cudatool.errors import CudatoolError, OutOfMemoryError, UsageError
 from cudatool.memory.blocks import (
     ALLOCATED,
     FREE,
@@ -108,7 +108,7 @@ class Policy:
         self._capturing: set[PoolId] = set()  # those of streams that are captured: waiting would end that
         # By stream: events of pending blocks, oldest first. A stream's events pass in order.
         self._pending: dict[int, deque[tuple[Any, Block]]] = {}
-        self._deferred: list[Block] = []  # pending blocks whose events could not be recorded yet
+        self._deferred: deque[Block] = deque()  # pending blocks whose events could not be recorded yet
         self._capture_reuse = CaptureReuse(provider) if settings.graph_capture_record_stream_reuse else None
         self.segments = Segments(
             active=self._active,
@@ -154,6 +154,8 @@ class Policy:
         ------
         UsageError
             `address` is not a block in use.
+        CudatoolError
+            A stream that used the block was destroyed.
         """
         block = self.block_in_use(address)
         if self._journal.active:
@@ -543,10 +545,23 @@ class Policy:
             self.statistics.inactive_split_changed(pool.level, 1, rest)
 
     def _record_events(self, block: Block, streams: list[int]) -> None:
+        """Let a freed block wait for what is on these streams now.
+
+        Raises
+        ------
+        CudatoolError
+            One of them was destroyed. The block is never handed out again: nothing tells when that stream is done.
+        """
+        try:
+            tokens = [self._provider.record_event(stream) for stream in streams]
+        except CudatoolError:
+            raise
+        except BaseException:  # Ctrl-C: the next request tries again
+            self._deferred.append(block)
+            raise
         block.stream_uses = None
-        block.outstanding_events = len(streams)
-        for stream in streams:
-            token = self._provider.record_event(stream)
+        block.outstanding_events = len(tokens)
+        for stream, token in zip(streams, tokens, strict=True):
             self._pending.setdefault(stream, deque()).append((token, block))
 
     def _free_blocks_behind(self, stream: int, reuse: CaptureReuse) -> None:
@@ -559,8 +574,8 @@ class Policy:
     def _record_deferred_events(self) -> None:
         if self._capture_reuse is not None:
             self._capture_reuse.clear()
-        deferred, self._deferred = self._deferred, []
-        for block in deferred:
+        while self._deferred:  # an error leaves the others there
+            block = self._deferred.popleft()
             assert block.stream_uses is not None
             streams = [stream for stream, while_captured in block.stream_uses.items() if not while_captured]
             self._record_events(block, streams)

@@ -273,6 +273,23 @@ def test_what_an_interrupted_wait_was_for_is_freed_later(
     assert 0 == allocator.stats()["active_bytes.all.current"]
 
 
+def test_block_whose_events_ctrl_c_kept_from_being_recorded_is_freed_later(
+    provider: FakeProvider, allocator: CachingAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = allocator.malloc(2 * MIB, 0)
+    for stream in (7, 8):
+        allocator.record_stream(address, stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(provider, "record_event", Mock(side_effect=[1, KeyboardInterrupt]))
+        with pytest.raises(KeyboardInterrupt):
+            allocator.free(address)
+    assert address != allocator.malloc(2 * MIB, 0)  # but the events are recorded now
+    provider.passed = {7}
+    assert address != allocator.malloc(2 * MIB, 0)
+    provider.passed = {7, 8}
+    assert address == allocator.malloc(2 * MIB, 0)
+
+
 def test_cached_segments_are_released_for_a_request_that_does_not_fit_otherwise(
     provider: FakeProvider, make: Make
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from fake_provider import FakeProvider
 
-from cudatool.errors import OutOfMemoryError, UsageError
+from cudatool.errors import CudaError, OutOfMemoryError, UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.trace.events import Event, Kind, unpack_pool
 
@@ -135,6 +135,30 @@ def test_events_wait_until_requests_are_not_redirected_any_more(
     allocator.end_allocate_to_pool(POOL)
     provider.passed = {1}
     assert address == allocator.malloc(2 * MIB, 0)
+
+
+def test_destroyed_stream_keeps_only_the_block_it_used_from_being_reused_after_a_capture(
+    provider: FakeProvider, allocator: CachingAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [allocator.malloc(2 * MIB, 0) for _ in range(3)]
+    for stream, address in enumerate(addresses, 1):
+        allocator.record_stream(address, stream)
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    for address in addresses:
+        allocator.free(address)
+    allocator.end_allocate_to_pool(POOL)
+    record = provider.record_event
+
+    def record_unless_destroyed(stream: int) -> int:
+        if stream == 2:
+            raise CudaError("cuEventRecord failed", "CUDA_ERROR_INVALID_HANDLE")
+        return record(stream)
+
+    monkeypatch.setattr(provider, "record_event", record_unless_destroyed)
+    with pytest.raises(CudaError):
+        allocator.malloc(2 * MIB, 0)
+    provider.passed = {1, 2, 3}
+    assert addresses[1] not in {allocator.malloc(2 * MIB, 0) for _ in range(9)} > {addresses[0], addresses[2]}
 
 
 def test_uses_while_redirected_are_over_when_that_ends(provider: FakeProvider, allocator: CachingAllocator) -> None:
