@@ -34,51 +34,57 @@ static size_t node_bytes(int level) {
     return level ? sizeof(node_t) : offsetof(node_t, at) + sizeof(uint32_t[32]);
 }
 
-static node_t *new_node(int level) {
-    node_t *node = calloc(1, node_bytes(level));
-    if (!node)
-        abort();
+/* A node with what `like` has, whose children become its own. */
+static node_t *new_node(const node_t *like, int level) {
+    node_t *node = need(malloc(node_bytes(level)));
     __atomic_add_fetch(&trees, sizeof(node_t), __ATOMIC_RELAXED); /* one size, so that drop() needs no other */
+    memcpy(node, like, node_bytes(level));
     node->refs = 1;
     return node;
 }
 
 static node_t *copy_of(const node_t *old, int level) {
-    node_t *node = new_node(level);
-    if (old) {
-        memcpy(node, old, node_bytes(level));
-        if (level)
-            for (int i = 0; i < 32; i++)
-                hold(node->child[i]);
-    }
-    node->refs = 1;
+    static const node_t empty;
+    node_t *node = new_node(old ? old : &empty, level);
+    for (int i = 0; level && i < 32; i++)
+        hold(node->child[i]);
     return node;
 }
 
-/* The later of each moment in `a` and `b`, which are borrowed. */
+/* The later of each moment in `a` and `b`. Takes `a`, which is changed if there is no other reference to it. If one of
+ * them has all that the other has, it is the result: threads that know the same share it. */
 static node_t *join(node_t *a, node_t *b, int level) {
     if (!b || a == b)
-        return hold(a);
+        return a;
     if (!a)
         return hold(b);
-    bool is_a = a->base >= b->base, is_b = b->base >= a->base;
-    node_t *node = new_node(level);
-    node->base = is_a ? a->base : b->base;
+    bool alone = a->refs == 1, is_a = a->base >= b->base, is_b = b->base >= a->base;
+    node_t both = {.base = is_a ? a->base : b->base};
     for (int i = 0; i < 32; i++) {
         if (level) {
-            node->child[i] = join(a->child[i], b->child[i], level - 1);
-            is_a &= node->child[i] == a->child[i];
-            is_b &= node->child[i] == b->child[i];
+            both.child[i] = join(alone ? a->child[i] : hold(a->child[i]), b->child[i], level - 1);
+            is_a &= both.child[i] == a->child[i];
+            is_b &= both.child[i] == b->child[i];
         } else {
-            node->at[i] = a->at[i] > b->at[i] ? a->at[i] : b->at[i];
-            is_a &= node->at[i] == a->at[i];
-            is_b &= node->at[i] == b->at[i];
+            both.at[i] = a->at[i] > b->at[i] ? a->at[i] : b->at[i];
+            is_a &= both.at[i] == a->at[i];
+            is_b &= both.at[i] == b->at[i];
         }
     }
-    if (!is_a && !is_b)
-        return node;
-    drop(node, level);
-    return hold(is_a ? a : b);
+    node_t *joined = a;
+    if (alone) { /* `a` gave its children away */
+        both.refs = 1;
+        memcpy(a, &both, node_bytes(level));
+    } else if (is_a || is_b) {
+        for (int i = 0; level && i < 32; i++)
+            drop(both.child[i], level - 1);
+    } else
+        joined = new_node(&both, level);
+    if (is_b && (alone || !is_a))
+        joined = hold(b);
+    if (joined != a)
+        drop(a, level);
+    return joined;
 }
 
 /* `old` with `moment` for all below the node of level `target` at `key`, for the one thread if that is -1. Takes `old`,
@@ -173,16 +179,12 @@ static void learn(race_t *r, uint32_t t, node_t *more) {
     thread_t *thread = &r->block->of[t];
     if (!more || more == thread->root)
         return;
-    node_t *both = join(thread->root, more, r->level);
-    drop(thread->root, r->level);
-    thread->root = both;
+    thread->root = join(thread->root, more, r->level);
     r->block->touched = r->block->mixed = true;
 }
 
 static void gain(race_t *r, node_t **to, node_t *more) {
-    node_t *both = join(*to, more, r->level);
-    drop(*to, r->level);
-    *to = both;
+    *to = join(*to, more, r->level);
     r->block->touched = true;
 }
 
