@@ -325,12 +325,16 @@ class CachingHostAllocator:
                     raise failure
                 self._take_back_freed()
                 yield
-                try:
-                    self._take_back_freed()
-                except CudatoolError as error:
-                    self._failure = error.with_traceback(None)  # which would keep what the caller has
+                self._settle()
             finally:
                 self._busy = False
+
+    def _settle(self) -> None:
+        """Take back what was freed. If that fails, the program's next call has the error."""
+        try:
+            self._take_back_freed()
+        except CudatoolError as error:
+            self._failure = error.with_traceback(None)  # which would keep what the caller has
 
     def _take_back_unless_busy(self) -> None:
         if self._lock.acquire(blocking=False):
@@ -441,12 +445,16 @@ class CachingHostAllocator:
             self._wanted.wait()
             self._wanted.clear()
             while not self._closed and (self._events or self._freed or self._released):
-                try:
-                    with self._operation():
+                with self._lock:
+                    self._busy = True
+                    try:
+                        self._settle()
                         self._process_events()
-                except CudatoolError:
-                    _log.exception("events of pinned memory cannot be queried any more")
-                    return
+                    except CudatoolError:
+                        _log.exception("events of pinned memory cannot be queried any more")
+                        return
+                    finally:
+                        self._busy = False
                 time.sleep(_POLL_INTERVAL_S)
 
 

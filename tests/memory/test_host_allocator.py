@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -381,6 +382,40 @@ def test_background_thread_frees_blocks_and_requests_do_not(
     assert free.wait(10)
     assert address == host.allocate(64)
     assert {"cudatool pinned memory"} == set(askers)
+
+
+def test_background_thread_goes_on_after_a_block_that_cannot_be_taken_back(
+    make_host: Callable[[str], CachingHostAllocator], pinned: FakeHostProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host("pinned_use_background_threads:True")
+    pinned.busy = {"a"}
+    waiting, lost = host.allocate(64), host.allocate(64)
+    for address in (waiting, lost):
+        host.record_event(address, "a")
+    host.free(waiting)
+    asked, go_on = threading.Event(), threading.Event()
+    passed = pinned.event_passed
+
+    def event_passed(token: int) -> bool:
+        asked.set()
+        assert go_on.wait(10)
+        return passed(token)
+
+    monkeypatch.setattr(pinned, "event_passed", event_passed)
+    assert asked.wait(10)
+    pinned.broken = True
+    host.free(lost)  # the allocator is busy with the event: its thread takes the block back
+    asked.clear()
+    go_on.set()
+    assert asked.wait(10)
+    with pytest.raises(CudaError, match="context is gone"):
+        host.stats()
+    pinned.busy = set()
+    for _ in range(10_000):
+        if host.stats()["active_requests.current"] == 1:  # the block that is lost
+            break
+        time.sleep(0.001)
+    assert waiting == host.allocate(64)
 
 
 def test_blocks_and_their_reuse_are_recorded(host: CachingHostAllocator, events: list[Event]) -> None:
