@@ -44,6 +44,7 @@ _ALL: Final = "all call sites together"
 _USES: Final = (Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
 _DOUBTS: Final = {Trend.FEW: Doubt.FEW, Trend.SLOWS: Doubt.SLOWS, Trend.RETURNS: Doubt.GAVE_BACK}
 _MORE: Final = (Trend.GROWS, Trend.SLOWS, Trend.FEW)
+_NEARLY_ONE: Final = 1 - 1e-9
 _NORMAL_999: Final = 3.09  # a standard normal variable is larger in 1 of 1000 cases
 _SEQUENCE: Final = re.compile(r"\btoken|\bdecod|generat", re.IGNORECASE)
 _ENGINE: Final = "torch::autograd::Engine::"  # runs a backward pass, on threads that have no frames of Python
@@ -259,7 +260,8 @@ class Evidence:
         sizes = blocks.requested[(blocks.start >= begin) & (blocks.start < self.end)].astype(np.float64)
         if len(sizes) <= FEWEST_EVENTS or not np.ptp(sizes):
             return False
-        correlation = min(float(np.corrcoef(np.arange(len(sizes)), sizes)[0, 1]), 1 - 1e-9)
+        correlation = float(np.corrcoef(np.arange(len(sizes)), sizes)[0, 1])
+        correlation = min(max(correlation, -_NEARLY_ONE), _NEARLY_ONE)  # atanh is infinite at 1
         return math.atanh(correlation) * math.sqrt(len(sizes) - 3) > _NORMAL_999  # Fisher's transformation
 
     def _is_replaced(self, own: Mask, growing: Mask, begin: int, rises: int) -> bool:

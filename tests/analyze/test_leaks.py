@@ -285,3 +285,10 @@ def test_reserved_memory_that_grows_without_blocks_is_not_called_clean(
     (found,) = analyze.leaks_of(loop([step(i) for i in range(10)]))
     assert (grown, verdict) == (found.unused_growth, found.verdict)
     assert (Doubt.UNUSED if grown else None) == found.doubt
+
+
+def test_smaller_and_smaller_blocks_that_replace_tiny_ones_are_sizes_that_vary() -> None:
+    tiny = [kept(100 + i, 1) for i in range(20)]
+    body = [[kept(i, 100_000 - 512 * i), free((100 + i) * MIB), freed((100 + i) * MIB)] for i in range(20)]
+    (found,) = analyze.leaks_of(trace(*tiny, *(e for one in body for e in (push("step"), *one, pop())), **STACKS))
+    assert [Doubt.SIZES_VARY] == [one.doubt for one in found.unclear]
