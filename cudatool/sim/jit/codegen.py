@@ -181,6 +181,7 @@ class _Kernel(ThreadCode):
         self.parts.append(
             grid(
                 self.layout.param_bytes,
+                8 * len(self.layout.globals),
                 parks=parks,
                 counts=self.counts,
                 constants={} if order else self.constants,

@@ -39,7 +39,10 @@ __all__ = [
 
 # What every generated function gets: %zero is a null pointer that the optimizer does not know to be null. Global
 # addresses are offsets from it, which lets loops over threads be vectorized.
-ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
+ENVIRONMENT = (
+    "ptr %context, ptr %zero, ptr %globals, ptr %shared, ptr %params, ptr %slots, ptr %locals, "
+    "i32 %bx, i32 %by, i32 %bz"
+)
 
 READ, WRITE, ATOMIC = RaceMode.READ, RaceMode.WRITE, RaceMode.ATOMIC
 
@@ -349,9 +352,8 @@ class Emitter:
             return str(self.layout.local[symbol.name] + symbol.offset)
         if space == "shared":
             return str(self.layout.shared[symbol.name] + symbol.offset)
-        table = self.op(f"inttoptr i64 {self.field('globals')} to ptr")
-        entry = self.op(f"getelementptr i64, ptr {table}, i64 {self.layout.globals[symbol.name]}")
-        value = self.op(f"load i64, ptr {entry}, !invariant.load !0")
+        entry = self.op(f"getelementptr i64, ptr %globals, i64 {self.layout.globals[symbol.name]}")
+        value = self.op(f"load i64, ptr {entry}, align 8, !invariant.load !0")
         return self.op(f"add i64 {value}, {symbol.offset}") if symbol.offset else value
 
     def pointer(self, space: str, address: Operand) -> tuple[str, str]:

@@ -354,11 +354,12 @@ _PLACE = """  %scaled = mul i64 %i, %multiplier
   %bz = trunc i64 %bz.l to i32"""
 
 
-def _context(beside: int) -> str:
+def _context(global_bytes: int, beside: int) -> str:
     """Return code that loads what ``grid`` needs of the context."""
     return f"""{field("zero", "zero", volatile=True, kind="ptr")}
 {field("shared", "shared", kind="ptr")}
 {field("params", "params", kind="ptr")}, !noundef !0, !dereferenceable !3
+{field("globals", "globals", kind="ptr")}, !noundef !0, !align !{{i64 8}}, !dereferenceable !{{i64 {global_bytes}}}
 {field("slots", "slots", kind="ptr")}
 {field("local", "locals", kind="ptr")}
 {field("grid_x", "gx")}
@@ -373,14 +374,24 @@ def _context(beside: int) -> str:
 
 
 def grid(
-    param_bytes: int, *, parks: bool, counts: bool, constants: Mapping[str, int], beside: int, far: bool, steps: bool
+    param_bytes: int,
+    global_bytes: int,
+    *,
+    parks: bool,
+    counts: bool,
+    constants: Mapping[str, int],
+    beside: int,
+    far: bool,
+    steps: bool,
 ) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
     Parameters
     ----------
-    param_bytes
-        What is declared dereferenceable, so that loading parameters can move out of the loop over threads.
+    param_bytes, global_bytes
+        Of the parameters, and of the table of the addresses of global variables. These are declared dereferenceable, so
+        that what is loaded from them in a branch of a loop over threads can move out of it; LLVM makes no vectors of
+        other loops.
     parks
         Whether blocks can be parked. It returns when one is, and begins with the one that the context says to continue.
     counts
@@ -398,7 +409,7 @@ def grid(
     return f"""
 define void @grid(ptr align 8 dereferenceable({ctypes.sizeof(Context)}) %context) #0 {{
 entry:
-{_context(beside)}
+{_context(max(global_bytes, 1), beside)}
 {_filled(constants)}{parking.resume}
 take:
 {_ENOUGH_ROUNDS if counts else ""}  %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
