@@ -20,13 +20,14 @@ So is a *detour*: long code that only computes, and that is skipped if no thread
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
 from cudatool.ptx import Address, Flow, Immediate, Instruction, Operand, Register, Symbol, elements, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import STRONG, Control, opcode_of
+from cudatool.sim.jit.nests import find_nest
 from cudatool.sim.jit.searches import Alike, find_alike, find_constants
 from cudatool.sim.jit.special_registers import SAME_IN_ROW, SPECIAL
 from cudatool.sim.jit.table import types_of
@@ -118,7 +119,8 @@ class Part:
         goes, and what follows otherwise.
     loops
         Loops that come in between, which each thread leaves when it is through, in an order in which none leads back
-        to one before it: parts for a round of each.
+        to one before it: parts for a round of each. Of a loop that has others inside (:mod:`.nests`): what a round
+        of it consists of, the last of which leads back to it.
     is_detour
         Of a loop: whether it has one round at most, which is skipped if no thread comes there.
     alike
@@ -152,6 +154,11 @@ class Even:
     distances: Mapping[str, int]
     by_row: bool = False
 
+    @property
+    def has_nests(self) -> bool:
+        """Whether threads go together around loops with others inside that end differently for each (:mod:`.nests`)."""
+        return any(loop.loops for part in self.parts.values() for loop in part.loops)
+
 
 def find_even(
     flow: Flow,
@@ -177,13 +184,24 @@ def find_even(
         Where loops begin whose rounds a row of threads does together: neighbors' accesses are apart from those of the
         next round (:mod:`.steps`); and those of which they are far, by the size of the grid.
     """
-    region = Region(flow, first, ends, whole_check)
+    found = _find_even(Region(flow, first, ends, whole_check), before, own, set(strides), set(far))
+    if found is not None and not found.has_nests:
+        return found
+    # Where a check fails, threads go on one after the other to the end of the region, which takes long in such loops.
+    # A quotient, say of a thread's number by the rows of a matrix, changes among sixteen threads in one round or other.
+    found = _find_even(Region(flow, first, ends, _no_quotients), before, own, set(strides), set(far))
+    return found if found is not None and found.has_nests else None
+
+
+def _find_even(
+    region: Region, before: Sequence[Instruction], own: Mapping[str, int | None], strides: set[int], far: set[int]
+) -> Even | None:
     if len(region.blocks) > MOST_BLOCKS or not (region.has_loop or region.has_detour()):
         return None
     loops = region.loops.keys() & set(region.blocks)
-    by_row = bool(loops) and loops <= set(strides) and (loops <= set(far) or not region.is_slow(loops))
+    by_row = bool(loops) and loops <= strides and (loops <= far or not region.is_slow(loops))
     distances, uneven = find_distances(region, before, own)
-    if first in uneven:
+    if region.first in uneven:
         return None
     parts = find_parts(region, uneven, distances, detours=not by_row)
     if parts is None or not _is_worth_it(region, parts, distances, by_row=by_row):
@@ -304,6 +322,31 @@ class Region:
                 found.add(number)
                 pending += self.after(number)
         return found
+
+    def up_to(self, start: int, ends: Set[int]) -> set[int]:
+        """Return the block `start` and those that it leads to before one of `ends`."""
+        found = {start}
+        pending = [start]
+        while pending:
+            for one in self.after(pending.pop()):
+                if one not in ends and one not in found:
+                    found.add(one)
+                    pending.append(one)
+        return found
+
+    def leads(self, head: int, blocks: Set[int]) -> set[int]:
+        """Return where `blocks`, which begin at `head`, lead: to others or back to `head`."""
+        return {after for number in blocks for after in self.after(number) if after not in blocks or after == head}
+
+    def goes_around(self, head: int, blocks: Set[int]) -> bool:
+        """Whether some of `blocks` lead to themselves without leaving these and without coming through `head`."""
+        ends = {head} | self.leads(head, blocks)
+        return any(
+            number in self.up_to(after, ends)
+            for number in blocks - {head}
+            for after in self.after(number)
+            if after not in ends
+        )
 
     def meeting_point(self, number: int) -> int | None:
         """Return the first block that all ways from a block come through, None if some end before or none ends."""
@@ -547,6 +590,11 @@ def whole_check(i: Instruction, by: list[int]) -> DistanceCheck | None:
     return None
 
 
+def _no_quotients(i: Instruction, by: list[int]) -> DistanceCheck | None:
+    """Return what :func:`whole_check` does, None for quotients."""
+    return None if i.opcode in ("div", "shr") else whole_check(i, by)
+
+
 def check_of(i: Instruction, distances: Mapping[str, int], to_check: ToCheck = whole_check) -> DistanceCheck | None:
     """Return what must be checked for an instruction whose result is scalar, None if nothing must."""
     by = [_operand(operand, distances)[1] or 0 for operand in i.operands[1:]]
@@ -627,7 +675,7 @@ def _part(
         if detours and not loops:
             loops = _detour(region, at, some - {at}, following)
         if loops and head not in uneven:
-            before = _up_to(region, at, {loop.head for loop in loops} | after)
+            before = region.up_to(at, {loop.head for loop in loops} | after)
             return Part(head, tuple(chain), frozenset((blocks - some) | before), (following,), loops)
         if following == head or not region.before[following] <= blocks:
             return Part(head, tuple(chain), frozenset(blocks), (following,))
@@ -655,18 +703,6 @@ def _detour(region: Region, at: int, some: set[int], end: int) -> tuple[Part, ..
     return (Part(head, (), frozenset(some), (), is_detour=True),)
 
 
-def _up_to(region: Region, start: int, ends: set[int]) -> set[int]:
-    """Return the block `start` and those that it leads to before one of `ends`."""
-    found = {start}
-    pending = [start]
-    while pending:
-        for one in region.after(pending.pop()):
-            if one not in ends and one not in found:
-                found.add(one)
-                pending.append(one)
-    return found
-
-
 def _own_loops(region: Region, some: set[int], end: int, found: Mapping[str, int | None]) -> tuple[Part, ...]:
     """Return the loops among the blocks `some` that each thread leaves by itself, all on the way to the block `end`.
 
@@ -678,19 +714,28 @@ def _own_loops(region: Region, some: set[int], end: int, found: Mapping[str, int
     heads = [one for one in region.order if one in some and one in region.loops and region.loops[one] <= some]
     if not heads:
         return ()
-    if loops := _loops(region, heads, end, found):
+    if loops := _loops(region, heads, end, found) or _nest(region, heads, end):
         return loops
     last = _last(region, heads, some, end)
-    loops = () if last is None else _loops(region, heads, last.head, found)
-    return (*loops, last) if last is not None and loops else ()
+    if last is None:
+        return ()
+    loops = _loops(region, heads, last.head, found) or _nest(region, heads, last.head)
+    return (*loops, last) if loops else ()
+
+
+def _nest(region: Region, heads: Sequence[int], end: int) -> tuple[Part, ...]:
+    """Return the loop that begins at the first of `heads` and has all the others inside, if it is worth it."""
+    turns = find_nest(region, heads, end, lambda one: _is_computed(one, or_branches=True))
+    inside = tuple(Part(turn.head, (), turn.blocks, (), is_detour=not turn.is_loop) for turn in turns)
+    return (Part(heads[0], (), frozenset().union(*(turn.blocks for turn in turns)), (), inside),) if turns else ()
 
 
 def _loops(region: Region, heads: Sequence[int], end: int, distances: Mapping[str, int | None]) -> tuple[Part, ...]:
     """Return the loops that begin at `heads`, and lead to the block `end`."""
     found: list[Part] = []
     for place, head in enumerate(heads):
-        blocks = _up_to(region, head, {*heads, end})
-        leads = {after for number in blocks for after in region.after(number) if after not in blocks or after == head}
+        blocks = region.up_to(head, {*heads, end})
+        leads = region.leads(head, blocks)
         # That some thread is in a loop is known where the first one begins.
         alike = None if place else find_alike(region, head, blocks, distances, _is_computed)
         once = () if alike is None else alike.code
@@ -699,13 +744,7 @@ def _loops(region: Region, heads: Sequence[int], end: int, distances: Mapping[st
             for number in blocks
             for index in region.places(number)
         )
-        comes_back = any(
-            number in _up_to(region, after, {*heads, end})
-            for number in blocks - {head}
-            for after in region.after(number)
-            if after not in {*heads, end}
-        )
-        if not computes or comes_back or not leads <= {head, *heads[place + 1 :], end}:
+        if not computes or region.goes_around(head, blocks) or not leads <= {head, *heads[place + 1 :], end}:
             return ()
         found.append(Part(head, (), frozenset(blocks), (), alike=alike))
     return tuple(found)
@@ -716,7 +755,7 @@ def _last(region: Region, heads: Sequence[int], some: set[int], end: int) -> Par
     head = region.meeting_point(heads[-1])
     if head is None or head == end or head not in some:
         return None
-    blocks = _up_to(region, head, {end})
+    blocks = region.up_to(head, {end})
     enters = any(not region.before[number] <= blocks for number in blocks - {head})
     ends = any(not region.after(number) for number in blocks)
     if enters or ends or not region.loops.keys().isdisjoint(blocks):
@@ -734,7 +773,7 @@ def _is_worth_it(region: Region, parts: Mapping[int, Part], found: Mapping[str, 
 
     Rows do so for the sake of their accesses, too, even with atomic updates, of which LLVM makes no vectors.
     """
-    loops = [loop for part in parts.values() for loop in part.loops]
+    loops = [one for part in parts.values() for loop in part.loops for one in loop.loops or (loop,)]
     rounds = [part for part in parts.values() if _comes_back(parts, part)] + loops
     written = sum(len(region.instructions(number)) for part in [*parts.values(), *loops] for number in part.blocks)
     if not rounds or written > _MOST_WRITTEN:

@@ -14,6 +14,7 @@ import llvmlite.binding as llvm
 from cudatool import progress
 from cudatool.sim.host_library import library
 from cudatool.sim.jit.code import Code, gather_mitigation
+from cudatool.sim.jit.gathers import ONE_VECTOR
 from cudatool.sim.jit.races import CALLABLE
 
 __all__ = [
@@ -58,6 +59,7 @@ _FAST_GATHERS = ("Not affected", "Vulnerable")
 name of one of these: there a gather of eight took 1.1 ns, its loads 1.7."""
 
 
+_NO_GATHERS = "+prefer-no-gather"
 _UNSLOWED = "+avx512fp16"
 """What Intel's processors have whose clock the widest vectors do not slow: from Sapphire Rapids on."""
 
@@ -73,7 +75,7 @@ def _features(*, gathers: bool = False, wide: bool = False) -> str:
         return found
     # AMD's processors take longer for a gather than for its loads one by one (a bitonic sort: a fifth longer), and for
     # a scatter than for its stores (a sorting network: a tenth).
-    return f"{found},+prefer-no-gather" + (",+prefer-no-scatter" if name.startswith(_AMD) else "")
+    return f"{found},{_NO_GATHERS}" + (",+prefer-no-scatter" if name.startswith(_AMD) else "")
 
 
 def processor() -> str:
@@ -142,6 +144,8 @@ _compiling = _Compiling()
 
 def _compiled(text: str, *, optimized: bool, gathers: bool, wide: bool) -> bytes:
     machine = _machine(3 if optimized else 0, gathers=gathers, wide=wide)
+    if _NO_GATHERS in _features(gathers=gathers):
+        text = text.replace(f", {ONE_VECTOR}", "")
     try:
         module = llvm.parse_assembly(text)
     except RuntimeError as error:

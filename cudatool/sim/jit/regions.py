@@ -380,6 +380,9 @@ class Regions:
 
     def _even(self, index: int | None, region: list[Instruction]) -> Even | None:
         """Return how threads run a region with loops together, None if each runs it by itself."""
+        is_large = len(self.rows) >= MANY
+        if is_large and not self._has_nests:
+            return None
         region = self._with_suspension(index, region)
         ends = self._ends(region)
         if ends is None:
@@ -391,8 +394,18 @@ class Regions:
                 own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
             own |= dict.fromkeys(self.kept_alike(index, touched(region + self._repeated(index, region))), 0)
             own |= dict.fromkeys(writes(self.code[index]))
-        return find_even(
+        found = find_even(
             self.flow, self._first(index), ends, self._repeated(index, region), own, self.rows_go_around, self.strides
+        )
+        return found if found is not None and (found.has_nests or not is_large) else None
+
+    @cached_property
+    def _has_nests(self) -> bool:
+        """Whether there are loops with others inside in which no thread is suspended."""
+        loops = self.flow.natural_loops()
+        suspended = {self.flow.at[index] for index in self.rows}
+        return any(
+            suspended.isdisjoint(outer) and any(inner < outer for inner in loops.values()) for outer in loops.values()
         )
 
     def _stretches(self) -> Even | None:
@@ -402,13 +415,13 @@ class Regions:
         to compile. Rows are long if they are those of blocks beside each other, or the blocks seem to be long.
         """
         has_long_rows = self.has_long_rows() or (self._runs_side_by_side(by_row=False) and self._has_long_blocks())
-        if not has_long_rows or self._ends(self.code) is None:
+        if not has_long_rows or len(self.rows) >= MANY or self._ends(self.code) is None:
             return None
         return find_stretches(self.flow)
 
     def _ends(self, region: list[Instruction]) -> frozenset[int] | None:
         """Return the blocks that suspend all threads that come to them, None if those of a `region` run alone."""
-        if self.instrument or self.may_end or self.layout.local_bytes or len(self.rows) >= MANY:
+        if self.instrument or self.may_end or self.layout.local_bytes:
             return None
         if any(one.opcode in ("yield", "progress") for one in region):
             return None

@@ -26,6 +26,7 @@ from cudatool.ptx.isa import Control
 from cudatool.sim.jit.context import EXIT, MAX_THREADS
 from cudatool.sim.jit.emit import ENVIRONMENT, Emitter, storage_type
 from cudatool.sim.jit.even import MOST, WIDTH, DistanceCheck, Even, Part, check_of, distance_in_line, whole_check
+from cudatool.sim.jit.gathers import ONE_VECTOR
 from cudatool.sim.jit.scheduler import VALUES, Cell, parameters
 from cudatool.sim.jit.texture import first_in_line, take_word
 
@@ -332,7 +333,7 @@ class Together:
         self._fetch(e, part)
         self._run_part(e, part, live, before, values)
         for loop in part.loops:
-            self._rounds(e, loop)
+            self._nest(e, loop) if loop.loops else self._rounds(e, loop)
         if len(part.after) == 2:
             last = self._code(part.chain[-1])[-1]
             assert last.guard is not None
@@ -368,8 +369,22 @@ class Together:
     def _fetch(self, e: Emitter, part: Part) -> None:
         """Emit what lets the host fetch what the next round of a part reads."""
 
-    def _rounds(self, e: Emitter, loop: Part) -> None:
-        """Emit the rounds of a loop that each thread leaves by itself, until none is in it."""
+    def _nest(self, e: Emitter, loop: Part) -> None:
+        """Emit the rounds of a loop with others inside, until no thread is in it."""
+        head = loop.head
+        e.emit(f"br label %nest{head}")
+        e.label(f"nest{head}")
+        for inside in loop.loops[:-1]:
+            self._rounds(e, inside)
+        some = self._rounds(e, loop.loops[-1], back_to=head)
+        e.emit(f"br i1 {some}, label %nest{head}, label %out{head}")
+        e.label(f"out{head}")
+
+    def _rounds(self, e: Emitter, loop: Part, back_to: int | None = None) -> str:
+        """Emit the rounds of a loop that each thread leaves by itself, until none is in it.
+
+        Return whether some thread is then at the block `back_to`, of a loop of one round.
+        """
         head = loop.head
         live = self._live(head)
         before = {name: e.read(name)[0] for name in live if self._is_scalar(name)}
@@ -382,11 +397,13 @@ class Together:
         e.label(f"rounds{head}")
         alike, values = self._alike(e, loop)
         body.round(loop, live, before, alike, values)
-        some, _ = self._over_threads(e, f"round{head}", body, ends=False, at=self.at, stays=head)
+        stays = head if back_to is None else back_to
+        some, _ = self._over_threads(e, f"round{head}", body, ends=False, at=self.at, stays=stays)
         e.emit(
             f"br label %through{head}" if loop.is_detour else f"br i1 {some}, label %rounds{head}, label %through{head}"
         )
         e.label(f"through{head}")
+        return some
 
     def _search(self, e: Emitter, loop: Part, live: list[str], before: Mapping[str, str]) -> None:
         """Emit the rounds of a search in which all threads are in the loop, and stay there.
@@ -542,7 +559,8 @@ class Together:
             e.emit(f"store {vector} {every}, ptr {row}, align {size}")
 
     def _metadata(self, loop: int) -> str:
-        return f"!{loop} = distinct !{{!{loop}, !6, !7, !8}}"
+        width = f", {ONE_VECTOR}" if self.even.has_nests else ""
+        return f"!{loop} = distinct !{{!{loop}, !6, !7, !8{width}}}"
 
 
 class Body:
