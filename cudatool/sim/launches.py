@@ -64,9 +64,18 @@ class Launch(_queue.Launch):
                 plan = self.kernel.plan(_shape_of(self, context), _threads(), optimized=optimized)
         except PtxError as error:
             raise _untranslated(error) from error
+        try:
+            self._run(operation, plan, optimized=optimized)
+        finally:
+            if not optimized and self.function.optimizing.is_part(self.kernel.rounds, self.kernel.spent, enough):
+                self.kernel.note_work(instrument())
+
+    def _run(self, operation: Operation, plan: Any, *, optimized: bool) -> None:
+        """Run it by its `plan`, or as such launches run that have none."""
         if plan is None:
             _execute(self, operation, optimized=optimized)
             return
+        context = operation.stream.context
         if context.heap is None and not context.limits and plan.launch.rounds is None:  # C code counts no rounds
             self.shape.plan = plan
         try:
@@ -80,7 +89,8 @@ class Launch(_queue.Launch):
         rounds, spent, enough = self.kernel.rounds, self.kernel.spent, self.kernel.enough()
         if plan is None or plan.optimized != optimizing.pays(self.threads, rounds, spent, enough):
             return False
-        optimizing.launched(self.threads, rounds, spent, enough)
+        if not optimizing.launched(self.threads, rounds, spent, enough) and optimizing.is_part(rounds, spent, enough):
+            self.kernel.note_work()
         return True
 
     def ended_early(self, team: Any) -> None:

@@ -10,7 +10,8 @@ that pays. So code is optimized for launches of much work, and for those after l
 The longer a kernel is, the longer LLVM takes. So enough is the work of :data:`MANY` threads or rounds, as if of
 :data:`LEAST` instructions at least: code that is not optimized takes 30 to 140 ms for it, checked code up to 500 ms,
 about what LLVM takes for the kernel. Of ten kernels of `cudatool.ops`, LLVM's time was saved again after 340 M to 8 G.
-What an earlier run has optimized is kept: then :data:`ENOUGH_IF_KEPT` is enough.
+What an earlier run has optimized is kept: then :data:`ENOUGH_IF_KEPT` is enough. So it is if launches of an earlier run
+were a part of what is enough, one in :data:`NOTED`: what each run saves pays for LLVM's time after as many runs.
 
 Code that is not optimized counts the rounds of its loops. A launch that turns out to be much work by them begins no
 more blocks in such code: it leaves the others to optimized code.
@@ -22,18 +23,19 @@ other.
 
 from __future__ import annotations
 
-__all__ = ["ENOUGH_IF_KEPT", "LEAST", "MANY", "Optimizing", "enough"]
+__all__ = ["ENOUGH_IF_KEPT", "LEAST", "MANY", "NOTED", "Optimizing", "enough"]
 
 MANY = 1 << 21
 LEAST = 64
 ENOUGH_IF_KEPT = 1 << 25
 """Instructions: some 5 ms in code that is not optimized."""
+NOTED = 8
 
 
 def enough(instructions: int, *, is_kept: bool) -> int:
     """Return the work from which on the code of a kernel of so many instructions is optimized.
 
-    `is_kept` says whether an earlier run has optimized it.
+    `is_kept` says whether an earlier run has optimized it, or had part of that work for it.
     """
     return ENOUGH_IF_KEPT if is_kept else MANY * max(instructions, LEAST)
 
@@ -57,6 +59,10 @@ class Optimizing:
         `rounds` and `spent` (ns) are of those before, in code that is not optimized.
         """
         return spent > enough or (self._threads + threads + rounds) * self._instructions > enough  # max() takes longer
+
+    def is_part(self, rounds: int, spent: int, enough: int) -> bool:
+        """Return whether the launches so far were so large a part of what is enough that later runs are to know."""
+        return spent > enough // NOTED or (self._threads + rounds) * self._instructions > enough // NOTED
 
     def launched(self, threads: int, rounds: int, spent: int, enough: int) -> bool:
         """Note a launch; return whether it is to run optimized code."""

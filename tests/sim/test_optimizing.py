@@ -10,7 +10,7 @@ from cudatool.code_cache import CodeCache
 from cudatool.sim import jit
 from cudatool.sim.jit import kernel as jit_kernel
 from cudatool.sim.jit import native
-from cudatool.sim.optimizing import ENOUGH_IF_KEPT, LEAST, MANY, Optimizing, enough
+from cudatool.sim.optimizing import ENOUGH_IF_KEPT, LEAST, MANY, NOTED, Optimizing, enough
 
 ENOUGH = 1 << 25  # instructions, in the tests of the rule
 
@@ -96,6 +96,46 @@ def test_what_an_earlier_process_has_optimized_is_optimized_sooner(tmp_path, mon
     first.prepare(optimized=True)
     assert first.enough() == kernel().enough() == ENOUGH_IF_KEPT
     assert kernel().enough(jit.Instrument.MEMCHECK) > ENOUGH_IF_KEPT, "that is other code"
+
+
+@pytest.mark.parametrize("how", ["threads", "rounds", "spent"])
+def test_launches_that_are_part_of_what_is_enough_are_known(how):
+    part = ENOUGH // NOTED
+    kernel = Optimizing(2)
+    kernel.launched(part // 2 - (how != "threads"), 0, 0, ENOUGH)
+    given = {"threads": (0, 0), "rounds": (1, 0), "spent": (0, part)}[how]
+    assert not kernel.is_part(*given, ENOUGH)
+    kernel.launched(1 if how == "threads" else 0, 0, 0, ENOUGH)
+    assert kernel.is_part(given[0] + (how == "rounds"), given[1] + (how == "spent"), ENOUGH)
+
+
+def test_what_was_much_work_in_an_earlier_process_is_optimized_sooner(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path))
+    ptx, cache = ct.compile(SOURCE, "spread")._ptx()[0], CodeCache("native")
+
+    def kernel():
+        return jit.load(ptx, cache=cache).kernels["spread"]
+
+    first = kernel()
+    assert first.enough() > ENOUGH_IF_KEPT
+    first.note_work()
+    assert kernel().enough() == ENOUGH_IF_KEPT < first.enough(), "not in this process, whose launches have begun"
+    assert kernel().enough(jit.Instrument.MEMCHECK) > ENOUGH_IF_KEPT, "that is other code"
+
+
+@pytest.mark.parametrize(("blocks", "launches", "is_noted"), [(64, 1, False), (1 << 13, 1, True), (1 << 10, 9, True)])
+def test_launches_that_nearly_were_enough_are_noted(monkeypatch, blocks, launches, is_noted):
+    noted: list[str] = []
+    monkeypatch.setattr(jit_kernel.JitKernel, "note_work", lambda kernel, *_: noted.append(kernel.name))
+    monkeypatch.setattr(jit_kernel, "enough", lambda instructions, **_: enough(instructions, is_kept=False))
+    name = f"spread{blocks}"
+    kernel = ct.compile(SOURCE.replace("spread", name), name)
+    x = ct.ones(blocks * 128, np.float32)
+    out = ct.zeros(blocks * 128, np.float32)
+    for _ in range(launches):
+        kernel[(blocks, 128)](x, out, x.size)
+    ct.synchronize()
+    assert is_noted == (name in noted)
 
 
 @pytest.mark.parametrize("body", ["*out = n;", "for (int i = 0; i < n; i++) out[i & 1] += i;"], ids=["", "loop"])

@@ -59,6 +59,7 @@ class JitKernel:
         self._accesses: ptx.KernelAccesses | None = None
         self._plans: dict[tuple[LaunchShape, int, bool], TeamPlan | None] = {}
         self._enough: dict[Instrument, int] = {}
+        self._noted: set[Instrument] = set()
         self.name = name
         self.params = declared.params
         self.param_bytes = max((one.offset + one.size for one in self.params), default=0)
@@ -86,6 +87,12 @@ class JitKernel:
             is_kept = self.translation.was_optimized(instrument)
             found = self._enough[instrument] = enough(self._declared.instructions, is_kept=is_kept)
             return found
+
+    def note_work(self, instrument: Instrument = Instrument.NONE) -> None:
+        """Note for later processes that launches were a part of :meth:`enough` (:meth:`.Optimizing.is_part`)."""
+        if instrument not in self._noted:
+            self._noted.add(instrument)
+            self.translation.expect(instrument)
 
     # ---- what is known without its PTX, if it was looked at before ----
 

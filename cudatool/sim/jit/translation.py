@@ -87,8 +87,16 @@ class Translation:
         return self.variants.setdefault(variant, translated)
 
     def was_optimized(self, instrument: Instrument) -> bool:
-        """Return whether this or an earlier process, whose code was kept, has optimized code with these checks."""
+        """Return whether this or an earlier process, whose code was kept, has optimized code with these checks.
+
+        Or whether an earlier one has said that it may pay (:meth:`expect`).
+        """
         return self._cache is not None and self._cache.get(self._optimized_key(instrument)) is not None
+
+    def expect(self, instrument: Instrument) -> None:
+        """Let later processes optimize the code with these checks as soon as if it were kept."""
+        if self._cache is not None:
+            self._cache.put(self._optimized_key(instrument), b"")
 
     def _optimized_key(self, instrument: Instrument) -> str:
         return cache_key("optimized", self._digest, str(int(instrument)))
