@@ -67,10 +67,12 @@ def run_command(tmp_path, run_here) -> Callable[..., Completed]:
 def run_warm(tmp_path, run_command) -> Callable[..., Completed]:
     """Run ``cudatool ARGS`` as `run_command` does, in a process that has its imports done; not if they depend on more."""
 
-    def run(*arguments: object, **kwargs: object) -> Completed:
-        if kwargs or (arguments and arguments[0] in _READS_FILES):
-            return run_command(*arguments, **kwargs)
-        return run_python(COMMAND_LINE, *map(str, arguments), folder=tmp_path, environment=_ENVIRONMENT)
+    def run(*arguments: object, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object) -> Completed:
+        is_read = arguments and arguments[0] in _READS_FILES
+        if kwargs or is_read or any(name.startswith("PYTHON") for name in environment):
+            return run_command(*arguments, environment=environment, **kwargs)
+        variables = _ENVIRONMENT | environment
+        return run_python(COMMAND_LINE, *map(str, arguments), folder=tmp_path, environment=variables)
 
     return run
 

@@ -142,10 +142,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("way", ["spawn", "subprocess"])
-def test_a_childs_own_variables_are_no_leak(run_command, tmp_path, way):
+def test_a_childs_own_variables_are_no_leak(run_warm, tmp_path, way):
     (tmp_path / "a.py").write_text(LEAKY)
     for leaks, found in (("not", []), ("leaks", [1 << 20])):
-        done = run_command("sanitize", "--checks", "leak", "--json", "a.py", way, leaks)
+        done = run_warm("sanitize", "--checks", "leak", "--json", "a.py", way, leaks)
         report = json.loads(done.stdout)
         assert found == [one["size"] for one in report["on_device"]], done.stdout
         assert {"clean", "findings" if found else "clean"} == {one["outcome"] for one in report["processes"]}
@@ -160,31 +160,35 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_what_a_process_held_when_a_signal_ended_it_is_no_leak_and_not_clean(run_command, tmp_path, end):
+def test_what_a_process_holds_at_its_own_end_is_a_leak(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(HOLDING)
-    done = run_command("sanitize", "--checks", "race,leak", "--json", "a.py", end)
+    done = run_warm("sanitize", "--checks", "race,leak", "--json", "a.py", "pass")
+    assert (1, [1 << 20]) == (done.returncode, [one["size"] for one in json.loads(done.stdout)["on_device"]])
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_what_a_process_held_when_a_signal_ended_it_is_no_leak_and_not_clean(run_warm, tmp_path, end):
+    (tmp_path / "a.py").write_text(HOLDING)
+    done = run_warm("sanitize", "--checks", "race,leak", "--json", "a.py", end)
     report = json.loads(done.stdout)
     gap = next(gap for gap in report["gaps"] if gap["kind"] == "held-at-end")
     assert ([], "partly-checked", 0) == (report["on_device"], report["outcome"], done.returncode), done.stdout
     assert (1 << 20) <= gap["count"] < 2 << 20
     assert ["killed"] == gap["codes"]
-    ended = run_command("sanitize", "--checks", "race,leak", "--json", "a.py", "pass")
-    assert (1, [1 << 20]) == (ended.returncode, [one["size"] for one in json.loads(ended.stdout)["on_device"]])
 
 
-def test_program_of_which_no_process_was_checked_is_not_checked(run_command, tmp_path):
+def test_program_of_which_no_process_was_checked_is_not_checked(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(HOLDING.replace("    " + WORK, ""))
-    done = run_command("sanitize", "--checks", "leak", "--json", "a.py", "os.kill(os.getpid(), signal.SIGTERM)")
+    done = run_warm("sanitize", "--checks", "leak", "--json", "a.py", "os.kill(os.getpid(), signal.SIGTERM)")
     report = json.loads(done.stdout)
     assert {"not-checked"} == {one["outcome"] for one in report["processes"]}
     assert ("not-checked", 2) == (report["outcome"], done.returncode)
 
 
-def test_race_in_a_child_is_found_and_fails_the_run(run_command, tmp_path):
+def test_race_in_a_child_is_found_and_fails_the_run(run_warm, tmp_path):
     racy = (Path(__file__).parents[2] / "samples" / "pipeline_racy.py").as_posix()
     (tmp_path / "a.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, {racy!r}], check=True)")
-    done = run_command("sanitize", "--format", "text", "--format", "json=a.json", "--html", "a.html", "a.py")
+    done = run_warm("sanitize", "--format", "text", "--format", "json=a.json", "--html", "a.html", "a.py")
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((tmp_path / "a.json").read_text())
     program, child = report["processes"]
@@ -241,35 +245,35 @@ if __name__ == "__main__":
 """
 
 
-def test_process_that_failed_is_a_gap_in_the_verdict(run_command, tmp_path):
+def test_process_that_failed_is_a_gap_in_the_verdict(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(FAILING)
-    done = run_command("sanitize", "--json", "a.py")
+    done = run_warm("sanitize", "--json", "a.py")
     (gap,) = json.loads(done.stdout)["gaps"]
     expected = ["python -c failed with exit status 3", "os.fork failed with exit status 1", "was ended by SIGKILL"]
     assert ("failed-processes", 4, 0) == (gap["kind"], gap["count"], done.returncode), done.stdout
     assert all(any(end in name for name in gap["names"]) for end in expected), gap["names"]
 
 
-def test_processes_that_use_no_device_leave_no_file_and_import_nothing_for_it(run_command, tmp_path):
+def test_processes_that_use_no_device_leave_no_file_and_import_nothing_for_it(run_warm, tmp_path):
     plain = "import sys; print(len(sys.modules.keys() & {'numpy', 'json', 'subprocess', 'cudatool.trace'}))"
     (tmp_path / "a.py").write_text(
         f"import subprocess, sys\nfor _ in range(10): subprocess.run([sys.executable, '-c', {plain!r}], check=True)"
     )
-    done = run_command("run", "-o", "a.ctrace", "a.py")
+    done = run_warm("run", "-o", "a.ctrace", "a.py")
     assert (["0"] * 10, ["a.ctrace"]) == (done.stdout.split(), [path.name for path in tmp_path.glob("*.ctrace")])
     assert 10 == len(read(tmp_path / "a.ctrace").of_kind(Kind.CHILD_RECORDED))
 
 
-def test_without_children_the_program_alone_is_recorded(run_command, tmp_path):
+def test_without_children_the_program_alone_is_recorded(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORK!r}], check=True)"
     )
-    done = run_command("run", "--no-children", "-o", "a.ctrace", "a.py")
+    done = run_warm("run", "--no-children", "-o", "a.ctrace", "a.py")
     assert (0, ["a.ctrace"]) == (done.returncode, [path.name for path in tmp_path.glob("*.ctrace")]), done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "sanitize"])
-def test_processes_that_are_not_recorded_have_the_program_s_device_all_the_same(run_command, tmp_path, command):
+def test_processes_that_are_not_recorded_have_the_program_s_device_all_the_same(run_warm, tmp_path, command):
     work = "from cuda.core import Device; print(Device().name, Device().properties.multiprocessor_count >= 1)"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}], check=True)"
     (tmp_path / "a.py").write_text(
@@ -277,19 +281,19 @@ def test_processes_that_are_not_recorded_have_the_program_s_device_all_the_same(
         f"for code in ({work!r}, {nested!r}):\n"
         f"    subprocess.run([sys.executable, '-c', code], check=True)\n"
     )
-    done = run_command(command, "--no-children", "--device", "sim", "a.py")
+    done = run_warm(command, "--no-children", "--device", "sim", "a.py")
     assert 2 == (done.stdout + done.stderr).count("cudatool software device True"), done.stderr
 
 
-def test_traces_of_a_program_that_was_killed_or_replaced_are_found_together(run_command, tmp_path):
+def test_traces_of_a_program_that_was_killed_or_replaced_are_found_together(run_warm, tmp_path):
     start = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORK!r}], check=True)\n"
     (tmp_path / "killed.py").write_text(f"{start}os.kill(os.getpid(), 9)")
-    done = run_command("run", "-o", "killed.ctrace", "killed.py")
+    done = run_warm("run", "-o", "killed.ctrace", "killed.py")
     assert -signal.SIGKILL == done.returncode
     killed = read(tmp_path / "killed.ctrace")
     assert (Ending.KILLED, 1) == (killed.ending, len(children_of(killed)))
     (tmp_path / "replaced.py").write_text(f"{start}os.execv(sys.executable, [sys.executable, '-c', {WORK!r}])")
-    done = run_command("sanitize", "--json", "replaced.py")
+    done = run_warm("sanitize", "--json", "replaced.py")
     report = json.loads(done.stdout)
     assert ([2, 2], []) == ([one["operations"] for one in report["processes"][1:]], report["gaps"]), done.stderr
 

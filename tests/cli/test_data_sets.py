@@ -32,9 +32,9 @@ def needs_duckdb() -> None:
         pytest.skip("needs DuckDB (cudatool[fleet])")
 
 
-def test_ranks_that_a_recorded_program_started_belong_together(run_command, run_here, tmp_path):
+def test_ranks_that_a_recorded_program_started_belong_together(run_warm, run_here, tmp_path):
     (tmp_path / "launch.py").write_text(RANKS)
-    assert run_command("run", "-o", "job.ctrace", "launch.py").returncode == 0
+    assert run_warm("run", "-o", "job.ctrace", "launch.py").returncode == 0
     done = run_here("export", "job.ctrace", "--to", "parquet", "--jobs", "1")
     assert done.returncode == 0, done.stderr
     assert "Wrote 3 parts of job.dataset" in done.stderr
@@ -46,10 +46,10 @@ def test_ranks_that_a_recorded_program_started_belong_together(run_command, run_
     assert ["rank,requested", *["0,4000"] * 3, *["1,8000"] * 3] == sizes.stdout.splitlines()
 
 
-def test_a_rank_in_the_environment_is_in_the_header_of_the_program(run_command, run_here, tmp_path):
+def test_a_rank_in_the_environment_is_in_the_header_of_the_program(run_warm, run_here, tmp_path):
     (tmp_path / "work.py").write_text("import cudatool as ct; x = ct.zeros(10)")
     job = {"RANK": "7", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "nightly"}
-    assert run_command("run", "-o", "work.ctrace", "work.py", environment=job).returncode == 0
+    assert run_warm("run", "-o", "work.ctrace", "work.py", environment=job).returncode == 0
     assert run_here("export", "work.ctrace", "--to", "parquet").returncode == 0
     found = run_here("query", "work.dataset", "SELECT run, rank, world_size FROM ranks", "--format", "csv")
     assert ["run,rank,world_size", "nightly,7,8"] == found.stdout.splitlines()
@@ -113,13 +113,13 @@ for number in range(6):
 
 
 @pytest.mark.parametrize("since", [3, 99])
-def test_two_recorded_ranks_differ_in_the_step_and_at_the_line(run_command, run_here, tmp_path, since):
+def test_two_recorded_ranks_differ_in_the_step_and_at_the_line(run_warm, run_here, tmp_path, since):
     (tmp_path / "train.py").write_text(RANK_OF_TWO)
     (tmp_path / "in").mkdir()
     for rank in range(2):
         job = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "FROM": since}
         environment = {name: str(value) for name, value in job.items()}
-        done = run_command("run", "-o", f"in/rank{rank}.ctrace", "train.py", environment=environment)
+        done = run_warm("run", "-o", f"in/rank{rank}.ctrace", "train.py", environment=environment)
         assert done.returncode == 0, done.stderr
     assert run_here("export", "in", "--to", "parquet", "-o", "set", "--jobs", "1").returncode == 0
     done = run_here("fleet", "set", "--json")
@@ -190,10 +190,10 @@ def test_fleet_gate_does_not_pass_what_is_not_known(run_here, tmp_path):
     assert done.returncode == 2 and "not known in both" in done.stderr
 
 
-def test_several_processes_convert(run_command, run_here, tmp_path):
+def test_several_processes_convert(run_warm, run_here, tmp_path):
     for rank in range(3):
         shutil.copy(DATA / "streams_default.pickle.xz", tmp_path / f"rank{rank}.pickle.xz")
-    done = run_command("export", ".", "--to", "parquet", "-o", "set", "--jobs", "2", environment={"A": "b"})
+    done = run_warm("export", ".", "--to", "parquet", "-o", "set", "--jobs", "2", environment={"A": "b"})
     assert (0, "") == (done.returncode, done.stdout), done.stderr
     assert "Wrote 3 parts" in done.stderr
 

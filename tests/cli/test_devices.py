@@ -10,22 +10,22 @@ import sys
 import pytest
 
 
-def test_table_names_the_software_device(run_command):
-    done = run_command("devices")
+def test_table_names_the_software_device(run_warm):
+    done = run_warm("devices")
     assert done.returncode == 0
     assert "cudatool software device" in done.stdout
 
 
-def test_json_has_a_row_for_each_device(run_command):
-    done = run_command("devices", "--json", "--device", "sim:count=2,memory=1GiB")
+def test_json_has_a_row_for_each_device(run_warm):
+    done = run_warm("devices", "--json", "--device", "sim:count=2,memory=1GiB")
     listing = json.loads(done.stdout)
     assert listing["schema"] == "cudatool.devices/1"
     assert [row["device"] for row in listing["devices"]] == [0, 1]
     assert {row["total_memory"] for row in listing["devices"]} == {1 << 30}
 
 
-def test_choice_is_said_once_on_stderr(run_command):
-    done = run_command("devices")
+def test_choice_is_said_once_on_stderr(run_warm):
+    done = run_warm("devices")
     assert done.stderr.count("cudatool: using") == 1
 
 
@@ -59,12 +59,12 @@ def test_choice_cannot_change_after_first_use():
     assert "choose the device earlier" in done.stdout
 
 
-def test_asking_for_a_gpu_where_there_is_none_says_what_to_do(run_command):
+def test_asking_for_a_gpu_where_there_is_none_says_what_to_do(run_warm):
     from cudatool import _driver
 
     if _driver.gpu_names():
         pytest.skip("this machine has a GPU")
-    done = run_command("devices", "--device", "cuda")
+    done = run_warm("devices", "--device", "cuda")
     assert done.returncode == 2
     assert "--device sim" in done.stderr
 
@@ -114,17 +114,17 @@ if __name__ == "__main__":
 """
 
 
-def test_device_holds_for_child_processes_however_they_start(run_command, tmp_path):
+def test_device_holds_for_child_processes_however_they_start(run_warm, tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)
-    done = run_command("run", "--device", "sim:memory=3GiB", "parent.py", environment={"CUDATOOL_DEVICE": ""})
+    done = run_warm("run", "--device", "sim:memory=3GiB", "parent.py", environment={"CUDATOOL_DEVICE": ""})
     assert done.returncode == 0, done.stderr
     ways = ("subprocess", "shell", "spawn", "forkserver", "fork", "nested", "exec")
     assert done.stdout.splitlines() == [f"{way} 3072" for way in ways]
 
 
-def test_child_forked_after_the_program_used_cuda_cannot_use_it(run_command, tmp_path):
+def test_child_forked_after_the_program_used_cuda_cannot_use_it(run_warm, tmp_path):
     used = PARENT.replace("    code = ", "    import cudatool; cudatool.zeros(1)\n    code = ")
     (tmp_path / "parent.py").write_text(used.replace('("spawn", "forkserver", "fork")', '("fork",)'))
-    done = run_command("run", "--device", "sim:memory=3GiB", "parent.py", environment={"CUDATOOL_DEVICE": ""})
+    done = run_warm("run", "--device", "sim:memory=3GiB", "parent.py", environment={"CUDATOOL_DEVICE": ""})
     assert "forked off one that had started a CUDA driver" in done.stderr
     assert "fork 3072" not in done.stdout.splitlines()

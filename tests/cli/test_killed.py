@@ -62,11 +62,11 @@ def test_kill_leaves_the_names_of_the_libraries(run_command, tmp_path):
         ("os.abort()", -signal.SIGABRT),
     ],
 )
-def test_a_program_that_ends_at_once_says_where_its_trace_is(run_command, tmp_path, ending, status):
+def test_a_program_that_ends_at_once_says_where_its_trace_is(run_warm, tmp_path, ending, status):
     program = "import os, signal, time\nimport cudatool as ct\nkept = ct.empty(1000)\nct.synchronize()\n"
     program += f"assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n{ending}\n"
     (tmp_path / "program.py").write_text(program)
-    done = run_command("run", "-o", "my trace.ctrace", "program.py")
+    done = run_warm("run", "-o", "my trace.ctrace", "program.py")
     assert status == done.returncode
     assert "cudatool: the program ended at once; its trace is my trace.ctrace" in done.stderr
     assert "(cudatool snapshot 'my trace.ctrace')" in done.stderr
@@ -84,8 +84,8 @@ def test_a_program_that_ends_at_once_says_where_its_trace_is(run_command, tmp_pa
     ],
     ids=["a forked child", "a handler of its own", "a child program"],
 )
-def test_what_goes_on_has_no_last_words(run_command, tmp_path, program):
+def test_what_goes_on_has_no_last_words(run_warm, tmp_path, program):
     (tmp_path / "program.py").write_text(program)
-    done = run_command("run", "-o", "t.ctrace", "program.py")
+    done = run_warm("run", "-o", "t.ctrace", "program.py")
     assert (0, False) == (done.returncode, "ended at once" in done.stderr)
     assert "Wrote t.ctrace" in done.stderr

@@ -108,24 +108,22 @@ def test_the_newest_trace_is_watched_where_none_is_named(trace, run_here):
     assert "the recording ended: job.ctrace" in run_here("live", "--plain").stderr
 
 
-def test_a_program_is_started_recorded_and_watched(run_command, tmp_path):
+def test_a_program_is_started_recorded_and_watched(run_warm, tmp_path):
     (tmp_path / "job.py").write_text(_PROGRAM + "sys.exit(7)")
     (tmp_path / "rich.py").write_text("1 / 0  # a program of the user's own")
-    done = run_command(
-        "live", "--plain", "--every", "0.2", "--device", "sim", "-o", "out.ctrace", "job.py", "an argument"
-    )
+    done = run_warm("live", "--plain", "--every", "0.2", "--device", "sim", "-o", "out.ctrace", "job.py", "an argument")
     assert done.returncode == 7
     assert "job.py:5 (hold): 3 MiB in 3 blocks" in done.stdout
     assert "the program's own words" not in done.stdout + done.stderr
     assert "the program's own words" in (tmp_path / "out.log").read_text()
     assert "the recording ended: out.ctrace" in done.stderr
-    again = run_command("live", "--plain", "--device", "sim", "-o", "out.ctrace", "job.py")
+    again = run_warm("live", "--plain", "--device", "sim", "-o", "out.ctrace", "job.py")
     assert again.returncode == 2
     assert "out.log exists; add -f" in again.stderr
 
 
-def test_a_program_that_is_never_recorded_is_said_with_its_last_words(run_command):
-    done = run_command("live", "--plain", "--device", "sim:memory=nonsense", "-c", "pass")
+def test_a_program_that_is_never_recorded_is_said_with_its_last_words(run_warm):
+    done = run_warm("live", "--plain", "--device", "sim:memory=nonsense", "-c", "pass")
     assert done.returncode == 2
     assert "the program ended before it was recorded" in done.stderr
     assert "nonsense" in done.stderr

@@ -203,11 +203,11 @@ def test_the_file_replaces_options_that_are_not_given(run_command, folder):
     assert '"race-waw"' in done.stdout
 
 
-def test_the_command_line_goes_before_the_environment_and_that_before_the_file(run_command, folder):
+def test_the_command_line_goes_before_the_environment_and_that_before_the_file(run_warm, folder):
     settings(folder, 'device = "sim:memory=3GiB"')
 
     def memory(*options: str, device: str) -> str:
-        return run_command("devices", *options, environment={"CUDATOOL_DEVICE": device}).stdout
+        return run_warm("devices", *options, environment={"CUDATOOL_DEVICE": device}).stdout
 
     assert "3 GiB" in memory(device="")
     assert "4 GiB" in memory(device="sim:memory=4GiB")
@@ -274,14 +274,14 @@ def test_the_documented_table_is_one(folder):
 @pytest.mark.parametrize(
     "words", [["run", "--open", "x.py"], ["sanitize", "--html", "page.html", "--open", "x.py"], ["snapshot", "--open"]]
 )
-def test_open_shows_the_page_in_the_browser(run_command, folder, words):
+def test_open_shows_the_page_in_the_browser(run_warm, folder, words):
     (folder / "x.py").write_text("import cudatool as ct\nct.zeros(1, 'f4')\n")
     if words[0] == "snapshot":
-        run_command("run", "x.py")
+        run_warm("run", "x.py")
     browser = folder / "browser"
     browser.write_text('#!/bin/sh\necho "$1" > opened\n')
     browser.chmod(0o755)
-    done = run_command(*words, environment={"BROWSER": f"{browser} %s"})
+    done = run_warm(*words, environment={"BROWSER": f"{browser} %s"})
     assert 0 == done.returncode, done.stderr
     (page,) = folder.glob("*.html")
     assert page.as_uri() == (folder / "opened").read_text().strip()

@@ -221,12 +221,12 @@ print(subprocess.run([sys.executable, "-c", "from hogs import work; work()"], st
 
 
 @pytest.mark.parametrize("name", _PARENTS)
-def test_child_process_leaves_a_report_of_its_own(name, run_command, tmp_path):
+def test_child_process_leaves_a_report_of_its_own(name, run_warm, tmp_path):
     (tmp_path / "hogs.py").write_text(
         f"def work():\n{'    '.join(('', *_HOG.strip().splitlines(True)))}\n    while True: hog()\n"
     )
     (tmp_path / "parent.py").write_text(_PARENTS[name])
-    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", "parent.py")
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "parent.py")
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     (report,) = tmp_path.glob("run.*.oom.txt")
     assert "(work.<locals>.hog)" in report.read_text() or "(hog)" in report.read_text()
@@ -234,19 +234,19 @@ def test_child_process_leaves_a_report_of_its_own(name, run_command, tmp_path):
     assert not (tmp_path / "run.oom.txt").exists()  # the parent had memory enough
 
 
-def test_two_processes_that_run_out_leave_two_reports(run_command, tmp_path):
+def test_two_processes_that_run_out_leave_two_reports(run_warm, tmp_path):
     grows = "\ntry:\n    while True: hog()\nexcept ct.OutOfMemoryError: pass\n"
     ends = "if not child: os._exit(0)\nos.waitpid(child, 0)\n"
     (tmp_path / "big.py").write_text(f"import os\nchild = os.fork()\n{_HOG}{grows}{ends}")
-    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py")
     assert done.returncode == 0, done.stderr
     assert len([*tmp_path.glob("*.oom.txt")]) == 2
 
 
-def test_tests_that_run_out_of_memory_under_pytest(run_command, tmp_path):
+def test_tests_that_run_out_of_memory_under_pytest(run_warm, tmp_path):
     (tmp_path / "test_big.py").write_text(_HOG + "def test_one():\n    while True: hog()\ndef test_two(): pass\n")
     words = ("-m", "pytest", "-q", *PLAIN_PYTEST, "-p", "no:cacheprovider", "-n", "0", "test_big.py")
-    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", *words)
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", *words)
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout
     assert "(hog)" in _holder((tmp_path / "run.oom.txt").read_text())
@@ -324,7 +324,7 @@ def test_reason_full_names_what_is_missing(run_warm, run_here, tmp_path):
 _FRAGMENTED = "for _ in range(25): hog(9 << 20)"  # two in a segment of 20 MiB, of which 2 MiB stay free
 
 
-def test_reason_fragmented_names_the_setting_that_avoids_it_and_it_does(run_warm, run_command, run_here, tmp_path):
+def test_reason_fragmented_names_the_setting_that_avoids_it_and_it_does(run_warm, run_here, tmp_path):
     (tmp_path / "big.py").write_text(_HOG + _FRAGMENTED)
     assert run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "big.py").returncode == 1
     (failure,) = json.loads(run_here("oom", "--json", "run.ctrace").stdout)["failures"]
@@ -332,7 +332,7 @@ def test_reason_fragmented_names_the_setting_that_avoids_it_and_it_does(run_warm
     conf = failure["settings"]["best"]["conf"]
     assert conf == "expandable_segments:True"
     assert f"CUDATOOL_ALLOC_CONF={conf}" in (tmp_path / "run.oom.txt").read_text().replace("\n", "")
-    again = run_command("run", "--device", _DEVICE, "big.py", environment={"CUDATOOL_ALLOC_CONF": conf})
+    again = run_warm("run", "--device", _DEVICE, "big.py", environment={"CUDATOOL_ALLOC_CONF": conf})
     assert again.returncode == 0, again.stderr
 
 
@@ -388,7 +388,7 @@ def test_report_says_why_and_what_helps(name, run_warm, run_here, tmp_path):
     assert why == failure["why"]
 
 
-def test_each_child_that_a_program_forks_before_it_uses_cuda_leaves_a_report(run_command, tmp_path):
+def test_each_child_that_a_program_forks_before_it_uses_cuda_leaves_a_report(run_warm, tmp_path):
     work = "    ".join(("", *_HOG.strip().splitlines(True)))
     (tmp_path / "parent.py").write_text(f"""
 import os
@@ -401,7 +401,7 @@ for _ in range(3):
     if not children[-1]: work()
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
 """)
-    done = run_command("run", "--device", _DEVICE, "-o", "run.ctrace", "parent.py")
+    done = run_warm("run", "--device", _DEVICE, "-o", "run.ctrace", "parent.py")
     assert (done.returncode, done.stdout) == (0, "[1, 1, 1]\n"), done.stderr
     reports = [path.read_text() for path in tmp_path.glob("run.*.oom.txt")]
     assert 3 == len(reports)

@@ -28,21 +28,21 @@ def _own_lines(stderr: str) -> str:
     return stderr.split("cudatool: using", 1)[1].split("\n", 1)[1].split("\nDevice  ", 1)[0].rstrip("\n")
 
 
-def test_script_sees_what_plain_python_shows_it(run_command, plain_python, tmp_path):
+def test_script_sees_what_plain_python_shows_it(run_warm, plain_python, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "facts.py").write_text(_FACTS)
-    ours = run_command("run", "sub/facts.py", "--flag", "-o", "x y")
+    ours = run_warm("run", "sub/facts.py", "--flag", "-o", "x y")
     plain = plain_python("sub/facts.py", "--flag", "-o", "x y")
     assert ours.returncode == 0
     assert ours.stdout == plain.stdout
 
 
 @pytest.mark.parametrize("words", [["1", "--two"], ["-m", "--help", "-o", "x"]])
-def test_module_sees_what_plain_python_shows_it(run_command, plain_python, tmp_path, words):
+def test_module_sees_what_plain_python_shows_it(run_warm, plain_python, tmp_path, words):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "__main__.py").write_text("import sys\nprint(sys.argv, __name__, __package__, __file__)\n")
-    ours = run_command("run", "-m", "pkg", *words)
+    ours = run_warm("run", "-m", "pkg", *words)
     assert ours.stdout == plain_python("-m", "pkg", *words).stdout
     assert ours.returncode == 0
 
@@ -104,9 +104,7 @@ def test_standard_input_cannot_be_run_several_times(run_command):
 
 @pytest.mark.parametrize("program", ["app", "app/", "./app", "app.pyz"])
 @pytest.mark.parametrize("words", [[], ["fail"]])
-def test_directory_or_zip_file_with_a_main_runs_as_under_plain_python(
-    run_command, plain_python, tmp_path, program, words
-):
+def test_directory_or_zip_file_with_a_main_runs_as_under_plain_python(run_warm, plain_python, tmp_path, program, words):
     files = {
         "__main__.py": "import sys, beside\nprint(__name__, __file__, repr(__package__), sys.argv, sys.path[0])\n"
         "print(beside.x, __spec__.name, sorted(set(globals()) - {'__annotations__'}))\n"
@@ -119,7 +117,7 @@ def test_directory_or_zip_file_with_a_main_runs_as_under_plain_python(
     with zipfile.ZipFile(tmp_path / "app.pyz", "w") as packed:
         for name, text in files.items():
             packed.writestr(name, text)
-    ours, plain = run_command("run", program, *words), plain_python(program, *words)
+    ours, plain = run_warm("run", program, *words), plain_python(program, *words)
     assert (7 if words else 0, plain.stdout, plain.stderr.rstrip("\n")) == (
         ours.returncode,
         ours.stdout,
@@ -193,7 +191,7 @@ def test_existing_files_are_not_overwritten_without_force(run_warm, tmp_path):
     assert read(tmp_path / "precious.ctrace").header["exit_status"] == 0
 
 
-def test_program_of_cuda_core_leaves_its_driver_calls_in_the_trace(run_command, tmp_path):
+def test_program_of_cuda_core_leaves_its_driver_calls_in_the_trace(run_warm, tmp_path):
     (tmp_path / "program.py").write_text(
         "from cuda.core import Device\n"
         "device = Device(); device.set_current()\n"
@@ -203,7 +201,7 @@ def test_program_of_cuda_core_leaves_its_driver_calls_in_the_trace(run_command, 
         "stream.sync()\n"
         "buffer.close()\n"
     )
-    done = run_command("run", "-o", "t.ctrace", "--html", "p.html", "program.py")
+    done = run_warm("run", "-o", "t.ctrace", "--html", "p.html", "program.py")
     assert done.returncode == 0
     trace = read(tmp_path / "t.ctrace")
     kinds = [int(kind) for kind in trace.records["kind"]]
@@ -227,7 +225,7 @@ def test_no_stacks_records_none(run_warm, tmp_path):
     assert set(read(tmp_path / "t.ctrace").records["stack"].tolist()) == {0}
 
 
-def test_what_is_never_waited_for_still_runs_and_is_recorded(run_command, tmp_path):
+def test_what_is_never_waited_for_still_runs_and_is_recorded(run_warm, tmp_path):
     (tmp_path / "program.py").write_text(
         "from cuda.core import Device\n"
         "device = Device(); device.set_current()\n"
@@ -236,7 +234,7 @@ def test_what_is_never_waited_for_still_runs_and_is_recorded(run_command, tmp_pa
     )
     from cudatool.trace.events import Kind
 
-    assert run_command("run", "-o", "t.ctrace", "program.py").returncode == 0
+    assert run_warm("run", "-o", "t.ctrace", "program.py").returncode == 0
     assert len(read(tmp_path / "t.ctrace").of_kind(Kind.EXECUTION)) == 1
 
 
@@ -289,13 +287,13 @@ def test_forked_child_ends_without_a_summary(run_command, tmp_path):
     assert done.stderr.count("Wrote t.ctrace") == 1
 
 
-def test_recording_that_another_run_overwrites_is_an_error_and_no_empty_summary(run_command, tmp_path):
+def test_recording_that_another_run_overwrites_is_an_error_and_no_empty_summary(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(
         "import subprocess, sys\nimport cudatool as ct\nct.empty(1, 'f4')\n"
         "other = [sys.executable, '-m', 'cudatool', 'run', '-f', '-o', 't.ctrace', '-c', '0']\n"
         "subprocess.run(other, check=True, stderr=subprocess.DEVNULL)\n"
     )
-    done = run_command("run", "--no-children", "-o", "t.ctrace", "a.py")
+    done = run_warm("run", "--no-children", "-o", "t.ctrace", "a.py")
     assert 2 == done.returncode
     assert re.search(r"error: the recording is lost: t\.ctrace was overwritten by process \d+", done.stderr)
     assert "No CUDA activity" not in done.stderr
@@ -331,7 +329,7 @@ def test_summary_says_that_memory_ran_out(run_warm, tmp_path):
     assert "1 failed: out of memory" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.some_of("closed", ["2>&-", ">&-", "<&- >&- 2>&-"], 1)
 @pytest.mark.parametrize("command", ["run", "sanitize"])
 def test_program_without_standard_streams_runs(tmp_path, command, closed):
     source = "import cudatool as ct, pathlib\nct.zeros(1, 'f4')\npathlib.Path('ran').touch()\n"
@@ -346,12 +344,12 @@ def test_program_without_standard_streams_runs(tmp_path, command, closed):
 @pytest.mark.parametrize(
     "change", ["sys.stdout.close()", "sys.stdout = sys.stderr = io.StringIO()", "sys.stderr = open('x', 'w')"]
 )
-def test_program_that_takes_the_standard_streams_away_keeps_no_report_back(run_command, tmp_path, change):
+def test_program_that_takes_the_standard_streams_away_keeps_no_report_back(run_warm, tmp_path, change):
     (tmp_path / "odd.py").write_text(f"import cudatool as ct, io, sys\nct.zeros(1, 'f4')\n{change}\n")
-    done = run_command("run", "-o", "t.ctrace", "odd.py")
+    done = run_warm("run", "-o", "t.ctrace", "odd.py")
     assert done.returncode == 0
     assert "Wrote t.ctrace" in done.stderr
-    done = run_command("sanitize", "odd.py")
+    done = run_warm("sanitize", "odd.py")
     assert done.returncode == 0
     assert "no findings" in done.stdout
 
@@ -368,10 +366,10 @@ def test_times_of_the_software_device_are_called_simulated(run_warm, tmp_path):
 
 
 @pytest.mark.parametrize("closed", ["1", "2", "1, 2", "0, 1, 2"])
-def test_a_program_that_closes_its_streams_keeps_its_status(run_command, tmp_path, closed):
+def test_a_program_that_closes_its_streams_keeps_its_status(run_warm, tmp_path, closed):
     source = f"import os, cudatool as ct\nct.full(3, 1.0)\nfor one in ({closed},): os.close(one)\nct.full(4, 1.0)\n"
     (tmp_path / "closing.py").write_text(source)
-    assert 0 == run_command("run", "-o", "closing.ctrace", "closing.py").returncode
+    assert 0 == run_warm("run", "-o", "closing.ctrace", "closing.py").returncode
     assert 2 == len(read(tmp_path / "closing.ctrace").of_kind(Kind.BLOCK_ALLOC))
 
 
@@ -385,9 +383,9 @@ for size in (16 << 20, 1 << 20):
 """
 
 
-def test_a_reset_of_the_device_is_told_once(run_command, tmp_path):
+def test_a_reset_of_the_device_is_told_once(run_warm, tmp_path):
     (tmp_path / "program.py").write_text(RESET)
-    done = run_command("run", "--device", "sim", "-o", "t.ctrace", "program.py")
-    shown = run_command("snapshot", "t.ctrace")
+    done = run_warm("run", "--device", "sim", "-o", "t.ctrace", "program.py")
+    shown = run_warm("snapshot", "t.ctrace")
     for text in (done.stderr, shown.stdout):
         assert " ".join(text.split()).count("device 0 was reset: memory from before is shown as held") == 1, text

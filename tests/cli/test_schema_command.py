@@ -103,11 +103,11 @@ def test_results_of_a_recording_are_valid(words, trace, run_here):
     _validate(words[0], done.stdout)
 
 
-def test_results_of_several_processes_are_valid(run_command, run_here, tmp_path):
+def test_results_of_several_processes_are_valid(run_warm, run_here, tmp_path):
     child = "import cudatool as ct; ct.zeros(1000).get()"
     program = f"import subprocess, sys\n{child}\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)"
     (tmp_path / "job.py").write_text(program)
-    assert run_command("run", "-o", "job.ctrace", "job.py").returncode == 0
+    assert run_warm("run", "-o", "job.ctrace", "job.py").returncode == 0
     for command in ("snapshot", "leaks"):
         text = run_here(command, "--json", "job.ctrace").stdout
         assert len(json.loads(text)["processes"]) == 1

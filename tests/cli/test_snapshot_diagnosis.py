@@ -249,7 +249,7 @@ for _ in range(2):
     assert "Fused kernels" not in said
 
 
-def test_fused_kernels_are_shown_with_their_operations(run_command) -> None:
+def test_fused_kernels_are_shown_with_their_operations(run_warm) -> None:
     program = """
 import cudatool as ct
 from cudatool.compiler import compile
@@ -261,10 +261,10 @@ def double(x):
 for _ in range(2):
     double(ct.ones(1000))
 """
-    run_command("run", "-o", "fused.ctrace", "-c", program)
-    said = " ".join(run_command("snapshot", "fused.ctrace").stdout.split())
+    run_warm("run", "-o", "fused.ctrace", "-c", program)
+    said = " ".join(run_warm("snapshot", "fused.ctrace").stdout.split())
     assert "1 node; 4 KiB planned" in said
     assert all(word in said for word in ("Fused kernels of double", "0 fused_mul_add", "cudatool.ops.mul <string>:7"))
-    (plan,) = json.loads(run_command("snapshot", "fused.ctrace", "--json").stdout)["plans"]
+    (plan,) = json.loads(run_warm("snapshot", "fused.ctrace", "--json").stdout)["plans"]
     (kernel,) = plan["fused"]
     assert ["cudatool.ops.mul", "cudatool.ops.add"] == [operation["name"] for operation in kernel["operations"]]

@@ -155,12 +155,12 @@ def test_code_is_sanitized(run_command):
         ["run", "-f", "--html", "link.html"],
     ],
 )
-def test_no_output_replaces_the_program(run_command, folder, options):
+def test_no_output_replaces_the_program(run_warm, folder, options):
     (folder / "train.py").write_text("print('must not run')")
     for name in ("link", "link.html"):
         (folder / name).symlink_to("train.py")
     (folder / "hard").hardlink_to(folder / "train.py")
-    done = run_command(*options, "train.py")
+    done = run_warm(*options, "train.py")
     assert (2, "") == (done.returncode, done.stdout)
     assert "this command reads that file; name another" in done.stderr
     assert "print('must not run')" == (folder / "train.py").read_text()
