@@ -7,9 +7,6 @@ offset, ours has one for both.
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import CudatoolError, OutOfMemoryError, UsageError
@@ -577,9 +575,7 @@ for streams, sinks, allocate in captured_on(4):
 
 @pytest.fixture(scope="module")
 def reclaimed() -> list[str]:
-    environment = os.environ | {"CUDATOOL_ALLOC_CONF": "graph_capture_record_stream_reuse:True"}
-    command = [sys.executable, "-c", _RECLAIM]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = run_python(_RECLAIM, environment={"CUDATOOL_ALLOC_CONF": "graph_capture_record_stream_reuse:True"})
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

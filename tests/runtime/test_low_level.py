@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool import _driver, gds, nvtx, profiler
@@ -23,9 +24,7 @@ from cudatool.trace.events import Event, Kind
 
 def run(source: str, **environment: str) -> str:
     """Return what a program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", source], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
-    )
+    done = run_python(source, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -112,9 +111,14 @@ def test_devices_are_counted_without_starting_a_driver(device: str) -> None:
         "import cudatool, sys; print(cudatool.is_available(), cudatool.device_count(), cudatool.is_initialized(),"
         "'cuda.bindings.driver' in sys.modules)"
     )
-    expected = f"True {cudatool.device_count()} False False\n"
-    assert expected == run(program, CUDATOOL_DEVICE=os.environ.get("CUDATOOL_DEVICE", device))
-    assert "True 3 False False\n" == run(program, CUDATOOL_DEVICE="sim:count=3")
+    command = [sys.executable, "-c", program]  # which has imported nothing
+    for specification, count in (
+        (os.environ.get("CUDATOOL_DEVICE", device), cudatool.device_count()),
+        ("sim:count=3", 3),
+    ):
+        environment = {**os.environ, "CUDATOOL_DEVICE": specification}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert f"True {count} False False\n" == done.stdout, done.stderr
 
 
 def test_process_that_has_only_counted_devices_can_fork() -> None:
@@ -530,7 +534,7 @@ def test_event_is_waited_for_in_another_process() -> None:
         "event = cudatool.Event.from_ipc_handle(0, bytes.fromhex(sys.argv[1]))\n"
         "event.wait(); event.synchronize(); print(event.query())"
     )
-    done = subprocess.run([sys.executable, "-c", program, handle.hex()], capture_output=True, text=True, timeout=120)
+    done = run_python(program, handle.hex())
     assert "True\n" == done.stdout, done.stderr
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 import cudatool
 from cudatool.errors import OutOfMemoryError, UsageError
@@ -263,9 +262,7 @@ print(array.get().min())
 
 
 def test_pools_limits_and_pinned_memory_know_devices_apart() -> None:
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
-    command = [sys.executable, "-c", _TWO_DEVICES]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = run_python(_TWO_DEVICES, environment={"CUDATOOL_DEVICE": "sim:count=2"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "[1] 0 [2097152, 2097152]",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 from cudatool.sim import Result, abi
 
@@ -478,7 +477,7 @@ print("done")
 
 
 def test_copies_between_two_devices():
-    found = subprocess.run([sys.executable, "-c", _TWO_DEVICES], capture_output=True, text=True, timeout=120)
+    found = run_python(_TWO_DEVICES)
     assert "done\n" == found.stdout, found.stderr
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 
 def _pinned(driver, ok, size):
@@ -286,7 +285,7 @@ print("done")
 
 
 def test_reset_of_a_primary_context_does_not_release_it():
-    found = subprocess.run([sys.executable, "-c", _RESET], capture_output=True, text=True, timeout=120)
+    found = run_python(_RESET)
     assert "done\n" == found.stdout, found.stderr
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from warm_process import run_python
 
 WAIT_32, WRITE_32, WAIT_64, WRITE_64, BARRIER, FLUSH = 1, 2, 4, 5, 6, 3  # CUstreamBatchMemOpType
 
@@ -172,7 +171,5 @@ driver.cuMemsetD8(address, 0, 4)
 driver.cuStreamWaitValue32(stream, address, 1, 0)
 print(driver.cuStreamSynchronize(stream)[0].name, driver.cuMemAlloc(4)[0].name)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env={"CUDATOOL_DEVICE": "sim", "PATH": ""}
-    )
+    done = run_python(program, environment={"CUDATOOL_DEVICE": "sim"})
     assert ["CUDA_ERROR_LAUNCH_TIMEOUT"] * 2 == done.stdout.split(), done.stderr

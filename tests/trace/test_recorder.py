@@ -18,6 +18,7 @@ import pytest
 from generated import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from warm_process import run_python
 
 from cudatool.errors import OutputError
 from cudatool.trace import Recorder, Trace, hooks, read, stacks, threads
@@ -413,7 +414,7 @@ hooks.emit(Kind.MEM_ALLOC, address=1, size=512)
 recorder.dropped(OSError(28, "No space left on device"))
 os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", code, path], check=True)
+    assert 0 == run_python(code, str(path)).returncode
     trace = read(path)
     assert (addresses(trace), trace.ending) == ([1], Ending.STOPPED)
     assert trace.notes == ["The recording stopped early: the recorder failed. What happened later is missing."]
@@ -450,9 +451,7 @@ with Recorder(sys.argv[1], header={{}}):
 @pytest.mark.parametrize("base", ["Exception", "OSError", "KeyboardInterrupt"])
 def test_exceptions_of_signal_handlers_reach_the_program_and_lose_no_event_silently(tmp_path: Path, base: str) -> None:
     path = tmp_path / "trace.ctrace"
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED.format(base=base), path], capture_output=True, text=True, timeout=60
-    )
+    done = run_python(INTERRUPTED.format(base=base), str(path))
     assert (done.returncode, done.stderr) == (0, "")
     trace = read(path)
     allocated = trace.of_kind(Kind.MEM_ALLOC)["address"].tolist()
