@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -285,7 +286,7 @@ def test_no_change_of_the_surroundings_goes_unnoticed(around: str) -> None:
     check([("nothing", 1.0, around)] * 3 + [("nothing", 1.0, "")] * 2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.tuples(

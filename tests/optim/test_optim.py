@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from warm_process import COMMAND_LINE, run_python
 
 import cudatool
 from cudatool import optim
@@ -216,7 +216,7 @@ def test_every_element_is_stepped_once(rng: np.random.Generator, sizes: list[int
         np.testing.assert_array_equal(found.get(), param - np.float32(0.5) * grad)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(sizes=st.lists(st.integers(1, 8 * CHUNK), min_size=1, max_size=60), lists=st.integers(1, 7))
 def test_every_chunk_is_in_one_launch_and_tables_fit(sizes: list[int], lists: int) -> None:
     found = []
@@ -468,8 +468,7 @@ def test_threads_of_our_kernels_do_not_race(device: str, tmp_path: Path) -> None
         "optim.clip_grad_norm_(grads, 1.0)\n"
         "optim.amp_foreach_non_finite_check_and_unscale_(grads, cudatool.zeros(()), cudatool.full((), 0.5))\n"
     )
-    command = [sys.executable, "-m", "cudatool", "sanitize", "--checks", "race,racecheck,memcheck", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(COMMAND_LINE, "sanitize", "--checks", "race,racecheck,memcheck", str(program))
     assert (0, True) == (done.returncode, "no findings" in done.stdout + done.stderr), done.stdout
 
 

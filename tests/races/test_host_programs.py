@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import SCRIPT, run_python
 
 
+@pytest.mark.some_of("seed", range(0, 60, 20), 1)
 @pytest.mark.parametrize("more", [[], ["--tape"]], ids=["recorded", "recorded for a replay"])
-def test_accesses_of_the_host_race_where_nothing_orders_them_and_nowhere_else(more: list[str]) -> None:
-    command = [sys.executable, Path(__file__).with_name("host_programs.py"), "--programs", "60", *more]
-    ran = subprocess.run(command, env={**os.environ, "CUDATOOL_DEVICE": "sim"}, text=True, capture_output=True)
+def test_accesses_of_the_host_race_where_nothing_orders_them_and_nowhere_else(more: list[str], seed: int) -> None:
+    drawn = ["--programs", "20", "--seed", str(seed)]
+    words = [str(Path(__file__).with_name("host_programs.py")), *drawn, *more]
+    ran = run_python(SCRIPT, *words, environment={"CUDATOOL_DEVICE": "sim"})
     assert (0, "0 differ") == (ran.returncode, ran.stdout.split(";")[0]), ran.stdout + ran.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from generated import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -45,7 +46,9 @@ def emit(first: int, count: int) -> None:
 
 @given(pieces=st.lists(st.integers(0, 9), max_size=12), most=st.integers(1, 8))
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_each_event_comes_once_and_in_order(tmp_path: Path, small_chunks: None, pieces: list[int], most: int) -> None:
     path, found, number = tmp_path / "t.ctrace", [], 0

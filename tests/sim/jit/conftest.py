@@ -166,12 +166,12 @@ def place_variables_fixture() -> Iterator[Callable[..., dict[str, ctypes.Array[c
 
 @pytest.fixture
 def is_optimized(request: pytest.FixtureRequest) -> bool:
-    """Whether a test of an instruction runs it in optimized code, too: in each run a fifth of them, other ones in each.
+    """Whether a test of an instruction runs it in optimized code, too: in each run a tenth of them, other ones in each.
 
     To optimize a kernel takes longer than all else. The run's seed decides; ``-p no:randomly`` optimizes all.
     """
     seed = request.config.getoption("randomly_seed", None)
-    return seed is None or random.Random(f"{seed} {request.node.nodeid}").random() < 1 / 5
+    return seed is None or random.Random(f"{seed} {request.node.nodeid}").random() < 1 / 10
 
 
 @pytest.fixture(name="elementwise")
