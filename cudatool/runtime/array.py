@@ -260,8 +260,8 @@ class DeviceArray(ArrayMethods):
         Parameters
         ----------
         out
-            Where to put them: same shape and dtype, in C order. Default: a new array, in pinned memory if the copy does
-            not block.
+            Where to put them: same shape and dtype, in C order, not read-only. Default: a new array, in pinned memory
+            if the copy does not block.
         blocking
             Wait for the copy. If not, the result must not be read before the stream has reached the copy; and if `out`
             is not pinned (:func:`cudatool.empty_pinned`), the driver waits all the same.
@@ -281,6 +281,8 @@ class DeviceArray(ArrayMethods):
                 f"out must have shape {self.shape} and dtype {self.dtype}, in C order; "
                 f"it has {out.shape} and {out.dtype}"
             )
+        elif not out.flags.writeable:
+            raise UsageError("out is read-only")
         if get_sync_debug_mode() and (blocking or not is_pinned(out)):
             hidden_synchronization(
                 "a copy to the host that blocks; with blocking=False, to pinned memory, it does not wait"

@@ -227,6 +227,13 @@ def test_get_into_what_does_not_fit_is_refused(out: Any) -> None:
         cudatool.zeros(3).get(out)
 
 
+def test_get_does_not_write_to_what_is_read_only() -> None:
+    given = b"abcd"
+    with pytest.raises(UsageError, match="read-only"):
+        cudatool.zeros(4, np.uint8).get(np.frombuffer(given, np.uint8))
+    assert b"abcd" == given
+
+
 def test_copies_of_pinned_memory_do_not_block() -> None:
     source, back = cudatool.pin_memory(host(1000)), cudatool.empty_pinned(1000)
     array = cudatool.empty(1000).copy_(source, non_blocking=True)
