@@ -209,9 +209,8 @@ class DeviceArray(ArrayMethods):
         if not self.layout.flags.writeable:
             raise UsageError("this array is read-only: its owner exported it so")
         stream = current_stream(self.device)
-        if not isinstance(source, DeviceArray) and hasattr(source, "__cuda_array_interface__"):
-            source = _import(source)
-        if not isinstance(source, DeviceArray):
+        found = _from_library(source)
+        if found is None:
             if not non_blocking:
                 hidden_synchronization(
                     "a copy from the host that blocks; from pinned memory, non_blocking=True does not wait"
@@ -219,10 +218,10 @@ class DeviceArray(ArrayMethods):
             transfer.copy_to_device(self.layout, _host(source), stream)
             if not non_blocking:
                 stream.synchronize()
-        elif source.device == self.device:
-            transfer.copy_on_device(self.layout, source.layout, stream)
+        elif found.device == self.device:
+            transfer.copy_on_device(self.layout, found.layout, stream)
         else:
-            peer.copy_between([(self, source)])
+            peer.copy_between([(self, found)])
         return self
 
     def to(self, dtype: npt.DTypeLike | None = None, *, device: DeviceLike = None, copy: bool = False) -> DeviceArray:
@@ -249,8 +248,9 @@ class DeviceArray(ArrayMethods):
 
     def __setitem__(self, index: _Index | tuple[_Index, ...], value: Any) -> None:
         """Copy a scalar or an array into a part, broadcast and cast."""
-        if isinstance(value, DeviceArray) or np.ndim(value):
-            self[index].copy_(value)
+        found = _from_library(value)
+        if found is not None or np.ndim(value):
+            self[index].copy_(value if found is None else found)
         else:
             self[index].fill_(value)
 
@@ -440,13 +440,10 @@ def asarray(
     non_blocking
         Do not wait for a copy from pinned host memory, which must not be changed before the stream has reached it.
     """
-    if isinstance(source, DeviceArray):
-        found = source
-    elif hasattr(source, "__cuda_array_interface__"):
-        found = _import(source)
-    elif hasattr(source, "__dlpack_device__") and not isinstance(source, np.ndarray):
+    found = _from_library(source)
+    if found is None and hasattr(source, "__dlpack_device__") and not isinstance(source, np.ndarray):
         found = from_dlpack(source, device=device)
-    else:
+    if found is None:
         host = _host(source, dtype)
         return empty(host.shape, host.dtype, device=device).copy_(host, non_blocking)
     wanted = found.dtype if dtype is None else as_dtype(dtype)
@@ -477,6 +474,17 @@ def from_dlpack(source: Any, *, device: DeviceLike = None) -> DeviceArray:
     if kind not in CUDA_KINDS:
         raise UsageError(f"DLPack device type {kind} is neither host nor CUDA")
     return _import(source)
+
+
+def _from_library(source: Any) -> DeviceArray | None:
+    """Return a device array of any library as one of ours; None for anything that is not on a device."""
+    if isinstance(source, DeviceArray):
+        return source
+    if hasattr(source, "__cuda_array_interface__"):
+        return _import(source)
+    if hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] in CUDA_KINDS:
+        return _import(source)
+    return None
 
 
 def _host(source: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:

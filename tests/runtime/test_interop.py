@@ -42,6 +42,28 @@ def test_dlpack_there_and_back(index: Any) -> None:
     np.testing.assert_array_equal(found.get(), view.get())
 
 
+class ForeignDLPack:
+    """Another library's array, which knows DLPack alone."""
+
+    def __init__(self, array: cudatool.DeviceArray) -> None:
+        self.owner = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.owner.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.owner.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("library", [Foreign, ForeignDLPack])
+def test_arrays_of_other_libraries_are_copied_into_ours(library: Any) -> None:
+    given = library(cudatool.asarray(np.arange(3.0)))
+    assert [0, 1, 2] == cudatool.zeros(3).copy_(given).get().tolist()
+    array = cudatool.zeros(5)
+    array[1:4] = given
+    assert [0, 0, 1, 2, 0] == array.get().tolist()
+
+
 @pytest.mark.parametrize("dtype", ["?", "i1", "u4", "i8", "f2", "bfloat16", "f4", "c8"])
 def test_dlpack_keeps_the_dtype(dtype: str) -> None:
     array = cudatool.ones(3, dtype)
