@@ -13,6 +13,7 @@ from cudatool.sim.graph.model import Condition, Graph, Node, NodeType, Update
 from cudatool.sim.launch_config import COOPERATIVE
 from cudatool.sim.queue import EventState, Operation
 from cudatool.sim.results import DriverError, Result
+from cudatool.sim.transfers import fill_row
 
 if TYPE_CHECKING:
     from cudatool.sim.graph.allocations import Slot
@@ -293,15 +294,14 @@ class Fill(_Leaf):
         checkers, tape = state.machine.checkers, state.machine.tape
         mask = (1 << 8 * self.element) - 1
         pattern = (self.value & mask).to_bytes(self.element, "little")
-        row = pattern * self.width
         if tape is not None:
             rows = range(self.address, self.address + self.height * self.pitch, self.pitch or 1)
-            tape.filling(operation, rows if self.height > 1 else [self.address], pattern, len(row))
+            tape.filling(operation, rows if self.height > 1 else [self.address], pattern, self.row)
         starts = [self.address + y * self.pitch for y in range(self.height)]
         for start in starts:
-            ctypes.memmove(start, row, len(row))
+            fill_row(start, self.row, pattern)
         if checkers is not None:
-            checkers.filled(operation, starts, len(row))
+            checkers.filled(operation, starts, self.row)
 
 
 @dataclass(frozen=True, eq=False)
