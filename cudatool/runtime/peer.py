@@ -6,8 +6,6 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cudatool.errors import CudaError, UsageError
 from cudatool.runtime import calls, transfer
 from cudatool.runtime.allocator import Layout
@@ -79,14 +77,14 @@ def copy_between(copies: Sequence[tuple[DeviceArray, DeviceArray]]) -> None:
 
     Raises
     ------
-    ValueError
+    ShapeError
         The shapes do not fit.
     """
     from cudatool.runtime.array import empty  # arrays copy between devices, too
 
     moves = []
     for target, source in copies:
-        np.broadcast_to(source.layout, target.shape)
+        transfer.broadcast(source.layout, target.shape)
         # What travels is contiguous, in the source's dtype; each device rearranges and casts what is its own.
         fits = target.is_contiguous() and (target.shape, target.dtype) == (source.shape, source.dtype)
         landing = target if fits else empty(source.shape, source.dtype, device=target.device)
