@@ -112,29 +112,37 @@ def scatter(
         out = _outputs(out)
         indices, sizes = [array.device for array in out], _sizes_of(out, source, axis)
     chunks = [source[index] for index in _cuts(axis, sizes)]
-    with ExitStack() as current:
-        for place, (index, stream) in enumerate(zip(indices, streams or (), strict=False)):
-            if stream is None:
-                continue
-            if not isinstance(stream, Stream):
-                raise UsageError(f"streams are Streams or None; the one at index {place} is {type(stream).__name__}")
-            if stream.device_index != index:
-                raise UsageError(
-                    f"Expected the device associated with the stream at index {place} (was {stream.device_index}) "
-                    f"to match the device supplied at that index (expected {index})"
-                )
-            current.enter_context(StreamContext(stream))
-        if out is None:
-            result = [
-                chunk
-                if isinstance(chunk, DeviceArray) and chunk.device == index
-                else empty(chunk.shape, chunk.dtype, device=index)
-                for chunk, index in zip(chunks, indices, strict=False)  # there may be fewer chunks
-            ]
-        else:
-            result = out
-        _copy_all([(target, chunk) for target, chunk in zip(result, chunks, strict=True) if target is not chunk])
+    lanes = _lanes(indices, streams or ())
+    result: list[Any] = [None] * len(chunks) if out is None else out
+    waiting = list(range(len(chunks)))  # there may be fewer chunks than devices
+    while waiting:  # once, unless a device is to copy on several streams: it has one current stream
+        first = {indices[place]: lanes[place] for place in reversed(waiting)}
+        now = [place for place in waiting if lanes[place] == first[indices[place]]]
+        with ExitStack() as current:
+            for stream in first.values():
+                current.enter_context(StreamContext(stream))
+            for place in now if out is None else ():
+                chunk, index = chunks[place], indices[place]
+                is_there = isinstance(chunk, DeviceArray) and chunk.device == index
+                result[place] = chunk if is_there else empty(chunk.shape, chunk.dtype, device=index)
+            _copy_all([(result[place], chunks[place]) for place in now if result[place] is not chunks[place]])
+        waiting = [place for place in waiting if place not in now]
     return tuple(result)
+
+
+def _lanes(indices: Sequence[int], streams: Sequence[Stream | None]) -> list[Stream | None]:
+    """Return the stream that is given for each chunk, None where none is."""
+    for place, (index, stream) in enumerate(zip(indices, streams, strict=False)):
+        if stream is None:
+            continue
+        if not isinstance(stream, Stream):
+            raise UsageError(f"streams are Streams or None; the one at index {place} is {type(stream).__name__}")
+        if stream.device_index != index:
+            raise UsageError(
+                f"Expected the device associated with the stream at index {place} (was {stream.device_index}) "
+                f"to match the device supplied at that index (expected {index})"
+            )
+    return [*streams, *[None] * (len(indices) - len(streams))]
 
 
 def _cut_for(

@@ -174,6 +174,15 @@ def test_scatter_copies_on_the_given_streams(second: int, events: list[Event]) -
         np.testing.assert_array_equal(data[2:], result.get())
 
 
+def test_scatter_copies_on_each_of_a_devices_streams(events: list[Event]) -> None:
+    streams = [cudatool.Stream(0), None, cudatool.Stream(0)]
+    results = comm.scatter(np.arange(6.0), (0, 0, 0), streams=streams)
+    ids = [(stream or cudatool.default_stream(0)).trace_id() for stream in streams]
+    assert ids == [event.stream for event in events if event.kind is Kind.MEMCPY]
+    cudatool.synchronize()
+    assert [[0, 1], [2, 3], [4, 5]] == [result.get().tolist() for result in results]
+
+
 def test_scatter_says_what_does_not_fit(second: int) -> None:
     """Source: test_cuda_multigpu.py::test_scatter_gpu_sizes"""
     source, out = cudatool.zeros((6, 4)), [cudatool.zeros((3, 4)), cudatool.zeros((3, 4), device=second)]
