@@ -62,17 +62,17 @@ class JitFunction:
                 raise UsageError(f"the default of {name} must be a number, not {type(value).__name__}")
         outs = [f"out{k}" for k in range(outputs)] if multiple else []
         arguments = ", ".join([*operands, *numbers, *outs])
-        defaults = "".join(f", {name}={value!r}" for name, value in numbers.items())
-        separator = ", *" if numbers else ""
+        signature = ", ".join([*operands, *(["*", *numbers] if numbers else [])])
         self._outputs = outputs
         self._multiple = multiple
         self._pointwise = Pointwise(
-            f"jit_{self.name}({', '.join(operands)}{separator}{defaults})",
+            f"jit_{self.name}({signature})",
             f"::{self.name}<Compute>({arguments})",
             accepts=_CATEGORIES,
             functions=_TEMPLATE.sub(r"\1 __device__", source),
             outputs=outputs,
             statement=multiple,
+            numbers=numbers,
             fusible=False,  # C++ of the program may include, print and keep what it likes
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -156,6 +156,8 @@ class Pointwise:
         `expression` is a statement that sets the results ``out0``, ``out1``, ... instead.
     fusible
         Whether it may be computed in one kernel with others: the C++ is ours, and does nothing but return the result.
+    numbers
+        Defaults of numbers that have none in the signature.
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class Pointwise:
         outputs: int = 1,
         statement: bool = False,
         fusible: bool = True,
+        numbers: Mapping[str, Any] | None = None,
     ) -> None:
         definition = ast.parse(f"def {signature}: ...").body[0]
         assert isinstance(definition, ast.FunctionDef)
@@ -180,7 +183,7 @@ class Pointwise:
         }
         self.marked = frozenset(marks)
         self.masks = frozenset(name for name, mark in marks.items() if mark == "bool")
-        self.numbers = {
+        self.numbers = dict(numbers or {}) | {
             parameter.arg: ast.literal_eval(default)
             for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
             if default is not None

@@ -24,6 +24,12 @@ def test_numbers_go_by_keyword_and_have_defaults():
     assert "<JitFunction axpy>" == repr(axpy)
 
 
+@pytest.mark.parametrize("number", [float("inf"), np.float32(2.5), np.int64(3)], ids=repr)
+def test_a_default_may_be_any_number(number):
+    scale = create_jit_fn("template <typename T> T scale(T x, T by) { return x * by; }", by=number)
+    assert [number, -2 * number] == scale(cudatool.asarray(np.array([1, -2], np.float32))).get().tolist()
+
+
 def test_arrays_are_broadcast_and_promoted():
     x = numbers()
     axpy = create_jit_fn(AXPY, a=2, b=0)
