@@ -25,7 +25,7 @@ from cudatool.runtime.dtypes import NUMBERS, c_type, category, compute_dtype, re
 from cudatool.runtime.kernel import Kernel, compile_own, launch
 from cudatool.runtime.stream import current_stream
 
-__all__ = ["Dims", "Reduction", "check_array", "dimensions"]
+__all__ = ["Dims", "Reduction", "check_array", "dimensions", "listed"]
 
 Dims = SupportsIndex | Iterable[SupportsIndex] | None
 """Dimensions of an array; None is all of them."""
@@ -313,6 +313,11 @@ def _power_of_two(count: int) -> int:
     return 1 << max(count.bit_length() - 1, 0)
 
 
+def listed(dim: Any) -> tuple[Any, ...] | None:
+    """Return what is given as several dimensions; None if it is one, or nothing."""
+    return tuple(dim) if isinstance(dim, Iterable) and not isinstance(dim, DeviceArray) else None
+
+
 def dimensions(name: str, dim: Dims, ndim: int) -> tuple[int, ...]:
     """Return the dimensions that `dim` names, ascending; None and no dimension at all are all of them.
 
@@ -321,7 +326,8 @@ def dimensions(name: str, dim: Dims, ndim: int) -> tuple[int, ...]:
     UsageError
         One does not exist, or is named twice.
     """
-    parts = dim if isinstance(dim, Iterable) else () if dim is None else (dim,)
+    several = listed(dim)
+    parts = several if several is not None else () if dim is None else (dim,)
     given = [require_int(f"{name}: dim", part) for part in parts]
     if not given:
         return tuple(range(ndim))

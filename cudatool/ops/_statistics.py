@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
-from cudatool.ops._reduction import Dims, Reduction, check_array, dimensions
+from cudatool.ops._reduction import Dims, Reduction, check_array, dimensions, listed
 from cudatool.runtime.array import DeviceArray
 from cudatool.runtime.dtypes import as_dtype, category, compute_dtype, real, real_dtype, require_int
 
@@ -347,11 +346,10 @@ def _(input: DeviceArray, dim: Dims = None, keepdim: bool = False, *, out: Devic
 def _truth(kernel: Reduction, input: DeviceArray, dim: Dims, keepdim: bool, out: DeviceArray | None) -> DeviceArray:
     check_array(kernel.name, input)
     result = input.dtype if input.dtype == np.uint8 else _BOOL
-    if isinstance(dim, Iterable):
-        dim = tuple(dim)
-        if not dim:  # each element by itself: along a dimension that has only it
-            return kernel(input.reshape(*input.shape, 1), -1, False, result=result, out=out)
-    return kernel(input, dim, keepdim, result=result, out=out)
+    several = listed(dim)
+    if several == ():  # each element by itself: along a dimension that has only it
+        return kernel(input.reshape(*input.shape, 1), -1, False, result=result, out=out)
+    return kernel(input, dim if several is None else several, keepdim, result=result, out=out)
 
 
 @count_nonzero.implementation(*KINDS)

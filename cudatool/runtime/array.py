@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 
@@ -116,6 +116,11 @@ class DeviceArray(ArrayMethods):
 
     def __len__(self) -> int:
         return len(self.layout)
+
+    def __iter__(self) -> Iterator[DeviceArray]:
+        if not self.ndim:  # without this method Python would index until that fails: at once
+            raise TypeError("iteration over an array without dimensions")
+        return map(self.__getitem__, range(len(self)))
 
     def __repr__(self) -> str:
         return f"<DeviceArray shape={self.shape} dtype={self.dtype} device={self.device} at {self.data_ptr():#x}>"

@@ -227,6 +227,15 @@ def test_get_into_what_does_not_fit_is_refused(out: Any) -> None:
         cudatool.zeros(3).get(out)
 
 
+def test_iteration_yields_views_and_refuses_an_array_without_dimensions() -> None:
+    array = cudatool.asarray(host(2, 3))
+    first, second = array
+    second.fill_(7)
+    assert (first.shape, [7, 7, 7]) == ((3,), array[1].get().tolist())
+    with pytest.raises(TypeError, match="without dimensions"):
+        list(array[0, 0])
+
+
 def test_get_does_not_write_to_what_is_read_only() -> None:
     given = b"abcd"
     with pytest.raises(UsageError, match="read-only"):

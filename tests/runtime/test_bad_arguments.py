@@ -231,6 +231,8 @@ KERNELS = [
 
 OPERATIONS = [
     (lambda: ops.sum(ones(3), "a"), "sum: dim must be a whole number, not 'a'"),
+    (lambda: ops.sum(ones(3), ones()), "sum: dim must be a whole number, not <DeviceArray"),
+    (lambda: ops.any(ones(3), ones()), "any: dim must be a whole number, not <DeviceArray"),
     (lambda: ops.sum(ones(3), dtype="zz"), "'zz' is no dtype"),
     (lambda: ops.mean(3, dtype=np.float32), "mean takes a DeviceArray, not int"),
     (lambda: ops.mean(ones(3), dtype=np.int32), "mean is a float or complex, not int32"),
