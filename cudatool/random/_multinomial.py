@@ -38,9 +38,18 @@ __global__ void weigh(const T *weights, T *keys, long long size) {
     keys[i] = T(weight / R(keys[i]));
 }
 
+// Stop if no category of a row has a weight, as what comes first has one otherwise (but for keys rounded to 0).
+template <typename T>
+__device__ void check_row(const T *weights, int first, int categories) {
+    typedef typename Real<T>::type R;
+    if (R(weights[first]) > 0) return;
+    for (int i = 0; i < categories; ++i) if (R(weights[i]) > 0) return;
+    __trap();
+}
+
 // One block a row: where its largest key is.
 template <typename T>
-__global__ void largest(const T *keys, long long *out, int categories) {
+__global__ void largest(const T *weights, const T *keys, long long *out, int categories) {
     typedef typename Real<T>::type R;
     __shared__ R best[THREADS];
     __shared__ int where[THREADS];
@@ -61,12 +70,14 @@ __global__ void largest(const T *keys, long long *out, int categories) {
         }
         __syncthreads();
     }
-    if (t == 0) out[blockIdx.x] = where[0];
+    if (t > 0) return;
+    check_row(weights + (long long)blockIdx.x * categories, where[0], categories);
+    out[blockIdx.x] = where[0];
 }
 
 // A thread for each key: as many keys come before it as its place in the result says.
 template <typename T>
-__global__ void in_order(const T *keys, long long *out, int categories, int count) {
+__global__ void in_order(const T *weights, const T *keys, long long *out, int categories, int count) {
     typedef typename Real<T>::type R;
     const T *row = keys + (long long)blockIdx.y * categories;
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -74,6 +85,7 @@ __global__ void in_order(const T *keys, long long *out, int categories, int coun
     R own = row[i];
     int place = 0;
     for (int j = 0; j < categories; ++j) place += before(R(row[j]), j, own, i);
+    if (place == 0) check_row(weights + (long long)blockIdx.y * categories, i, categories);
     if (place < count) out[(long long)blockIdx.y * count + place] = i;
 }
 
@@ -144,8 +156,8 @@ def multinomial(
     ----------
     input
         Weights, floating-point, not negative, in one dimension or in rows; they need not add up to 1. One that is
-        negative, infinite or not a number, or a row without any weight if `replacement`, stops the kernel: the next
-        synchronization raises, and the context cannot be used again.
+        negative, infinite or not a number, or a row without any weight, stops the kernel: the next synchronization
+        raises, and the context cannot be used again.
     num_samples
         How many for each row.
     replacement
@@ -191,12 +203,13 @@ def _without_replacement(
     grid: Any = -(-keys.size // _THREADS)
     run(_SOURCE, f"weigh<{name}>", grid, _THREADS, stream, weights, keys, keys.size)
     if count == 1:
-        run(_SOURCE, f"largest<{name}>", rows, _THREADS, stream, keys, out, categories)
+        run(_SOURCE, f"largest<{name}>", rows, _THREADS, stream, weights, keys, out, categories)
         return
     for start in range(0, rows, _MOST_ROWS):
-        part, to = keys.reshape(rows, categories)[start:], out.reshape(rows, count)[start:]
+        part, of = (array.reshape(rows, categories)[start:] for array in (keys, weights))
+        to = out.reshape(rows, count)[start:]
         grid = (-(-categories // _THREADS), min(len(part), _MOST_ROWS))
-        run(_SOURCE, f"in_order<{name}>", grid, _THREADS, stream, part, to, categories, count)
+        run(_SOURCE, f"in_order<{name}>", grid, _THREADS, stream, of, part, to, categories, count)
 
 
 def _with_replacement(

@@ -143,6 +143,9 @@ def test_categories_with_weight_zero_never_come() -> None:
     [
         "random.multinomial(cudatool.asarray(np.array([1, np.nan, 1], np.float32)), 2)",
         "random.multinomial(cudatool.asarray(np.array([1, -1, 1], np.float32)), 2, True)",
+        "random.multinomial(cudatool.zeros(3), 2, True)",
+        "random.multinomial(cudatool.zeros(3), 1, True)",
+        "random.multinomial(cudatool.asarray(np.array([[0, 0, 1], [0, 0, 0]], np.float16)), 3)",
         "random.bernoulli(cudatool.full(3, 2))",
     ],
 )
