@@ -168,6 +168,8 @@ def find_even(
     own: Mapping[str, int | None],
     strides: Iterable[int] = (),
     far: Iterable[int] = (),
+    *,
+    nests_alone: bool = False,
 ) -> Even | None:
     """Return how threads run a region together, None if that is no gain.
 
@@ -183,13 +185,20 @@ def find_even(
     strides, far
         Where loops begin whose rounds a row of threads does together: neighbors' accesses are apart from those of the
         next round (:mod:`.steps`); and those of which they are far, by the size of the grid.
+    nests_alone
+        Whether it is a gain for the sake of nested loops (:mod:`.nests`) alone.
     """
-    found = _find_even(Region(flow, first, ends, whole_check), before, own, set(strides), set(far))
-    if found is not None and not found.has_nests:
-        return found
+    if not nests_alone:
+        found = _find_even(Region(flow, first, ends, whole_check), before, own, set(strides), set(far))
+        if found is not None and not found.has_nests:
+            return found
     # Where a check fails, threads go on one after the other to the end of the region, which takes long in such loops.
     # A quotient, say of a thread's number by the rows of a matrix, changes among sixteen threads in one round or other.
-    found = _find_even(Region(flow, first, ends, _no_quotients), before, own, set(strides), set(far))
+    region = Region(flow, first, ends, _no_quotients)
+    loops = [region.loops[head] for head in region.loops.keys() & set(region.blocks)]
+    if not any(inner < outer for outer in loops for inner in loops):
+        return None
+    found = _find_even(region, before, own, set(strides), set(far))
     return found if found is not None and found.has_nests else None
 
 

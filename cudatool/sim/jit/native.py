@@ -144,10 +144,8 @@ _compiling = _Compiling()
 
 def _compiled(text: str, *, optimized: bool, gathers: bool, wide: bool) -> bytes:
     machine = _machine(3 if optimized else 0, gathers=gathers, wide=wide)
-    if _NO_GATHERS in _features(gathers=gathers):
-        text = text.replace(f", {ONE_VECTOR}", "")
     try:
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(_suited(text, gathers=gathers))
     except RuntimeError as error:
         place = re.search(r"<string>:(\d+):\d+: error: (.*)", str(error))
         raise LlvmError(place[2] if place else str(error), int(place[1]) if place else 0) from None
@@ -160,6 +158,11 @@ def _compiled(text: str, *, optimized: bool, gathers: bool, wide: bool) -> bytes
     builder = llvm.create_pass_builder(machine, options)
     (builder.getModulePassManager() if optimized else _least()).run(module, builder)
     return bytes(machine.emit_object(module))
+
+
+def _suited(text: str, *, gathers: bool) -> str:
+    """Return the text for the host's processor: without vectors that it would have to gather, if it is slow at it."""
+    return text.replace(f", {ONE_VECTOR}", "") if _NO_GATHERS in _features(gathers=gathers) else text
 
 
 def _least() -> Any:

@@ -394,10 +394,9 @@ class Regions:
                 own[name] = self.distances.get(name) if kind in ("i32", "i64") else None
             own |= dict.fromkeys(self.kept_alike(index, touched(region + self._repeated(index, region))), 0)
             own |= dict.fromkeys(writes(self.code[index]))
-        found = find_even(
-            self.flow, self._first(index), ends, self._repeated(index, region), own, self.rows_go_around, self.strides
-        )
-        return found if found is not None and (found.has_nests or not is_large) else None
+        before = self._repeated(index, region)
+        around, strides = self.rows_go_around, self.strides
+        return find_even(self.flow, self._first(index), ends, before, own, around, strides, nests_alone=is_large)
 
     @cached_property
     def _has_nests(self) -> bool:

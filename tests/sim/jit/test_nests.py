@@ -89,11 +89,8 @@ def test_threads_go_together_around_nested_sums_of_what_they_load(kernels):
     assert {"convolved", "left_early", "large"} == {name for name, kernel in kernels.items() if goes_together(kernel)}
 
 
-@pytest.mark.parametrize("gathers", [True, False])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 2), (9, 4), (20, 11)])
-def test_a_convolution_of_matrices_of_all_shapes(launch, kernels, monkeypatch, rows, columns, gathers):
-    monkeypatch.setattr(native, "_AMD", () if gathers else ("",))  # whose gathers are slow
-    monkeypatch.setattr(native, "_INTEL", ())
+def test_a_convolution_of_matrices_of_all_shapes(launch, kernels, rows, columns):
     random = np.random.default_rng(rows)
     # Numbers whose sums are exact, in memory with nothing beside.
     a, b = (random.integers(-8, 8, (columns, rows)).astype(np.float32) for _ in range(2))
@@ -155,5 +152,11 @@ def test_a_kernel_of_many_regions_goes_together_around_nested_sums_alone(launch,
     assert kernels["large"].llvm_ir().count("call void @together_") == 1
 
 
-def test_loops_are_made_one_vector_of_where_gathers_are_not_slow(kernels):
-    assert f", {ONE_VECTOR}" in kernels["convolved"].llvm_ir()
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_loops_are_made_one_vector_of_where_gathers_are_not_slow(kernels, monkeypatch, is_slow):
+    text = kernels["convolved"].llvm_ir()
+    assert f", {ONE_VECTOR}" in text
+    monkeypatch.setattr(native, "_AMD", ("",) if is_slow else ())  # how the names begin of processors that are
+    monkeypatch.setattr(native, "_INTEL", ())
+    assert is_slow == (ONE_VECTOR not in native._suited(text, gathers=False))
+    assert ONE_VECTOR in native._suited(text, gathers=True)
