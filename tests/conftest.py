@@ -83,16 +83,22 @@ def what_workers_leave_to_each_other(tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(autouse=True)
-def nothing_shared_by_others() -> None:
-    """Let what a test says of memory that other processes can use be about its own: segments of others live on.
+def nothing_left_by_others() -> None:
+    """Let what a test says of the device be about its own work and memory: segments and operations of others live on.
 
-    Where there is such memory, work begins by itself after 0.2 s: on a busy machine before a test has looked at what is
-    pending.
+    A recording names work that was in flight when it began as not checked. Where there is memory that other processes
+    can use, work begins by itself after 0.2 s: on a busy machine before a test has looked at what is pending.
     """
     driver = sys.modules.get("cudatool._driver")
     choice = None if driver is None else driver.chosen()
     if choice is not None and choice.machine is not None:
-        choice.machine.scheduler._is_shared = False
+        scheduler = choice.machine.scheduler
+        if scheduler.pending:
+            from cudatool.sim.abi import lock
+
+            with lock:
+                scheduler.drain()
+        scheduler._is_shared = False
         for allocation in choice.machine.allocations:
             allocation.is_shared = False
 
