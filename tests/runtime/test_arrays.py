@@ -147,7 +147,7 @@ def test_copy_between_layouts(name: str, view: Any, dtype: str) -> None:
     assert target.get().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("to", ["?", "i1", "u4", "i8", "f4", "f8"])
+@pytest.mark.some_of("to", ["?", "i1", "u4", "i8", "f4", "f8"], 2)
 @pytest.mark.parametrize("from_", ["?", "u1", "i2", "i8", "f4", "f8"])
 def test_copy_casts_on_the_device_as_numpy_does(from_: str, to: str) -> None:
     source = np.array([[0, 1, 2], [100, 3, 1]]).astype(from_)
