@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from warm_process import run_python
 
 from cudatool import sanitize
 from cudatool.trace.reader import read
@@ -39,7 +37,6 @@ with ct.record("t.ctrace", device="sim"):
 
 @pytest.mark.parametrize(("how", "races"), [("event", 0), ("nothing", 1)])
 def test_event_of_a_green_context_orders_its_streams(tmp_path, how, races):
-    command = [sys.executable, "-c", _PROGRAM, how]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(_PROGRAM, how, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert races == len(sanitize.check(read(tmp_path / "t.ctrace")).findings)

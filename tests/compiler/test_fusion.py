@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver  # as a program uses it that does not know cudatool
+from warm_process import COMMAND_LINE, run_python
 
 import cudatool as ct
 from cudatool import analyze, blas, jiterator, ops
@@ -751,8 +750,7 @@ for _ in range(3):
 @pytest.mark.parametrize("how", ["race", "wait"])
 def test_a_race_between_fused_kernels_is_found_at_their_lines(how: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_RACY)
-    command = [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", "program.py", how]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(COMMAND_LINE, "sanitize", "--device", "sim", "--json", "program.py", how, folder=tmp_path)
     findings = json.loads(done.stdout)["findings"]
     fused = [each for each in findings if "fused_" in each["first"]["operation"]]
     assert (how == "race", how == "race") == (bool(findings), bool(fused)), done.stderr
@@ -815,8 +813,7 @@ def test_a_race_between_kernels_of_the_program_in_a_traced_pipeline_is_found_at_
     how: str, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(_PIPELINE)
-    command = [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", "program.py", how]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(COMMAND_LINE, "sanitize", "--device", "sim", "--json", "program.py", how, folder=tmp_path)
     assert "1 graph" in done.stdout + done.stderr
     findings = json.loads(done.stdout[done.stdout.index("{") :])["findings"]
     of_graph = [each for each in findings if "of a graph" in each["first"]["operation"]]

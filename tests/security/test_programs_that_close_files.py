@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_process import COMMAND_LINE, run_python
 
 PROGRAM = """
 import os
@@ -30,14 +28,8 @@ for number, file in enumerate(files):
 @pytest.mark.parametrize("last", [256, 4096], ids=["low-numbers", "all-numbers"])
 def test_files_of_the_program_stay_its_own_and_the_report_is_written(tmp_path: Path, last: int) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(last=last))
-    done = subprocess.run(
-        [sys.executable, "-m", "cudatool", "sanitize", "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "CUDATOOL_DEVICE": "sim"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    on_device = {"CUDATOOL_DEVICE": "sim"}
+    done = run_python(COMMAND_LINE, "sanitize", "program.py", folder=tmp_path, environment=on_device)
     assert (done.returncode, done.stdout.count("race: two writes in no order")) == (1, 1), done.stderr
     assert "Traceback" not in done.stderr
     assert [(tmp_path / f"file{number}").read_bytes() for number in range(12)] == [b"%d" % n for n in range(12)]

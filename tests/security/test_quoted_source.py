@@ -5,13 +5,12 @@ from __future__ import annotations
 import linecache
 import math
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from hostile_traces import records_of, trace_bytes
+from warm_process import COMMAND_LINE, run_python
 
 from cudatool import analyze
 from cudatool.limits import QUOTED_SOURCE
@@ -55,8 +54,7 @@ def test_no_report_prints_a_file_that_is_no_source(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     trace = racy_trace(tmp_path / "x.ctrace", str(source), *map(str, private), *odd, str(tmp_path / "pipe.py"))
     outputs = [f"--format={name}={tmp_path / name}" for name in FORMATS]
-    command = [sys.executable, "-m", "cudatool", "sanitize", *outputs, "--html", str(tmp_path / "html"), trace]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run_python(COMMAND_LINE, "sanitize", *outputs, "--html", str(tmp_path / "html"), trace, timeout_s=60)
     assert done.returncode == 1, done.stderr
     said = {name: (tmp_path / name).read_text() for name in FORMATS}
     report = analyze.report(reader.read(trace))
