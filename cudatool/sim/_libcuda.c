@@ -407,13 +407,29 @@ static void hand_on(const struct sigaction *previous, int number, siginfo_t *inf
     }
 }
 
+/* Whether the handler before ours has the signal that this thread got. */
+static __thread volatile int is_handed_on;
+
+/* A handler that came after ours may take itself away and raise the signal again, as LLVM's CrashRecoveryContext does,
+ * which Triton and other compilers enable for a while. That signal has no address. In a guarded call the instruction
+ * faults again, now for us. Elsewhere it goes to the handler before ours, and that one may be the same handler from an
+ * earlier time: it would raise the signal for ever. */
 static void on_fault(int number, siginfo_t *info, void *context) {
+    int is_raised = info->si_code == SI_TKILL && info->si_pid == getpid();
     if (landing && !cudatool_busy) {
+        if (is_raised) return;
         fault_address = (uintptr_t)info->si_addr;
         siglongjmp(*landing, number);
     }
+    if (is_raised && is_handed_on) {
+        signal(number, SIG_DFL);
+        raise(number);
+        return;
+    }
     /* Not ours: hand it to the handler before ours (faulthandler, or the default action). */
+    is_handed_on = 1;
     hand_on(number == SIGSEGV ? &previous_segv : number == SIGBUS ? &previous_bus : &previous_fpe, number, info, context);
+    is_handed_on = 0;
 }
 
 static void end_call(int number) {
