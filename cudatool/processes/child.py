@@ -35,16 +35,18 @@ _journal: ProcessJournal | None = None
 _settings = ""
 _starts: Starts | None = None
 _waits: _BeforeImport | None = None
-_leave: Callable[[], None] | None = None
+_leave: Callable[[bool], None] | None = None
+_process = 0  # the one that Python started in, 0 if that is not known: forks of it have other ids
 
 
 def start() -> None:
     """Begin, in a process whose environment has :data:`.CHILD`."""
-    global _settings, _waits
+    global _process, _settings, _waits
     # In a virtual environment, Python reads the line twice; and once more in each interpreter that a program makes.
     if _waits is not None or not _is_main_interpreter():
         return
     place, identity, _settings = os.environ[CHILD].split("\n", 2)
+    _process = os.getpid()
     if place:
         noticed_in(ProcessJournal(place, identity))
     _waits = _BeforeImport()
@@ -91,8 +93,11 @@ def noticed_in(where: ProcessJournal, *, began: bool = True) -> None:
         where.note(BEGAN, os.getpid())
 
 
-def leave_by(function: Callable[[], None] | None) -> None:
-    """Call a function when this process ends normally."""
+def leave_by(function: Callable[[bool], None] | None) -> None:
+    """Call a function when this process ends, other than by a signal: with whether that is by ``os._exit``.
+
+    A forked process ends normally by ``os._exit``: for one it does not count.
+    """
     global _leave
     _leave = function
 
@@ -114,18 +119,18 @@ def _forked() -> None:
 
 def _leaving_by(exit_at_once: Callable[[int], Any]) -> Callable[[int], Any]:
     def leave(status: int) -> Any:
-        _leaving()
+        _leaving(at_once=os.getpid() == _process)
         return exit_at_once(status)
 
     return leave
 
 
-def _leaving() -> None:
+def _leaving(*, at_once: bool = False) -> None:
     """End the recording; if there is none, note whether NVIDIA's driver was loaded without an import seen here."""
     global _leave
     leave, _leave = _leave, None
     if leave is not None:
-        leave()
+        leave(at_once)
     elif _waits in sys.meta_path and _journal is not None and _has_driver():
         _journal.note(UNRECORDED, os.getpid(), "it loaded NVIDIA's driver by itself")
 

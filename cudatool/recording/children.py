@@ -230,8 +230,12 @@ def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -
         _report = OomReport(recorder.up_to_date)
         _report.start()
 
-    def leave() -> None:
+    def leave(at_once: bool) -> None:
         with undo:
+            if at_once:  # the program frees nothing more, so its recording stays open, as that of one that is killed
+                recording.drain()
+                hooks.unsubscribe(recorder)
+                return
             choice = _driver.chosen()
             if _settings is not None and _settings.forget and not is_fork:  # a fork's variables are its parent's
                 variables.drop()

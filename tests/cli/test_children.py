@@ -166,8 +166,10 @@ def test_what_a_process_holds_at_its_own_end_is_a_leak(run_warm, tmp_path):
     assert (1, [1 << 20]) == (done.returncode, [one["size"] for one in json.loads(done.stdout)["on_device"]])
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_what_a_process_held_when_a_signal_ended_it_is_no_leak_and_not_clean(run_warm, tmp_path, end):
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"]
+)
+def test_what_a_process_held_when_it_was_ended_at_once_is_no_leak_and_not_clean(run_warm, tmp_path, end):
     (tmp_path / "a.py").write_text(HOLDING)
     done = run_warm("sanitize", "--checks", "race,leak", "--json", "a.py", end)
     report = json.loads(done.stdout)
