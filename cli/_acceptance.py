@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cudatool.cli._command import Files, option
 from cudatool.errors import UsageError
-from cudatool.sanitize import Baseline, accepted, known, parse_rules
+from cudatool.sanitize import Baseline, accepted, accepts_races, known, parse_rules
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
@@ -35,6 +35,10 @@ class Acceptance:
         """The files that were read and that no result may replace."""
         if baseline and not update_baseline:
             self.read.append(baseline)
+
+    def accepts_races(self, report: Report, checks: Collection[str]) -> bool:
+        """Return whether races of the report are going to be set aside."""
+        return self.written is not None or accepts_races(report, self._rules, self._baseline, checks, date.today())
 
     def applied(self, report: Report, checks: Collection[str], *, complete: bool, files: Iterable[str] = ()) -> Report:
         """Return the report without accepted findings; a `complete` run first updates the baseline, if requested.

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -97,13 +97,24 @@ def trace_of(
             remove()
 
 
-def checked(traces: Sequence[Trace], checks: Collection[str], proof: Proof, *, bounded: bool = False) -> list[Report]:
-    """Return the report of each process of a program, the program's own first."""
+def checked(
+    traces: Sequence[Trace],
+    checks: Collection[str],
+    proof: Proof,
+    accepts: Callable[[Report], bool],
+    *,
+    bounded: bool = False,
+) -> list[Report]:
+    """Return the report of each process of a program, the program's own first; `accepts` is as of :func:`check`."""
+
+    def report(trace: Trace, beside: Collection[int]) -> Report:
+        return check(trace, checks, bounded=bounded, beside=beside, accepts=accepts)
+
     first, *others = traces
     beside = {int(trace.header["pid"]) for trace in others if "pid" in trace.header}
-    reports = [proof.proven(check(first, checks, bounded=bounded, beside=beside), first)]
+    reports = [proof.proven(report(first, beside), first)]
     closed = first.ending is Ending.CLOSED  # so that it also lists processes that others started
-    return reports + [check(trace, checks, bounded=bounded, beside=() if closed else beside) for trace in others]
+    return reports + [report(trace, () if closed else beside) for trace in others]
 
 
 def _family(trace: Trace, children: bool) -> list[Trace]:

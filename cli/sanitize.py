@@ -166,7 +166,8 @@ def sanitize(
     else:
         traces, status, was_there = trace_of(workload, device, wanted, proof, children=not no_children)
         trace = traces[0]
-        reports = checked(traces, wanted, proof, bounded=was_there)
+        accepts = partial(acceptance.accepts_races, checks=wanted)
+        reports = checked(traces, wanted, proof, accepts, bounded=was_there)
         report = joined_processes(traces, reports)
         if was_there:
             how = _how_it_failed(trace)

@@ -23,7 +23,7 @@ from cudatool.sanitize.report.baseline import Baseline
 from cudatool.sanitize.report.outputs import Outputs
 from cudatool.sanitize.report.suppress import SuppressionRule, parse_rules
 from cudatool.sanitize.report.text import render_json, render_text
-from cudatool.sanitize.report.triage import accepted, known
+from cudatool.sanitize.report.triage import accepted, accepts_races, known
 from cudatool.sanitize.report.views import ReportContext
 from cudatool.sanitize.witness import with_witnesses
 
@@ -42,6 +42,7 @@ __all__ = [
     "ReportContext",
     "SuppressionRule",
     "accepted",
+    "accepts_races",
     "check",
     "joined_processes",
     "known",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from cudatool.limits import REPORT_FRAMES
 from cudatool.sanitize.callers import Callers
@@ -33,6 +33,7 @@ def check(
     bounded: bool = False,
     beside: Collection[int] = (),
     since: int = 0,
+    accepts: Callable[[Report], bool] = lambda report: False,
 ) -> Report:
     """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
 
@@ -40,7 +41,8 @@ def check(
     Without "race" there is no look at the order of accesses. What `checks` asks for and the trace cannot tell is among
     the report's gaps.
 
-    The findings are independent of each other: what would vanish with an earlier one's repair is only counted.
+    The findings are independent of each other: what would vanish with an earlier one's repair is only counted, or in
+    ``dependent`` where that is asked for.
     The repairs have been applied to the trace and the check repeated, unless it is certain what that would show: a
     repair is named only if its finding is gone with it.
     Nothing depends on the order in which the work happened to run.
@@ -59,6 +61,9 @@ def check(
     since
         The record that the report begins with. What comes before is its past: no findings, and no possible races, whose
         later side is there.
+    accepts
+        Whether races of the report are going to be set aside: then dependent ones are looked for, of which there may
+        be as many as pairs of accesses.
 
     Raises
     ------
@@ -66,10 +71,20 @@ def check(
         `bounded`, and the check would take more work.
     """
     report = _report(trace, checks, Effort(trace, bounded=bounded), beside, since)
+    if report.findings and accepts(report):
+        report = _report(trace, checks, Effort(trace, bounded=bounded), beside, since, with_dependent=True)
     return within(report, REPORT_FRAMES) if bounded else report
 
 
-def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Collection[int], since: int) -> Report:
+def _report(
+    trace: Trace,
+    checks: Collection[str],
+    effort: Effort,
+    beside: Collection[int],
+    since: int,
+    *,
+    with_dependent: bool = False,
+) -> Report:
     found = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
     on_device = tuple(one for one in found if one.record >= since)
     device = str(trace.header.get("device", ""))
@@ -86,25 +101,24 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
         engine = Engine(trace, go_on_repaired=True, effort=effort)
         engine.run()
     independent = engine.defects
+    dependent: dict[Key, Defect] = {}
     cured: set[Key] = set()
     if independent:
         # What is said of a defect is that nothing orders its sides, not even the repair of another one.
-        alone = Engine(trace, wanted=independent.keys(), effort=effort)
+        alone = Engine(trace, wanted=None if with_dependent else independent.keys(), effort=effort)
         alone.run()
+        if with_dependent:
+            dependent = {key: defect for key, defect in alone.defects.items() if key not in independent}
         independent = {key: defect.as_seen_by(alone.defects.get(key)) for key, defect in independent.items()}
         cured = _cured(trace, engine, independent, effort)
 
     words = Words(trace, engine)
-    certain: list[Finding] = []
-    possible: list[Finding] = []
-    for key, defect in independent.items():
-        if defect.second.operation.record < since:
-            continue
-        finding = words.finding(defect, repaired=key in cured)
-        (certain if defect.first.exact and defect.second.exact else possible).append(finding)
+    certain, possible = _findings(words, independent, cured, since)
+    # Their repairs have not been tried: a finding names one only if that is known to help.
+    behind, _ = _findings(words, dependent, (), since)
     return Report(
-        findings=tuple(certain),
-        possible=tuple(possible),
+        findings=certain,
+        possible=possible,
         on_device=on_device,
         device=device,
         operations=engine.operations,
@@ -118,7 +132,20 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Colle
             left_open=_left_open(trace, engine, apart, since),
             beside=beside,
         ),
+        dependent=behind,
     )
+
+
+def _findings(
+    words: Words, defects: Mapping[Key, Defect], cured: Collection[Key], since: int
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Return the certain findings and the possible ones among defects whose second side is not before `since`."""
+    certain: list[Finding] = []
+    possible: list[Finding] = []
+    for key, defect in defects.items():
+        if defect.second.operation.record >= since:
+            (certain if defect.is_certain else possible).append(words.finding(defect, repaired=key in cured))
+    return tuple(certain), tuple(possible)
 
 
 def _left_open(trace: Trace, engine: Engine, apart: Engine, since: int) -> LeftOpen:

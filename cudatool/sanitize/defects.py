@@ -104,6 +104,11 @@ class Defect:
     nodes: set[tuple[int, int]] = field(default_factory=set)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the bytes of both sides are known exactly."""
+        return self.first.exact and self.second.exact
+
+    @property
     def forgotten(self) -> int | None:
         """The record of the allocation on which record_stream is missing, if that is what is wrong."""
         owner = self.first.owner

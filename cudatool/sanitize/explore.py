@@ -99,6 +99,7 @@ def joined(runs: Sequence[ScheduleOutcome], again: ScheduleOutcome) -> Report:
         notes=tuple(dict.fromkeys(note for _, report in reports for note in report.notes)),
         schedules=listed,
         gaps=merged_gaps([report.gaps for _, report in reports], add=False),
+        dependent=_union((schedule, report.dependent) for schedule, report in reports),
     )
 
 

@@ -44,6 +44,7 @@ def joined_processes(traces: Sequence[Trace], reports: Sequence[Report]) -> Repo
         notes=tuple(notes),
         gaps=_gaps(traces, reports),
         processes=processes,
+        dependent=_union([(name, report.dependent) for name, report in zip(names, reports, strict=True)]),
     )
 
 
@@ -52,7 +53,7 @@ def of_process(joined: Report, own: Report) -> Report:
     left = {finding.fingerprint for finding in joined.all}
     return replace(
         own,
-        findings=tuple(finding for finding in own.findings if finding.fingerprint in left),
+        findings=tuple(finding for finding in (*own.findings, *own.dependent) if finding.fingerprint in left),
         possible=tuple(finding for finding in own.possible if finding.fingerprint in left),
         on_device=tuple(finding for finding in own.on_device if finding.fingerprint in left),
     )

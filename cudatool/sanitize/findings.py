@@ -524,6 +524,9 @@ class Report:
         What was not checked.
     processes
         The program's own and those that it started, if there were several.
+    dependent
+        If they were looked for, certain ones that would be gone with the repair of those in `findings`. They are
+        findings once one of those is set aside: its repair is not going to be made.
     """
 
     findings: tuple[Finding, ...]
@@ -541,6 +544,7 @@ class Report:
     schedules: tuple[ScheduleRun, ...] = ()
     gaps: tuple[Gap, ...] = ()
     processes: tuple[Process, ...] = ()
+    dependent: tuple[Finding, ...] = ()
 
     @property
     def outcome(self) -> Outcome:

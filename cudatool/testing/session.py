@@ -22,7 +22,18 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.recording import drain, is_observing, narrow, release_caches, sources
-from cudatool.sanitize import DeviceFinding, Finding, Gap, GapKind, Report, accepted, check, known, render_text
+from cudatool.sanitize import (
+    DeviceFinding,
+    Finding,
+    Gap,
+    GapKind,
+    Report,
+    accepted,
+    accepts_races,
+    check,
+    known,
+    render_text,
+)
 from cudatool.sanitize.coverage import LeftOpen, find_gaps, merged_gaps
 from cudatool.sanitize.device import leaks
 from cudatool.testing.allocations import MemoryUse, describe, memory_of
@@ -206,7 +217,13 @@ class Session:
         """Check the past and `records`; return what `records` from number `since` on are to blame for."""
         first = len(self._past) + since
         trace = self.log.trace(np.concatenate([self._past.records, records]))
-        report = check(trace, [check_ for check_ in checks if check_ != "leak"], since=first)
+        options = self.options
+
+        def accepts(report: Report) -> bool:
+            judged = report, options.rules, options.baseline, checks, date.today()
+            return options.updates_baseline or accepts_races(*judged)
+
+        report = check(trace, [check_ for check_ in checks if check_ != "leak"], since=first, accepts=accepts)
         edges = Counter(report.edges)
         edges["device synchronize"] -= self._past.settled
         return replace(
@@ -297,6 +314,7 @@ def _with(report: Report, more: Report) -> Report:
         findings=(*more.findings, *report.findings),
         possible=(*more.possible, *report.possible),
         on_device=(*more.on_device, *report.on_device),
+        dependent=(*more.dependent, *report.dependent),
     )
 
 

@@ -88,6 +88,7 @@ class Totals:
             expired=tuple({one.fingerprint: one for report in reports for one in report.expired}.values()),
             remarks=tuple(dict.fromkeys(one for report in reports for one in report.remarks)),
             gaps=self._gaps(),
+            dependent=_merged(one for report in reports for one in report.dependent),
         )
 
     def _gaps(self) -> tuple[Gap, ...]:

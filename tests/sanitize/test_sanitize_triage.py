@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import pytest
 from report_examples import LIBRARY, every_kind, on_device, pipeline, race
-from sanitize_program import Program
+from sanitize_program import BUFFER, SIZE, Program, R, W
 
 from cudatool.errors import FileFormatError, OutputError, UsageError
 from cudatool.sanitize import Baseline, Report, accepted, check, known, parse_rules
 from cudatool.sanitize.findings import (
+    DeviceFinding,
+    Finding,
     FindingKind,
     Known,
 )
@@ -313,6 +316,55 @@ class TestBaseline:
         with pytest.raises(FileFormatError, match="--update-baseline writes it"):
             Baseline.read(path)
         assert Baseline({}) == Baseline.read(path, may_be_new=True)
+
+
+class TestDependentRaces:
+    """Line 3 writes what line 4 also writes to, and line 5 reads both on another stream: one wait orders it after both."""
+
+    def report(self) -> Report:
+        program = Program()
+        producer, consumer = program.stream(), program.stream()
+        program.kernel(producer, (W, BUFFER, SIZE), line=3)
+        program.kernel(producer, (W, BUFFER + SIZE, SIZE), line=4)
+        program.kernel(consumer, (R, BUFFER + SIZE, SIZE), (R, BUFFER, SIZE), line=5)
+        return check(program.trace(), accepts=lambda report: True)
+
+    def lines(self, findings: Iterable[Finding | DeviceFinding]) -> list[int]:
+        return [one.first.stack[0].line for one in findings if isinstance(one, Finding)]
+
+    def test_a_race_that_the_repair_of_another_one_removes_is_not_reported_beside_it(self):
+        report = accepted(self.report(), parse_rules(["kind=race-war"]))
+        assert [4] == self.lines(report.all)
+        assert [3] == self.lines(report.dependent)
+
+    def test_it_counts_once_the_other_one_is_accepted(self):
+        (reported,) = self.report().findings
+        left_over = accepted(self.report(), parse_rules([f"fingerprint={reported.fingerprint}"]))
+        assert ([3], []) == (self.lines(left_over.all), self.lines(left_over.dependent))
+        baseline = Baseline({reported.fingerprint: Known(reported.fingerprint)})
+        assert [3] == self.lines(known(self.report(), baseline, CHECKS, TODAY).all)
+
+    def test_it_can_be_accepted_too(self):
+        report = accepted(self.report(), parse_rules(["kind=race-raw"]))
+        assert [] == left(report)
+        assert [4, 3] == self.lines(one.finding for one in report.set_aside)
+
+    def test_an_expired_entry_accepts_nothing(self):
+        (reported,) = self.report().findings
+        expired = Baseline({reported.fingerprint: Known(reported.fingerprint, expires="2026-05-31")})
+        assert [4] == self.lines(known(self.report(), expired, CHECKS, TODAY).all)
+
+    def test_a_baseline_of_all_that_is_found_has_it_and_is_not_stale(self):
+        baseline = Baseline({}).updated(self.report(), CHECKS)
+        report = known(self.report(), baseline, CHECKS, TODAY)
+        assert ([], ()) == (left(report), report.stale)
+        assert ["baseline", "baseline"] == [one.by for one in report.set_aside]
+
+    def test_its_entry_is_not_stale_while_the_other_one_counts(self):
+        (dependent,) = self.report().dependent
+        baseline = Baseline({dependent.fingerprint: Known(dependent.fingerprint)})
+        report = known(self.report(), baseline, CHECKS, TODAY)
+        assert ([4], ()) == (self.lines(report.all), report.stale)
 
 
 class TestFingerprints:

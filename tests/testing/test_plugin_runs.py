@@ -519,6 +519,26 @@ def test_findings_can_be_accepted(run: Run, pytester: pytest.Pytester) -> None:
     assert (1, 3) == (len(list(junit.iter("failure"))), len(list(junit.iter("skipped"))))
 
 
+def test_race_that_depends_on_an_accepted_one_fails_its_test(run: Run, pytester: pytest.Pytester) -> None:
+    suite = """
+        def test_two_arrays():
+            x, y = ct.zeros(16), ct.zeros(16)
+            ct.synchronize()
+            a, b = ct.Stream(), ct.Stream()
+            with a:
+                y.fill_(1)
+                x.fill_(1){}
+            with b: x + y
+            ct.synchronize()
+        """
+    result = run(suite.format("  # cudatool: ignore[race]"), "--cudatool")
+    result.stdout.fnmatch_lines(["FAILED *::test_two_arrays - CudaCheckFailed: race-raw"])
+    baseline = "--cudatool-baseline=known.json"
+    run(suite.format(""), "--cudatool", baseline, "--cudatool-update-baseline").assert_outcomes(passed=1)
+    assert 2 == len(json.loads((pytester.path / "known.json").read_text())["findings"])
+    run(suite.format(""), "--cudatool", baseline).assert_outcomes(passed=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

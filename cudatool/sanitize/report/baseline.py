@@ -83,12 +83,12 @@ class Baseline:
         write_whole(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def updated(self, report: Report, checks: Collection[str]) -> Baseline:
-        """Return the baseline of what `checks` found.
+        """Return the baseline of what `checks` found, also of what shows only if the rest is accepted.
 
         Known entries keep reason and last day; those not found go, unless they are of other checks.
         """
         new = {key: entry for key, entry in self.known.items() if entry.check not in ("", *checks)}
-        for one in report.all:
+        for one in (*report.all, *report.dependent):
             new[one.fingerprint] = Known(one.fingerprint, one.kind.value, check_of(one), what(one))
         for fingerprint in new.keys() & self.known.keys():
             old = self.known[fingerprint]

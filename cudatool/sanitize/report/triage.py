@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import date
 
@@ -11,7 +11,7 @@ from cudatool.sanitize.report.baseline import Baseline
 from cudatool.sanitize.report.comments import Comments
 from cudatool.sanitize.report.suppress import SuppressionRule
 
-__all__ = ["accepted", "known"]
+__all__ = ["accepted", "accepts_races", "known"]
 
 
 def accepted(report: Report, rules: Sequence[SuppressionRule] = (), files: Iterable[str] = ()) -> Report:
@@ -28,6 +28,7 @@ def accepted(report: Report, rules: Sequence[SuppressionRule] = (), files: Itera
         rule = next((rule for rule in rules if rule.matches(finding)), None)
         return SetAside(finding, "rule", rule.text) if rule else None
 
+    report = _without_repairs(report, lambda finding: judge(finding) is not None)
     aside = {finding.fingerprint: found for finding in report.all if (found := judge(finding))}
     comments.read(files)
     return replace(_without(report, aside), remarks=(*report.remarks, *comments.remarks))
@@ -39,19 +40,39 @@ def known(report: Report, baseline: Baseline, checks: Collection[str], today: da
     An entry holds to the end of its last day. Those past it are in ``expired``. Those whose findings are neither
     reported nor set aside, though `checks` looked for them, are in ``stale``.
     """
+    gone = {key for key, entry in baseline.known.items() if entry.expires and entry.expires < today.isoformat()}
+    report = _without_repairs(report, lambda finding: finding.fingerprint in baseline.known.keys() - gone)
     named = {finding.fingerprint: baseline.known.get(finding.fingerprint) for finding in report.all}
     entries = {fingerprint: entry for fingerprint, entry in named.items() if entry is not None}
-    expired = [entry for entry in entries.values() if entry.expires and entry.expires < today.isoformat()]
-    gone = {entry.fingerprint for entry in expired}
+    expired = [entry for entry in entries.values() if entry.fingerprint in gone]
     aside = {
         finding.fingerprint: SetAside(finding, "baseline", entry.reason, entry.expires)
         for finding in report.all
         if (entry := entries.get(finding.fingerprint)) and entry.fingerprint not in gone
     }
     seen = named.keys() | {one.finding.fingerprint for one in report.set_aside}
+    seen |= {finding.fingerprint for finding in report.dependent}
     looked = not any(gap.whole or gap.kind is GapKind.RECORDING for gap in report.gaps)  # else all would be stale
     stale = tuple(entry for key, entry in baseline.known.items() if key not in seen and entry.check in ("", *checks))
     return replace(_without(report, aside), expired=tuple(expired), stale=stale if looked else ())
+
+
+def accepts_races(
+    report: Report, rules: Sequence[SuppressionRule], baseline: Baseline, checks: Collection[str], today: date
+) -> bool:
+    """Return whether one of the races of a report is set aside."""
+    judged = known(accepted(report, rules), baseline, checks, today)
+    return len(judged.findings) < len(report.findings)
+
+
+def _without_repairs(report: Report, is_accepted: Callable[[Finding], bool]) -> Report:
+    """Return the report with its dependent findings among the others, if one of those is accepted.
+
+    Which of them depend on that one is not known. Each is a race of the program as it is.
+    """
+    if not any(is_accepted(finding) for finding in report.findings):
+        return report
+    return replace(report, findings=(*report.findings, *report.dependent), dependent=())
 
 
 def _without(report: Report, aside: dict[str, SetAside]) -> Report:
