@@ -280,6 +280,10 @@ class TestBaseline:
             new["fp-race-waw"].reason,
         )
 
+    def test_update_keeps_what_the_baseline_has_set_aside(self, file):
+        old = Baseline({}).updated(Report((race(file),)), CHECKS)
+        assert old == old.updated(known(Report((race(file),)), old, CHECKS, TODAY), CHECKS)
+
     def test_update_leaves_the_entries_of_checks_that_were_not_made(self):
         entry = Known("k", "misaligned", "memcheck", reason="old")
         assert {"k": entry} == self.of(entry).updated(Report(()), ("race",)).known

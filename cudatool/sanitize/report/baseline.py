@@ -88,7 +88,8 @@ class Baseline:
         Known entries keep reason and last day; those not found go, unless they are of other checks.
         """
         new = {key: entry for key, entry in self.known.items() if entry.check not in ("", *checks)}
-        for one in (*report.all, *report.dependent):
+        known = [one.finding for one in report.set_aside if one.by == "baseline"]
+        for one in (*report.all, *known, *report.dependent):
             new[one.fingerprint] = Known(one.fingerprint, one.kind.value, check_of(one), what(one))
         for fingerprint in new.keys() & self.known.keys():
             old = self.known[fingerprint]
