@@ -234,6 +234,7 @@ def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -
         with undo:
             if at_once:  # the program frees nothing more, so its recording stays open, as that of one that is killed
                 recording.drain()
+                recorder.up_to_date()
                 hooks.unsubscribe(recorder)
                 return
             choice = _driver.chosen()

@@ -156,6 +156,7 @@ class Machine:
         self.measure_accesses = False
         """Whether kernels that run from now on are measured: which bytes each reads, writes and updates."""
         self.scheduler = Scheduler(options.schedule, options.seed)
+        self.scheduler.timeout_s = options.timeout
         # Handles look like pointers and are never used twice, so that a stale one is recognized.
         self._handles = itertools.count(0x5100_0000_0000, 0x40)
         self._serials = itertools.count(3)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _thread
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +37,9 @@ __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedul
 DISABLE_TIMING, INTERPROCESS = 2, 4  # CU_EVENT_*
 _SOON_S = 0.2
 _PATIENCE_S = 0.2  # after which a thread that waits for another one looks whether Ctrl-C has come
-_STALLED_S = 10.0  # in which nothing runs, before what waits for a value in memory is believed to wait for ever
+# For how long nothing may run before what waits for a value in memory is believed to wait for ever: where only the
+# thread that waits could write it; where another one, or another process, may have yet to do so.
+_STALLED_S, _STALLED_BESIDE_OTHERS_S = 10.0, 300.0
 
 
 class Schedule(StrEnum):
@@ -171,6 +174,8 @@ class Scheduler(_queue.Queue):
         """Called whenever the host has waited for work."""
         self.value_writes: dict[int, Operation] = {}
         """By address, what writes a value there and was enqueued last."""
+        self.timeout_s = 0
+        """For how long a wait for a value in memory may stall, 0 if that is not said."""
         self._random = random.Random(seed)
         self._soon: list[Operation] = []
         self._has_runner = False
@@ -236,7 +241,7 @@ class Scheduler(_queue.Queue):
         if len(unfinished) > 1:
             unfinished.sort(key=lambda o: o.sequence)
         for target in unfinished:
-            stalled = 0.0  # since when
+            stalled, limit_s = 0.0, 0.0  # since when, and for how long it may be
             while not self._run_in_order(target):
                 signals.check()
                 chosen = self._choose(target, needed) or self._late_dependency(target)
@@ -249,9 +254,11 @@ class Scheduler(_queue.Queue):
                 else:
                     return False
                 if chosen is None and self._until and not self._running:
-                    stalled = stalled or time.monotonic()
-                    if time.monotonic() - stalled > _STALLED_S:
-                        self._give_up()
+                    before, limit_s = limit_s, self._longest_stall_s()
+                    if not stalled or limit_s != before:  # a thread that has ended may have enqueued the write
+                        stalled = time.monotonic()
+                    if time.monotonic() - stalled > limit_s:
+                        self._give_up(limit_s)
                 else:
                     stalled = 0.0
         return True
@@ -401,13 +408,21 @@ class Scheduler(_queue.Queue):
             return self._ready
         return {number: o for number, o in self._ready.items() if o.until is None or o.until()}
 
-    def _give_up(self) -> None:
+    def _longest_stall_s(self) -> float:
+        if self.timeout_s:
+            return self.timeout_s
+        threads = len(sys._current_frames()) - self._has_runner
+        return _STALLED_BESIDE_OTHERS_S if threads > 1 or self._is_shared else _STALLED_S
+
+    def _give_up(self, limit_s: float) -> None:
         """Fail what waits for a value that nothing writes, as a kernel fails in which no thread can go on."""
         for operation in [o for number, o in self._until.items() if number in self._ready]:
             operation.until = None
             del self._until[operation.sequence]
             error = DriverError(
-                Result.LAUNCH_TIMEOUT, f"{operation.name}: no pending operation writes the value that it waits for"
+                Result.LAUNCH_TIMEOUT,
+                f"{operation.name}: nothing has written the value that it waits for in {limit_s:g} s, and no pending "
+                "operation writes it; sim:timeout sets another limit",
             )
             if operation.stream.context.error is None:
                 operation.stream.context.error = error

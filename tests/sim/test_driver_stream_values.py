@@ -157,8 +157,8 @@ def test_virtual_time_does_not_run_ahead_of_the_writer(driver, ok, streams, word
     ok(driver.cuMemFree(big))
 
 
-def test_a_wait_for_a_value_that_is_never_written_is_an_error_and_no_hang():
-    program = """
+NEVER_WRITTEN = """
+import threading
 from cuda.bindings import driver
 from cudatool import _driver
 _driver.initialize()
@@ -168,8 +168,30 @@ driver.cuInit(0)
 context = driver.cuCtxCreate(None, 0, 0)[1]
 stream, address = driver.cuStreamCreate(1)[1], driver.cuMemAlloc(4)[1]
 driver.cuMemsetD8(address, 0, 4)
+{other}
 driver.cuStreamWaitValue32(stream, address, 1, 0)
 print(driver.cuStreamSynchronize(stream)[0].name, driver.cuMemAlloc(4)[0].name)
 """
-    done = run_python(program, environment={"CUDATOOL_DEVICE": "sim"})
-    assert ["CUDA_ERROR_LAUNCH_TIMEOUT"] * 2 == done.stdout.split(), done.stderr
+LATE_WRITE = """
+def write():
+    driver.cuCtxSetCurrent(context)
+    driver.cuMemsetD32(address, 1, 1)
+timer = threading.Timer(1, write)
+timer.start()
+"""
+OTHER_THREAD = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+@pytest.mark.parametrize(
+    ("device", "other", "status"),
+    [
+        ("sim", "", "CUDA_ERROR_LAUNCH_TIMEOUT"),
+        ("sim", LATE_WRITE, "CUDA_SUCCESS"),
+        ("sim:timeout=1", OTHER_THREAD, "CUDA_ERROR_LAUNCH_TIMEOUT"),
+        ("sim", OTHER_THREAD + "\nqueue._STALLED_BESIDE_OTHERS_S = 0.5", "CUDA_ERROR_LAUNCH_TIMEOUT"),
+    ],
+    ids=["no other thread", "a thread that writes late", "a timeout", "a thread that never writes"],
+)
+def test_wait_for_a_value_ends_once_it_is_written_or_nothing_is_going_to_write_it(device, other, status):
+    done = run_python(NEVER_WRITTEN.format(other=other), environment={"CUDATOOL_DEVICE": device})
+    assert [status] * 2 == done.stdout.split(), done.stderr
