@@ -373,6 +373,7 @@ class Emitter:
         else:
             # A 32-bit address in a window may wrap around before its offset is added.
             value = self.get(base, "s64" if space in ("shared", "local") else "u64")
+            value = self._whole_address(space, base, value)
         if space == "generic":
             if offset:
                 value = self.op(f"add i64 {value}, {offset}")
@@ -382,6 +383,20 @@ class Emitter:
         if offset:
             pointer = self.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
         return space, pointer
+
+    def _whole_address(self, space: str, register: Register, value: str) -> str:
+        """Return the address of a parameter or a constant, of which a register of 32 bits has the lower half.
+
+        LLVM's compiler takes as many for such spaces if it is told to, as Triton does (``nvptx-short-ptr``).
+        """
+        if space not in ("param", "const") or type_bytes(self.function.registers.get(register.name, "b64")) != 4:
+            return value
+        if space == "param":
+            near = self.op("ptrtoint ptr %params to i64")
+        else:  # they lie together
+            near = self.address_of(Symbol(next(iter(self.layout.constants))))
+        distance = self.op(f"sub i32 {self.convert(value, 'i64', 'i32')}, {self.convert(near, 'i64', 'i32')}")
+        return self.op(f"add i64 {near}, {self.convert(distance, 'i32', 'i64', signed=True)}")
 
     def stop(self, reason: str) -> None:
         """End the launch: record why and where, and end the thread. The first thread to stop is the one reported."""

@@ -52,7 +52,8 @@ def _of(instruction: Instruction, found: Mapping[str, int | None]) -> int | None
     """Return the distance of what an instruction sets, None if there is none."""
     opcode = instruction.opcode
     if opcode == "ld":
-        return 0 if "param" in instruction.modifiers else None
+        base = getattr(instruction.operands[1], "base", None)
+        return 0 if "param" in instruction.modifiers and isinstance(base, Symbol) else None
     if not opcode_of(opcode).is_pure or any("f" in one[:1] and one[1:].isdigit() for one in instruction.modifiers):
         return 0 if opcode_of(opcode).is_pure and _all_alike(reads(instruction), found) else None
     sources = instruction.operands[1:]

@@ -113,7 +113,8 @@ def _strides(code: list[Instruction], size: str) -> tuple[set[str], set[str]]:
         if len(names) != 1 or count[names[0]] != 1 or instruction.guard is not None:
             continue
         used = reads(instruction)
-        if instruction.opcode == "ld" and "param" in instruction.modifiers:
+        base = getattr(instruction.operands[1], "base", None) if instruction.opcode == "ld" else None
+        if isinstance(base, Symbol) and "param" in instruction.modifiers:
             shared.add(names[0])
             given.add(names[0])
         elif opcode_of(instruction.opcode).is_pure and all(u in shared or u.startswith(_SHARED) for u in used):

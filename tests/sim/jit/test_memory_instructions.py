@@ -47,6 +47,37 @@ def test_an_address_in_shared_memory_may_be_below_its_start_before_the_offset_is
     assert [7] == result.tolist()
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("optimized", [False, True])
+def test_each_thread_may_load_another_parameter_by_its_address(ptx_kernel, launch, bits, optimized):
+    """As LLVM makes of a choice between two, in 32 bits where it is told to (nvptx-short-ptr), as Triton does."""
+    result = np.zeros(64, "u4")
+    first, second = np.arange(64, dtype="u4"), np.arange(100, 164, dtype="u4")
+    body = f"""{HEAD} .reg .b{bits} %u, %v; .reg .pred %q;
+    and.b32 %x, %t, 1; setp.eq.u32 %q, %x, 0;
+    mov.b{bits} %u, q; mov.b{bits} %v, r; selp.b{bits} %u, %u, %v, %q; ld.param.b64 %b, [%u];
+    mad.wide.u32 %b, %t, 4, %b; ld.global.u32 %y, [%b];
+    mad.wide.u32 %a, %t, 4, %a; st.global.u32 [%a], %y; ret;"""
+    kernel = ptx_kernel(".param .u64 p, .param .u64 q, .param .u64 r", body)
+    launch(kernel, 1, 64, result, first, second, optimized=optimized)
+    assert np.where(np.arange(64) % 2, second, first).tolist() == result.tolist()
+
+
+def test_constants_may_be_addressed_in_32_bits(ptx_module, launch, place_variables):
+    constants = ".const .align 4 .u32 low[4] = {10, 20, 30, 40};\n.const .align 4 .u32 high[4] = {11, 21, 31, 41};"
+    body = f"""{HEAD} .reg .b32 %u, %v; .reg .pred %q;
+    and.b32 %x, %t, 1; setp.eq.u32 %q, %x, 0;
+    mov.b32 %u, low; mov.b32 %v, high; selp.b32 %u, %u, %v, %q;
+    shr.u32 %x, %t, 1; shl.b32 %x, %x, 2; add.u32 %u, %u, %x; ld.const.u32 %y, [%u];
+    mad.wide.u32 %a, %t, 4, %a; st.global.u32 [%a], %y; ret;"""
+    module = ptx_module(".param .u64 p", body, before=constants)
+    memory = place_variables(module)
+    result = np.zeros(8, "u4")
+    launch(module.kernels["k"], 1, 8, result)
+    assert 2 == len(memory)
+    assert [10, 11, 20, 21, 30, 31, 40, 41] == result.tolist()
+
+
 @pytest.mark.parametrize("lanes", [2, 4])
 def test_vector_access(ptx_kernel, launch, lanes):
     registers = ", ".join(f"%v{n}" for n in range(lanes))

@@ -102,6 +102,16 @@ def test_distances_follow_sums_and_products(kernels):
         assert expected == set(distances(kernels[name].text.stepping).values())
 
 
+def test_a_parameter_that_each_thread_chooses_is_at_no_distance(ptx_kernel):
+    body = """.reg .b32 %t, %x; .reg .b64 %a, %b, %c, %d; .reg .pred %q;
+    mov.u32 %t, %tid.x; and.b32 %x, %t, 1; setp.eq.u32 %q, %x, 0;
+    mov.b64 %a, p; mov.b64 %b, q; selp.b64 %a, %a, %b, %q;
+    ld.param.u64 %c, [%a]; ld.param.u64 %d, [p]; st.global.u64 [%c], %d; ret;"""
+    found = distances(ptx_kernel(".param .u64 p, .param .u64 q", body).text.stepping)
+    assert 0 == found["%d"]
+    assert "%c" not in found
+
+
 @pytest.mark.parametrize(
     ("name", "has_form"),
     [("until", True), ("tiles", False), ("centered", False), ("scale", False)],  # tiles: all is known without a look
