@@ -19,7 +19,7 @@ typedef struct {
     PyObject_HEAD
     long long id, depth, correlation, host_function, node;
     PyObject *pending;
-    char emitting, named;
+    char emitting, named, began, lost;
 } Thread;
 
 static PyObject *Thread_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -54,6 +54,8 @@ static PyMemberDef thread_members[] = {
     {"pending", T_OBJECT_EX, offsetof(Thread, pending), READONLY, NULL},
     {"emitting", T_BOOL, offsetof(Thread, emitting), 0, NULL},
     {"named", T_BOOL, offsetof(Thread, named), 0, NULL},
+    {"began", T_BOOL, offsetof(Thread, began), 0, NULL},
+    {"lost", T_BOOL, offsetof(Thread, lost), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -229,10 +231,13 @@ static PyObject *emit(PyObject *module, PyObject *const *args, Py_ssize_t count,
     Thread *thread = running_thread();
     if (!thread) return NULL;
     long kind = PyLong_Check(given[KIND]) ? PyLong_AsLong(given[KIND]) : -1;
-    if (kind < 0 || kind >= KINDS || thread->emitting || !thread->named) {
+    if (kind < 0 || kind >= KINDS || thread->emitting || !thread->named || thread->lost) {
         if (PyErr_Occurred()) PyErr_Clear();
+        thread->began = 0;
+        PyObject *done = emit_carefully(given, NULL, NULL);
+        if (!done && !thread->began) thread->lost = 1;
         Py_DECREF(thread);
-        return emit_carefully(given, NULL, NULL);
+        return done;
     }
     thread->emitting = 1;
     PyObject *interruption = NULL, *result = NULL;
@@ -247,6 +252,7 @@ static PyObject *emit(PyObject *module, PyObject *const *args, Py_ssize_t count,
         result = emit_carefully(given, event, error);
         Py_DECREF(error);
     }
+    if (!result && !event && thread->emitting) thread->lost = 1;
     thread->emitting = 0;
     if (result && interruption) {
         Py_CLEAR(result);

@@ -23,6 +23,10 @@ class Thread:
         Whether subscribers are being called on it.
     named
         Whether its name is known.
+    began
+        Whether hooks.py has begun with an event since it was asked to.
+    lost
+        Whether an event is missing that a signal handler's exception interrupted, of which no warning tells yet.
     """
 
     id: int
@@ -32,6 +36,8 @@ class Thread:
     node: int
     emitting: bool
     named: bool
+    began: bool
+    lost: bool
 
     @property
     def pending(self) -> list[Event]: ...

@@ -251,10 +251,9 @@ def _emit_with_care(
     Where `error` was raised in the middle of that, go on with the `event` that was made, if it was.
     """
     thread = local.thread
+    thread.began = True
     if error is None and thread.emitting and not is_collecting():
         return
-    if not thread.named:
-        thread.take_name()
     outermost, thread.emitting = error is not None or not thread.emitting, True
     interruption: BaseException | None = None
     try:
@@ -265,6 +264,11 @@ def _emit_with_care(
                         raise error
                     finally:
                         error = None
+                if not thread.named:
+                    thread.take_name()
+                if thread.lost:
+                    thread.pending.append(_lost())
+                    thread.lost = False
                 if event is None:
                     if thread.host_function and kind in _OF_HOST_FUNCTIONS:
                         correlation, stream = thread.host_function, thread.node or stream
@@ -287,10 +291,7 @@ def _emit_with_care(
                 interruption = failure
     except BaseException:  # in the few instructions from one attempt to the next
         if not strict and (event is None or thread.pending[-1:] != [event]):
-            lost = "a signal handler's exception interrupted the recording of an operation"
-            thread.pending.append(
-                own_event(Kind.WARNING, flags=WarningFlag.LOST, name=lost, aux0=WarningCode.RECORDING_INTERRUPTED)
-            )
+            thread.lost = True  # to call anything would let the handler raise again
         raise
     finally:
         if outermost:
@@ -393,14 +394,22 @@ def deliver_waiting() -> BaseException | None:
     Returns what a signal handler of the program raised during it, if one did.
     """
     thread, interruption = local.thread, None
-    while thread.pending and not thread.emitting:
+    while (thread.pending or thread.lost) and not thread.emitting:
         thread.emitting = True
         try:
+            if thread.lost:
+                thread.pending.append(_lost())
+                thread.lost = False
             interruption = _deliver(thread.pending[0], _subscribers) or interruption
             del thread.pending[0]
         finally:
             thread.emitting = False
     return interruption
+
+
+def _lost() -> Event:
+    text = "a signal handler's exception interrupted the recording of an operation"
+    return own_event(Kind.WARNING, flags=WarningFlag.LOST, name=text, aux0=WarningCode.RECORDING_INTERRUPTED)
 
 
 def _drop(subscriber: Subscriber, error: BaseException) -> None:

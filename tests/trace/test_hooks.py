@@ -411,3 +411,28 @@ def test_subscriber_that_always_exits_is_dropped() -> None:
 def test_thread_of_a_forked_child_is_the_one_that_its_driver_calls_name() -> None:
     hooks.thread_id()  # taken in the parent, too
     assert forked.status_of(lambda: hooks.native_thread(threading.get_native_id()) != hooks.thread_id()) == 0
+
+
+def test_an_event_that_is_interrupted_over_and_over_is_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a signal handler raises in all that could say so at once."""
+
+    class Interrupted(Exception):
+        pass
+
+    def raises(*_: object) -> None:
+        raise Interrupted
+
+    hooks.thread_id()  # a thread's first event takes its name
+    events: list[Event] = []
+    hooks.subscribe(events.append)
+    before = len(events)
+    with monkeypatch.context() as patched:
+        patched.setattr(hooks, "_is_of_the_program", raises)
+        patched.setattr(hooks, "own_event", raises)
+        patched.setattr(hooks, "monotonic_ns", raises)
+        hooks.local.thread.named = False  # so that Python makes the event
+        with pytest.raises(Interrupted):
+            hooks.emit(Kind.MARK, name="interrupted")
+    hooks.emit(Kind.MARK, name="later")
+    assert [Kind.WARNING, Kind.MARK] == [event.kind for event in events[before:]]
+    assert (WarningFlag.LOST, "later") == (events[before].flags, events[-1].name)
