@@ -200,9 +200,9 @@ ct.synchronize()
 """
 
 
-def test_the_byte_after_an_array_is_unallocated_without_caching(run_warm, tmp_path):
+def test_the_byte_after_an_array_is_unallocated_without_caching(run_command, tmp_path):
     (tmp_path / "behind.py").write_text(_BEHIND)
-    done = run_warm("sanitize", "behind.py", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    done = run_command("sanitize", "behind.py", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     assert done.returncode == 1
     assert "0 bytes after the end of 512 B" in done.stdout
     assert "b[threadIdx.x] = a[threadIdx.x + 1];" in done.stdout
