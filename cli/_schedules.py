@@ -129,9 +129,8 @@ def _answer(device: str, job: _Job) -> dict[str, object]:
     checks = parse_checks(job.checks)
     proof = Proof(budget_s=job.budget_s, schedules=None)
     traces, status, _ = trace_of(tuple(job.workload), device, checks, proof, children=job.children)
-    report = joined_processes(
-        traces, checked(traces, checks, proof, accepts=lambda report: True)
-    )  # of what, it is not told
+    reports = checked(traces, checks, proof, accepts=lambda report: True)  # the caller knows what is accepted
+    report = joined_processes(traces, reports)
     if status:
         report = report.of_failed(ended(status))
     return {"report": render_json(report), "status": status}

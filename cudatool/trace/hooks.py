@@ -267,8 +267,7 @@ def _emit_with_care(
                 if not thread.named:
                     thread.take_name()
                 if thread.lost:
-                    thread.pending.append(_lost())
-                    thread.lost = False
+                    _tell_of_loss(thread)
                 if event is None:
                     if thread.host_function and kind in _OF_HOST_FUNCTIONS:
                         correlation, stream = thread.host_function, thread.node or stream
@@ -398,8 +397,7 @@ def deliver_waiting() -> BaseException | None:
         thread.emitting = True
         try:
             if thread.lost:
-                thread.pending.append(_lost())
-                thread.lost = False
+                _tell_of_loss(thread)
             interruption = _deliver(thread.pending[0], _subscribers) or interruption
             del thread.pending[0]
         finally:
@@ -407,9 +405,11 @@ def deliver_waiting() -> BaseException | None:
     return interruption
 
 
-def _lost() -> Event:
+def _tell_of_loss(thread: _emit.Thread) -> None:
     text = "a signal handler's exception interrupted the recording of an operation"
-    return own_event(Kind.WARNING, flags=WarningFlag.LOST, name=text, aux0=WarningCode.RECORDING_INTERRUPTED)
+    code = WarningCode.RECORDING_INTERRUPTED
+    thread.pending.append(own_event(Kind.WARNING, flags=WarningFlag.LOST, name=text, aux0=code))
+    thread.lost = False
 
 
 def _drop(subscriber: Subscriber, error: BaseException) -> None:

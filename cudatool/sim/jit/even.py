@@ -30,7 +30,7 @@ from cudatool.ptx.isa import STRONG, Control, opcode_of
 from cudatool.sim.jit.nests import find_nest
 from cudatool.sim.jit.searches import Alike, find_alike, find_constants
 from cudatool.sim.jit.special_registers import SAME_IN_ROW, SPECIAL
-from cudatool.sim.jit.table import types_of
+from cudatool.sim.jit.table import loads_parameter, types_of
 
 __all__ = [
     "MOST",
@@ -518,7 +518,7 @@ def _loaded(i: Instruction, found: Mapping[str, int | None], *, is_early: bool) 
     """
     source = getattr(i.operands[1], "base", None)
     if "param" in i.modifiers:
-        return (True, 0) if isinstance(source, Symbol) else _NONE
+        return (True, 0) if loads_parameter(i) else _NONE
     if not ("const" in i.modifiers or is_early) or source is None:
         return _NONE
     known, distance = _operand(source, found)

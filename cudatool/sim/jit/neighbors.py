@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from cudatool.ptx import Function, Immediate, Instruction, Operand, Register, Symbol, opcode_of
 from cudatool.ptx.flow import reads, writes
+from cudatool.sim.jit.table import loads_parameter
 
 __all__ = ["Distances", "distances"]
 
@@ -52,8 +53,7 @@ def _of(instruction: Instruction, found: Mapping[str, int | None]) -> int | None
     """Return the distance of what an instruction sets, None if there is none."""
     opcode = instruction.opcode
     if opcode == "ld":
-        base = getattr(instruction.operands[1], "base", None)
-        return 0 if "param" in instruction.modifiers and isinstance(base, Symbol) else None
+        return 0 if loads_parameter(instruction) else None
     if not opcode_of(opcode).is_pure or any("f" in one[:1] and one[1:].isdigit() for one in instruction.modifiers):
         return 0 if opcode_of(opcode).is_pure and _all_alike(reads(instruction), found) else None
     sources = instruction.operands[1:]

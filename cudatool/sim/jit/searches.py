@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudatool.ptx import Instruction, Symbol
+from cudatool.ptx import Instruction
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import STRONG
 from cudatool.sim.jit.special_registers import SAME_IN_ROW
+from cudatool.sim.jit.table import loads_parameter
 
 if TYPE_CHECKING:
     from cudatool.sim.jit.even import Region
@@ -65,12 +66,7 @@ def find_constants(code: list[Instruction], is_pure: Callable[[Instruction], boo
         names = writes(one)
         if len(names) != 1 or counts[names[0]] != 1 or one.guard is not None:
             continue
-        is_parameter = (
-            one.opcode == "ld"
-            and "param" in one.modifiers
-            and isinstance(getattr(one.operands[1], "base", None), Symbol)
-        )
-        if (is_parameter or is_pure(one)) and _are_constant(one, found):
+        if (loads_parameter(one) or is_pure(one)) and _are_constant(one, found):
             found[names[0]] = index
     return found
 

@@ -24,7 +24,7 @@ from cudatool.ptx import Flow, Function, Immediate, Instruction, Symbol, opcode_
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import FLOATS
 from cudatool.sim.jit.collective import suspension_of
-from cudatool.sim.jit.table import types_of
+from cudatool.sim.jit.table import loads_parameter, types_of
 
 __all__ = ["block_stride_loops", "insert_steps", "stride_loops"]
 
@@ -113,8 +113,7 @@ def _strides(code: list[Instruction], size: str) -> tuple[set[str], set[str]]:
         if len(names) != 1 or count[names[0]] != 1 or instruction.guard is not None:
             continue
         used = reads(instruction)
-        base = getattr(instruction.operands[1], "base", None) if instruction.opcode == "ld" else None
-        if isinstance(base, Symbol) and "param" in instruction.modifiers:
+        if loads_parameter(instruction):
             shared.add(names[0])
             given.add(names[0])
         elif opcode_of(instruction.opcode).is_pure and all(u in shared or u.startswith(_SHARED) for u in used):
