@@ -2,9 +2,8 @@
 // streams, memory or code is left to Python (cupti_events.py); most rows, and most launches of loops, are not.
 //
 //   sort        by what rows are: calls, work that was done, contexts, operations; what is not reported is dropped
-//   translate   calls that are a record each
+//   translate   calls that are a record each, and launches like earlier ones, whose accesses are known
 //   ran         when work ran, and the launches that no call stands for
-//   launches    like earlier ones, whose accesses are known
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -87,6 +86,8 @@ done:
 }
 
 // ---- from rows to records of a trace ----
+
+enum { LEFT_OUT = 255 };  // a kind of rows that become nothing
 
 // How a kind of row becomes a record without Python; rows of `kind` 0 are left to Python. Fields that select a word
 // are -1 for none. The layout is that of HOW in cupti_rows.py.
@@ -186,109 +187,6 @@ static int64_t index_of(PyObject* texts, const char* text, uint64_t length) {
   return index;
 }
 
-static PyObject* py_translate(PyObject* self, PyObject* arguments) {
-  (void)self;
-  Py_buffer in, how, stack_ids, module_names, correlations, pointed, out;
-  PyObject *streams, *events, *threads, *of_graphs, *texts;
-  Py_ssize_t at;
-  unsigned long long begins;
-  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*Ky*O!O!O!O!O!w*", &in, &at, &how, &stack_ids, &module_names, &correlations,
-                        &begins, &pointed, &PyDict_Type, &texts, &PyDict_Type, &streams, &PyDict_Type, &events, &PyDict_Type,
-                        &threads, &PySet_Type, &of_graphs, &out)) return NULL;
-  const Row* row = in.buf;
-  const How* all = how.buf;
-  const uint32_t *ids = stack_ids.buf, *modules_of = module_names.buf, *numbers = correlations.buf;
-  Record* record = out.buf;
-  Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, kinds = how.len / (Py_ssize_t)sizeof *all, made = 0, works = 0;
-  Py_ssize_t most = out.len / (Py_ssize_t)sizeof *record, most_works = correlations.len / 4;
-  Py_ssize_t stacks_known = (stack_ids.len < module_names.len ? stack_ids.len : module_names.len) / 4;
-  int failed = 0;
-  // What the dictionaries said last: most rows are of one thread and one stream.
-  int64_t thread = -1, stream = -1;
-  uint32_t of_thread = 0;
-  uint64_t of_handle = 0;
-  for (; at < count && made < most; at++, made++) {
-    const Row* one = &row[at];
-    const How* is = &all[one->what < kinds ? one->what : 0];
-    const uint64_t* words = one->words;
-    Record* to = &record[made];
-    if (!is->kind || one->stack >= stacks_known) break;
-    int is_block = one->what == BLOCK, is_work = is->is_copy || is->item || is->is_graph;
-    if (is_block && (words[4] || words[0] > OUT_OF_MEMORY || words[0] == SNAPSHOT)) break;
-    if (is_work && works == most_works) break;
-    uint64_t offset = words[1] - begins;
-    if (one->what == RANGE && (words[1] < begins || offset > (uint64_t)pointed.len || words[2] > (uint64_t)pointed.len - offset)) break;
-    if (is_block && PySet_GET_SIZE(of_graphs)) {
-      PyObject* address = PyLong_FromUnsignedLongLong(words[1]);
-      int is_graphs = address ? PySet_Contains(of_graphs, address) : -1;
-      Py_XDECREF(address);
-      failed = is_graphs < 0;
-      if (is_graphs) break;
-    }
-    memset(to, 0, sizeof *to);
-    int64_t event = 0;
-    if (thread < 0 || of_thread != one->thread) thread = found_in(threads, of_thread = one->thread);
-    if (is->stream >= 0) {
-      uint64_t handle = words[is->stream];
-      if (!handle && is->per_thread) handle = 2;
-      if (handle == 2) handle |= (uint64_t)one->thread << 8;
-      handle |= (uint64_t)one->device << 56;
-      if (stream < 0 || of_handle != handle) stream = found_in(streams, of_handle = handle);
-    }
-    int is_of_stream = is->stream >= 0;
-    if (is->event >= 0) event = found_in(events, words[is->event]);
-    if (thread == -2 || (is_of_stream && stream == -2) || event == -2) {
-      failed = 1;
-      break;
-    }
-    if (thread < 0 || (is_of_stream && stream < 0) || event < 0) break;  // Python gives it a number
-    to->time = (int64_t)one->time;
-    to->kind = is->kind;
-    to->device = (int8_t)one->device;
-    to->thread = (uint16_t)thread;
-    to->stream = is_of_stream ? (uint32_t)stream : 0;
-    to->stack = ids[one->stack];
-    to->aux0 = (uint64_t)event;
-    if (is->asks) to->aux1 = one->result == 0;
-    if (is->flags >= 0) to->flags = words[is->flags] & 1;
-    to->name = is->name;
-    if (is_work) {
-      to->flags = is->copy_flags;
-      to->correlation = numbers[works++];
-      to->address = is->is_graph ? 0 : words[0];
-      to->size = is->is_graph ? 0 : is->item ? words[2] * is->item : words[2];
-      to->aux0 = is->is_graph ? words[0] : words[1];
-      to->aux1 = is->item;
-    } else if (is_block) {
-      int is_one = words[0] <= FREE_COMPLETED, is_refused = words[0] == OUT_OF_MEMORY;
-      to->kind = kinds_of_actions[words[0]];
-      if (words[0] == ALLOC) {
-        to->name = modules_of[one->stack];
-        to->flags = (to->name ? OF_MODULE : 0) | (words[7] ? OF_BACKWARD : 0);
-      }
-      uint64_t rounded = (words[2] + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
-      to->address = is_refused ? 0 : words[1];
-      to->size = is_one || is_refused ? rounded : words[2];
-      to->aux0 = is_refused ? words[1] : is_one ? words[2] : 0;
-      to->aux1 = (words[5] & 0xFFFFFFFF) | words[6] << 32;
-    } else if (one->what == RANGE) {
-      int64_t name = index_of(texts, (const char*)pointed.buf + offset, words[2]);
-      if ((failed = name < 0)) break;
-      to->kind = (uint8_t)words[0];
-      to->device = -1;
-      to->name = (uint32_t)name;
-      to->aux0 = words[3];
-    } else if (is_of_allocator(one->what)) {
-      to->address = words[0];
-      to->size = words[1];
-      to->aux0 = words[2];
-    }
-  }
-  PyBuffer_Release(&in), PyBuffer_Release(&how), PyBuffer_Release(&stack_ids), PyBuffer_Release(&module_names);
-  PyBuffer_Release(&correlations), PyBuffer_Release(&pointed), PyBuffer_Release(&out);
-  return failed ? NULL : Py_BuildValue("(nnn)", at, made, works);
-}
-
 // ---- launches that were judged before ----
 
 enum { MOST_POINTERS = 128, MOST_MEMORIES = 4, MARKS_NUMBER = 1 };
@@ -356,66 +254,207 @@ static void repeat_launch(Record* to, PyObject* judged, const Row* row, uint16_t
   }
 }
 
-static PyObject* py_launches(PyObject* self, PyObject* arguments) {
+// ---- calls and launches ----
+
+// Whose row the next one is: C has made its records; Python is to make them; there is no room for them here.
+typedef enum { MADE, PYTHONS, NO_ROOM, FAILED } Outcome;
+
+typedef struct {
+  Py_buffer rows, how, stack_ids, module_names, correlations, pointed, records, enqueued;
+  PyObject *texts, *streams, *events, *threads, *of_graphs;
+  PyObject *plans, *judged;  // of launches; NULL if they are Python's
+  Memory memories[MOST_MEMORIES];
+  Py_ssize_t memory_count, stacks_known, made, works;
+  uint64_t begins;  // where the bytes begin that rows point to
+  // What the dictionaries said last: most rows are of one thread and one stream.
+  int64_t thread, stream;
+  uint32_t of_thread;
+  uint64_t of_handle;
+  PyObject* missing;  // the key of a launch of which nothing but its records is missing
+} Translation;
+
+// A call that enqueued work, by CUPTI's number and by ours.
+typedef struct {
+  uint32_t called, correlation, stream;
+} Work;
+
+static int64_t thread_of(Translation* of, const Row* row) {
+  if (of->thread < 0 || of->of_thread != row->thread) of->thread = found_in(of->threads, of->of_thread = row->thread);
+  return of->thread;
+}
+
+static int64_t stream_of(Translation* of, const Row* row, uint64_t handle, int per_thread) {
+  if (!handle && per_thread) handle = 2;
+  if (handle == 2) handle |= (uint64_t)row->thread << 8;
+  handle |= (uint64_t)row->device << 56;
+  if (of->stream < 0 || of->of_handle != handle) of->stream = found_in(of->streams, of->of_handle = handle);
+  return of->stream;
+}
+
+// Where the bytes are that a row points to; NULL if they are not at hand.
+static const char* pointed_to(const Translation* of, uint64_t begins, uint64_t length) {
+  uint64_t offset = begins - of->begins, all = (uint64_t)of->pointed.len;
+  if (begins < of->begins || offset > all || length > all - offset) return NULL;
+  return (const char*)of->pointed.buf + offset;
+}
+
+static int has_room(const Translation* of, Py_ssize_t records, int is_work) {
+  Py_ssize_t most = of->records.len / (Py_ssize_t)sizeof(Record), works = of->enqueued.len / (Py_ssize_t)sizeof(Work);
+  if (of->correlations.len / 4 < works) works = of->correlations.len / 4;
+  return of->made + records <= most && of->works + is_work <= works;
+}
+
+static uint32_t note_work(Translation* of, const Row* row, int64_t stream) {
+  uint32_t correlation = ((const uint32_t*)of->correlations.buf)[of->works];
+  ((Work*)of->enqueued.buf)[of->works++] = (Work){row->correlation, correlation, (uint32_t)stream};
+  return correlation;
+}
+
+static void describe_block(const Translation* of, const Row* row, Record* to) {
+  const uint64_t* words = row->words;
+  int is_one = words[0] <= FREE_COMPLETED, is_refused = words[0] == OUT_OF_MEMORY;
+  to->kind = kinds_of_actions[words[0]];
+  if (words[0] == ALLOC) {
+    to->name = ((const uint32_t*)of->module_names.buf)[row->stack];
+    to->flags = (to->name ? OF_MODULE : 0) | (words[7] ? OF_BACKWARD : 0);
+  }
+  uint64_t rounded = (words[2] + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+  to->address = is_refused ? 0 : words[1];
+  to->size = is_one || is_refused ? rounded : words[2];
+  to->aux0 = is_refused ? words[1] : is_one ? words[2] : 0;
+  to->aux1 = (words[5] & 0xFFFFFFFF) | words[6] << 32;
+}
+
+static Outcome translate_call(Translation* of, const Row* row, const How* is) {
+  const uint64_t* words = row->words;
+  if (is->kind == LEFT_OUT) return MADE;
+  if (!is->kind || row->stack >= of->stacks_known) return PYTHONS;
+  int is_block = row->what == BLOCK, is_work = is->is_copy || is->item || is->is_graph;
+  if (is_block && (words[4] || words[0] > OUT_OF_MEMORY || words[0] == SNAPSHOT)) return PYTHONS;
+  if (!has_room(of, 1, is_work)) return NO_ROOM;
+  const char* text = row->what == RANGE ? pointed_to(of, words[1], words[2]) : "";
+  if (!text) return PYTHONS;
+  if (is_block && PySet_GET_SIZE(of->of_graphs)) {
+    PyObject* address = PyLong_FromUnsignedLongLong(words[1]);
+    int is_graphs = address ? PySet_Contains(of->of_graphs, address) : -1;
+    Py_XDECREF(address);
+    if (is_graphs) return is_graphs < 0 ? FAILED : PYTHONS;
+  }
+  int64_t thread = thread_of(of, row), event = is->event >= 0 ? found_in(of->events, words[is->event]) : 0;
+  int64_t stream = is->stream >= 0 ? stream_of(of, row, words[is->stream], is->per_thread) : 0;
+  if (thread == -2 || stream == -2 || event == -2) return FAILED;
+  if (thread < 0 || stream < 0 || event < 0) return PYTHONS;  // which gives it a number
+  Record* to = (Record*)of->records.buf + of->made;
+  *to = (Record){.time = (int64_t)row->time, .kind = is->kind, .device = (int8_t)row->device, .thread = (uint16_t)thread,
+                 .stream = (uint32_t)stream, .stack = ((const uint32_t*)of->stack_ids.buf)[row->stack],
+                 .name = is->name, .aux0 = (uint64_t)event};
+  if (is->asks) to->aux1 = row->result == 0;
+  if (is->flags >= 0) to->flags = words[is->flags] & 1;
+  if (is_work) {
+    to->flags = is->copy_flags;
+    to->correlation = note_work(of, row, stream);
+    to->address = is->is_graph ? 0 : words[0];
+    to->size = is->is_graph ? 0 : is->item ? words[2] * is->item : words[2];
+    to->aux0 = is->is_graph ? words[0] : words[1];
+    to->aux1 = is->item;
+  } else if (is_block) {
+    describe_block(of, row, to);
+  } else if (row->what == RANGE) {
+    int64_t name = index_of(of->texts, text, words[2]);
+    if (name < 0) return FAILED;
+    to->kind = (uint8_t)words[0];
+    to->device = -1;
+    to->name = (uint32_t)name;
+    to->aux0 = words[3];
+  } else if (is_of_allocator(row->what)) {
+    to->address = words[0];
+    to->size = words[1];
+    to->aux0 = words[2];
+  }
+  of->made++;
+  return MADE;
+}
+
+static Outcome translate_launch(Translation* of, const Row* row) {
+  const uint64_t* words = row->words;
+  uint32_t flags = words[4] >> 32;
+  if (!of->plans || flags & (ARGUMENTS_UNKNOWN | CAPTURED) || row->stack >= of->stacks_known) return PYTHONS;
+  const char* arguments = pointed_to(of, words[5], words[6]);
+  if (!arguments) return PYTHONS;
+  int64_t thread = thread_of(of, row), stream = stream_of(of, row, words[1], flags & PER_THREAD);
+  PyObject* function = PyLong_FromUnsignedLongLong(words[0]);
+  PyObject* plan = function ? PyDict_GetItemWithError(of->plans, function) : NULL;
+  Py_XDECREF(function);
+  if (PyErr_Occurred()) return FAILED;
+  if (stream < 0 || thread < 0 || !plan) return PYTHONS;
+  PyObject* key = key_of_launch(row, plan, arguments, of->memories, of->memory_count);
+  PyObject* before = key ? PyDict_GetItemWithError(of->judged, key) : NULL;
+  if (!before) {
+    of->missing = key;
+    return PyErr_Occurred() ? FAILED : PYTHONS;
+  }
+  Py_DECREF(key);
+  Py_ssize_t needed = PyBytes_GET_SIZE(before) / (Py_ssize_t)sizeof(Record);
+  if (!has_room(of, needed, 1)) return NO_ROOM;
+  repeat_launch((Record*)of->records.buf + of->made, before, row, (uint16_t)thread, (uint32_t)stream,
+                note_work(of, row, stream), ((const uint32_t*)of->stack_ids.buf)[row->stack]);
+  of->made += needed;
+  return MADE;
+}
+
+// Open what is known of memory: starts and sizes of each kind, in turns. Returns 0 with an exception set if it fails.
+static int open_memories(Translation* of, PyObject* memory) {
+  for (Py_ssize_t i = 0; i + 1 < PyTuple_GET_SIZE(memory); i += 2) {
+    if (of->memory_count == MOST_MEMORIES) {
+      PyErr_Format(PyExc_ValueError, "at most %d memories", MOST_MEMORIES);
+      return 0;
+    }
+    Memory* one = &of->memories[of->memory_count];
+    if (PyObject_GetBuffer(PyTuple_GET_ITEM(memory, i), &one->starts, PyBUF_SIMPLE)) return 0;
+    if (PyObject_GetBuffer(PyTuple_GET_ITEM(memory, i + 1), &one->sizes, PyBUF_SIMPLE)) {
+      PyBuffer_Release(&one->starts);
+      return 0;
+    }
+    of->memory_count++;
+  }
+  return 1;
+}
+
+static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   (void)self;
-  Py_buffer in, stack_ids, correlations, blob, out;
-  PyObject *streams, *threads, *plans, *judged, *memory;
+  Translation of = {.thread = -1, .stream = -1};
+  PyObject *launches, *memory, *result = NULL;
   Py_ssize_t at;
   unsigned long long begins;
-  if (!PyArg_ParseTuple(arguments, "y*ny*y*Ky*O!O!O!O!O!w*", &in, &at, &stack_ids, &correlations, &begins, &blob, &PyTuple_Type,
-                        &memory, &PyDict_Type, &streams, &PyDict_Type, &threads, &PyDict_Type, &plans, &PyDict_Type, &judged,
-                        &out)) return NULL;
-  const Row* row = in.buf;
-  const uint32_t *ids = stack_ids.buf, *numbers = correlations.buf;
-  Record* record = out.buf;
-  Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, most = out.len / (Py_ssize_t)sizeof *record, made = 0, works = 0;
-  Memory memories[MOST_MEMORIES];
-  Py_ssize_t known = PyTuple_GET_SIZE(memory) / 2, opened = 0;
-  PyObject* missing = NULL;  // the key of the row where this ended, if nothing but the judgement was missing
-  int failed = known > MOST_MEMORIES;
-  for (; !failed && opened < known; opened++) {
-    Memory* one = &memories[opened];
-    failed = PyObject_GetBuffer(PyTuple_GET_ITEM(memory, 2 * opened), &one->starts, PyBUF_SIMPLE);
-    if (failed) break;
-    failed = PyObject_GetBuffer(PyTuple_GET_ITEM(memory, 2 * opened + 1), &one->sizes, PyBUF_SIMPLE);
-    if (failed) PyBuffer_Release(&one->starts);
-    if (failed) break;
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*Ky*O!O!O!O!O!Ow*w*", &of.rows, &at, &of.how, &of.stack_ids, &of.module_names,
+                        &of.correlations, &begins, &of.pointed, &PyDict_Type, &of.texts, &PyDict_Type, &of.streams,
+                        &PyDict_Type, &of.events, &PyDict_Type, &of.threads, &PySet_Type, &of.of_graphs, &launches,
+                        &of.records, &of.enqueued)) return NULL;
+  of.begins = begins;
+  of.stacks_known = (of.stack_ids.len < of.module_names.len ? of.stack_ids.len : of.module_names.len) / 4;
+  int is_open = launches == Py_None ||
+                (PyArg_ParseTuple(launches, "O!O!O!", &PyTuple_Type, &memory, &PyDict_Type, &of.plans, &PyDict_Type, &of.judged) &&
+                 open_memories(&of, memory));
+  const Row* rows = of.rows.buf;
+  const How* how = of.how.buf;
+  Py_ssize_t count = of.rows.len / (Py_ssize_t)sizeof *rows, kinds = of.how.len / (Py_ssize_t)sizeof *how;
+  Outcome outcome = is_open ? MADE : FAILED;
+  while (outcome == MADE && at < count) {
+    const Row* row = &rows[at];
+    outcome = row->what == LAUNCH ? translate_launch(&of, row) : translate_call(&of, row, &how[row->what < kinds ? row->what : 0]);
+    at += outcome == MADE;
   }
-  while (!failed && !missing && at < count && works < correlations.len / 4) {
-    const Row* one = &row[at];
-    const uint64_t* words = one->words;
-    if (one->what != LAUNCH || words[4] >> 32 & (ARGUMENTS_UNKNOWN | CAPTURED) || one->stack >= stack_ids.len / 4) break;
-    if (words[5] < begins || words[6] > (uint64_t)blob.len || words[5] - begins > (uint64_t)blob.len - words[6]) break;
-    uint64_t handle = !words[1] && words[4] >> 32 & PER_THREAD ? 2 : words[1];
-    if (handle == 2) handle |= (uint64_t)one->thread << 8;
-    int64_t stream = found_in(streams, handle | (uint64_t)one->device << 56), thread = found_in(threads, one->thread);
-    PyObject* function = PyLong_FromUnsignedLongLong(words[0]);
-    PyObject* plan = function ? PyDict_GetItemWithError(plans, function) : NULL;
-    Py_XDECREF(function);
-    failed = PyErr_Occurred() != NULL;
-    if (failed || stream < 0 || thread < 0 || !plan) break;
-    PyObject* key = key_of_launch(one, plan, (const char*)blob.buf + (words[5] - begins), memories, known);
-    PyObject* before = key ? PyDict_GetItemWithError(judged, key) : NULL;
-    failed = PyErr_Occurred() != NULL;
-    Py_ssize_t needed = before ? PyBytes_GET_SIZE(before) / (Py_ssize_t)sizeof *record : 0;
-    if (before && made + needed <= most) {
-      repeat_launch(&record[made], before, one, (uint16_t)thread, (uint32_t)stream, numbers[works++], ids[one->stack]);
-      made += needed;
-      at++;
-    } else if (key && !before && !failed) {
-      missing = Py_NewRef(key);
-    }
-    Py_XDECREF(key);
-    if (!before || made + needed > most) break;
+  if (outcome != FAILED) {
+    result = Py_BuildValue("(nnniO)", at, of.made, of.works, outcome == PYTHONS, of.missing ? of.missing : Py_None);
   }
-  while (opened--) PyBuffer_Release(&memories[opened].starts), PyBuffer_Release(&memories[opened].sizes);
-  PyBuffer_Release(&in), PyBuffer_Release(&stack_ids), PyBuffer_Release(&correlations), PyBuffer_Release(&blob);
-  PyBuffer_Release(&out);
-  if (failed) {
-    Py_XDECREF(missing);
-    return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "at most %d memories", MOST_MEMORIES);
+  Py_XDECREF(of.missing);
+  while (of.memory_count--) {
+    PyBuffer_Release(&of.memories[of.memory_count].starts), PyBuffer_Release(&of.memories[of.memory_count].sizes);
   }
-  return Py_BuildValue("(nnnN)", at, made, works, missing ? missing : Py_NewRef(Py_None));
+  PyBuffer_Release(&of.rows), PyBuffer_Release(&of.how), PyBuffer_Release(&of.stack_ids), PyBuffer_Release(&of.module_names);
+  PyBuffer_Release(&of.correlations), PyBuffer_Release(&of.pointed), PyBuffer_Release(&of.records);
+  PyBuffer_Release(&of.enqueued);
+  return result;
 }
 
 static PyMethodDef methods[] = {
@@ -424,15 +463,13 @@ static PyMethodDef methods[] = {
      "rows of calls, of work that was done, of contexts, and of operations of our runtime"},
     {"translate", py_translate, METH_VARARGS,
      "translate(rows, first, how, stack ids, names of their modules, correlations, where the bytes begin that rows point to, "
-     "these bytes, names, streams, events, threads, blocks of graphs, records): "
-     "the first row that is Python's, records made, correlations used"},
+     "these bytes, names, streams, events, threads, blocks of graphs, launches, records, work enqueued): "
+     "the first row without records, records made, work enqueued, whether that row is Python's, and its key if it is a "
+     "launch of which only the records are missing. "
+     "`launches`: memory as starts and sizes of each kind, plans of functions, records by key; or None: all are Python's"},
     {"ran", py_ran, METH_VARARGS,
      "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "
      "those of launches that no call stands for, and then what ran"},
-    {"launches", py_launches, METH_VARARGS,
-     "launches(rows, first, stack ids, correlations, where the bytes begin that rows point to, these bytes, memory as starts "
-     "and sizes of each kind, streams, threads, plans of functions, records of launches by key, records): the first row that "
-     "is Python's, records made, correlations used, and that row's key if only its records are missing"},
     {NULL, NULL, 0, NULL},
 };
 

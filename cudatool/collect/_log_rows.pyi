@@ -17,22 +17,9 @@ def translate(
     events: dict[int, int],
     threads: dict[int, int],
     of_graphs: set[int],
+    launches: tuple[tuple[Any, ...], dict[int, bytes], dict[bytes, bytes]] | None,
     records: Any,
+    enqueued: Any,
     /,
-) -> tuple[int, int, int]: ...
-def launches(
-    rows: Any,
-    first: int,
-    stack_ids: Any,
-    correlations: Any,
-    begins: int,
-    pointed: bytes,
-    memory: tuple[Any, ...],
-    streams: dict[int, int],
-    threads: dict[int, int],
-    plans: dict[int, bytes],
-    judged: dict[bytes, bytes],
-    records: Any,
-    /,
-) -> tuple[int, int, int, bytes | None]: ...
+) -> tuple[int, int, int, bool, bytes | None]: ...
 def ran(rows: Any, calls: Any, time: int, records: Any, /) -> int: ...

@@ -7,6 +7,7 @@ Calls about memory are read in :mod:`cudatool.collect.cupti_memory`; both report
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import islice
 from time import monotonic_ns
@@ -31,7 +32,7 @@ from cudatool.collect.cupti_graphs import GpuGraphs
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_memory import MemoryCalls
 from cudatool.collect.cupti_report import BLOCKING, Reporter
-from cudatool.collect.cupti_rows import HOW, Row, What, joined
+from cudatool.collect.cupti_rows import HOW, LEFT_OUT, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
 from cudatool.collect.gpu_launches import Judged, Launches, LaunchRowFlag
 from cudatool.trace import hooks
@@ -53,7 +54,7 @@ __all__ = ["CallEvents"]
 
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
 _MOST_JUDGED = 1 << 12
-_ROOM = 1 << 12  # records of launches that are made at once
+_ROOM = 1 << 12  # records, as many as one launch may have
 _FEW_TEXTS = 4096
 _UNKNOWN = 1 << 56
 """What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
@@ -115,9 +116,8 @@ class CallEvents:
         self._how = np.zeros(_MOST_NUMBERS, HOW)
         self._how["stream"] = self._how["event"] = self._how["flags"] = -1
         self._out: list[npt.NDArray[np.void]] = []  # what goes to the subscribers
-        # The records of launches by what they depend on (`_log_rows.launches`): loops launch the same again and again.
+        # The records of launches by what they depend on (`_log_rows.translate`): loops launch the same again and again.
         self._judged_before: dict[bytes, bytes] = {}
-        self._room = np.empty(_ROOM, RECORD)  # where they are made again, before as many are copied as there are
         self._choose_readers(numbers)
         self._lasting_texts = len(self._reporter.texts)  # that C refers to
 
@@ -186,38 +186,35 @@ class CallEvents:
         self._reporter.stream_of.clear()
         ids, _, modules = self._tables.columns()
         module_names = self._names_of_modules()[modules]
-        is_launch = calls["what"] == What.LAUNCH
-        texts = calls["words"][calls["what"] == What.RANGE, 1]
-        begins, pointed = self.pointed.part(int(texts[0])) if len(texts) else (0, b"")
-        works = int(np.count_nonzero(self._is_work[calls["what"]] | is_launch))
+        what = calls["what"]
+        is_launch = what == What.LAUNCH
+        points = np.flatnonzero(is_launch | (what == What.RANGE))
+        pointed_at = np.where(is_launch[points], calls["words"][points, 5], calls["words"][points, 1])
+        works = int(np.count_nonzero(self._is_work[what] | is_launch))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
-        records = np.empty(len(calls), RECORD)
+        enqueued = np.empty((works, 3), np.uint32)
+        records = np.empty(0, RECORD)
         at = 0
         while at < len(calls):
-            key = None
-            if is_launch[at]:
-                at, works, key = self._repeat_launches(calls, at, ids, correlations)
-                correlations = correlations[works:]
-                if works and key is None:
-                    continue
-            else:
-                how = self._nothing_by_itself if self._graphs.captures else self._how
-                first = at
-                # fmt: off
-                at, made, works = _log_rows.translate(
-                    calls, first, how, ids, module_names, correlations, begins, pointed, self._reporter.texts,
-                    self._reporter.stream_of, hooks.event_ids(), hooks.native_threads(), self.memory.of_graphs, records,
-                )
-                # fmt: on
-                if made:
-                    self._send()
-                    self._out.append(records[:made])
-                    if works:
-                        done = calls[first:at][self._is_work[calls["what"][first:at]]]
-                        streams = records["stream"][:made][records["correlation"][:made] != 0]
-                        self._note_enqueued(done, correlations[:works], streams)
-                    records, correlations = records[made:], correlations[works:]
-            if at < len(calls):
+            if len(records) < _ROOM:  # that of one launch
+                records = np.empty(max(len(calls) - at, _ROOM), RECORD)
+            next_ = points.searchsorted(at)
+            begins, pointed = self.pointed.part(int(pointed_at[next_])) if next_ < len(points) else (0, b"")
+            how = self._nothing_by_itself if self._graphs.captures else self._how
+            # fmt: off
+            at, made, works, is_pythons, key = _log_rows.translate(
+                calls, at, how, ids, module_names, correlations, begins, pointed, self._reporter.texts,
+                self._reporter.stream_of, hooks.event_ids(), hooks.native_threads(), self.memory.of_graphs,
+                self._judged_launches(), records, enqueued,
+            )
+            # fmt: on
+            if made:
+                self._send()
+                self._out.append(records[:made])
+                if works:
+                    self._enqueued.add_all(enqueued[:works])
+                records, correlations, enqueued = records[made:], correlations[works:], enqueued[works:]
+            if is_pythons:
                 first_reported = len(self._reporter.reported)
                 *head, words = calls[at].item()
                 row = self._reporter.row = Row._make((*head, tuple(words.tolist())))
@@ -225,7 +222,6 @@ class CallEvents:
                 self._readers[row.what](row, self._names_of_calls[row.what])
                 if key is not None:
                     self._keep_launch(key, self._reporter.reported[first_reported:])
-                records = records[1:]
                 at += 1
         self._reporter.called = self._tables.stacks[0]
 
@@ -235,37 +231,13 @@ class CallEvents:
             self._module_texts.append(self._reporter.texts.setdefault(path, len(self._reporter.texts)))
         return np.array(self._module_texts, np.uint32)
 
-    def _note_enqueued(self, calls: npt.NDArray[np.void], ours: npt.NDArray[Any], streams: npt.NDArray[Any]) -> None:
-        of_calls = calls["correlation"].tolist()
-        self._enqueued.add_all(zip(of_calls, ours.tolist(), streams.tolist(), strict=True))
-
-    def _repeat_launches(
-        self, calls: npt.NDArray[np.void], first: int, ids: npt.NDArray[Any], correlations: npt.NDArray[Any]
-    ) -> tuple[int, int, bytes | None]:
-        """Report launches like earlier ones from the call `first` on.
-
-        Returns the first call that is another, the number of launches, and the key of that call if it is a launch
-        whose records can be used again.
-        """
+    def _judged_launches(self) -> tuple[tuple[array[int], ...], dict[int, bytes], dict[bytes, bytes]] | None:
+        """Return what C needs to repeat the records of launches, None where each is to be looked at."""
         if self.launches is None or self._graphs.captures:
-            return first, 0, None
-        begins, pointed = self.pointed.part(int(calls["words"][first, 5]))
+            return None
         kinds = self.launches.blocks, self.memory.device, self.memory.host
         memory = tuple(part for kind in kinds for part in (kind.starts, kind.sizes))
-        # fmt: off
-        at, made, works, key = _log_rows.launches(
-            calls, first, ids, correlations, begins, pointed, memory, self._reporter.stream_of, hooks.native_threads(),
-            self.launches.code.plans, self._judged_before, self._room,
-        )
-        # fmt: on
-        if made:
-            records = self._room[:made].copy()
-            self._send()
-            self._out.append(records)
-            self._note_enqueued(
-                calls[first:at], correlations[:works], records["stream"][records["kind"] == Kind.KERNEL_LAUNCH]
-            )
-        return at, works, key
+        return memory, self.launches.code.plans, self._judged_before
 
     def _keep_launch(self, key: bytes, reported: list[tuple[int, ...]]) -> None:
         """Keep the records of a launch; those with a warning are not the same the next time."""
@@ -511,6 +483,7 @@ class CallEvents:
     def _unseen(self, row: Row, name: str) -> None:
         """A call that moves or orders data in ways that no event describes."""
         self._reporter.say_unseen(public_name(name))
+        self._how[row.what]["kind"] = LEFT_OUT  # that is said once
 
     def _failure(self, row: Row, name: str) -> None:
         """The first call that says that a kernel failed."""

@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HOW", "ROW", "WORK", "Row", "What", "joined"]
+from cudatool.trace.events import RECORD
+
+__all__ = ["HOW", "LEFT_OUT", "ROW", "WORK", "Row", "What", "joined"]
 
 _MANY: Final = 1024  # records
 
@@ -38,6 +40,9 @@ HOW = np.dtype(
     ]
 )
 """How a kind of row becomes a record by itself: see the structure of this name in :file:`_log_rows.c`."""
+
+LEFT_OUT: Final = 255
+"""A `kind` of :data:`HOW`: such rows become nothing."""
 
 
 class What(IntEnum):
@@ -80,4 +85,5 @@ def joined(parts: Iterable[npt.NDArray[np.void]]) -> Iterator[npt.NDArray[np.voi
         if is_long:
             yield from run
         else:
-            yield np.concatenate(list(run))
+            # As bytes: for each part of a structure NumPy would compare all names of fields.
+            yield np.concatenate([part.view(f"V{part.itemsize}") for part in run]).view(RECORD)

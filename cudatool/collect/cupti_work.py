@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic_ns
 
 import numpy as np
@@ -26,14 +26,15 @@ class Enqueued:
     def __init__(self) -> None:
         self._sorted = np.empty((0, 3), np.uint32)  # CUPTI's correlation, ours, the stream
         self._new: list[tuple[int, int, int]] = []
+        self._new_parts: list[npt.NDArray[np.uint32]] = []
 
     def add(self, called: int, correlation: int, stream: int) -> None:
         """Note a call by CUPTI's correlation, with ours and the id of its stream."""
         self._new.append((called, correlation, stream))
 
-    def add_all(self, calls: Iterable[tuple[int, int, int]]) -> None:
-        """Note several calls."""
-        self._new += calls
+    def add_all(self, calls: npt.NDArray[np.uint32]) -> None:
+        """Note several calls, one a row."""
+        self._new_parts.append(calls)
 
     def add_operation(self, called: int, operation: int) -> None:
         """Note a call that our runtime made for an operation, which the runtime reports with its stream."""
@@ -42,12 +43,14 @@ class Enqueued:
     def clear(self) -> None:
         """Forget the calls of which nothing was asked yet."""
         self._new.clear()
+        self._new_parts.clear()
 
     def of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
         """Return the calls that enqueued what ran: CUPTI's correlation, ours, the stream; zeros where none is known."""
-        if self._new:
-            known = np.concatenate([self._sorted[-_MOST_LAUNCHED:], np.array(self._new, np.uint32)])
-            self._sorted, self._new = known[np.argsort(known[:, 0], kind="stable")], []
+        if self._new or self._new_parts:
+            new = np.array(self._new, np.uint32).reshape(-1, 3)
+            known = np.concatenate([self._sorted[-_MOST_LAUNCHED:], *self._new_parts, new])
+            self._sorted, self._new, self._new_parts = known[np.argsort(known[:, 0], kind="stable")], [], []
         found = np.zeros((len(rows), 3), np.uint32)
         if len(self._sorted):
             at = np.minimum(self._sorted[:, 0].searchsorted(rows["correlation"]), len(self._sorted) - 1)

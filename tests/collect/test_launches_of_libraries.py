@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from cupti_logs import judging_launches, put_code, put_launch
 
 from cudatool.collect import _cupti
 from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE
@@ -193,6 +195,11 @@ UNKNOWN = 0x999  # a function of code that is not at hand
 def random_rows(random, blob: bytearray, numbers: dict[str, int]) -> Iterator[tuple[int, ...]]:
     """What, stack and words of calls: launches, and what changes the memory and the code that they mean."""
     for _ in range(2000):
+        if random.random() < 0.2:
+            stream = int(random.choice(STREAMS))
+            yield numbers["cuEventRecord"], 0, 0x6000, stream
+            yield numbers["cuStreamWaitEvent"], 0, stream, 0x6000, 0
+            yield numbers["cuLaunchHostFunc"], 0, stream
         what = random.random()
         if what < 0.85:
             offset, function = len(blob), int(random.choice([FUNCTION, FUNCTION, FUNCTION + 1, FUNCTION + 1, UNKNOWN]))
@@ -250,7 +257,7 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
         def read() -> None:
             made = np.zeros(len(batch), ROW)
             for at, (number, what, stack, *words) in enumerate(batch):
-                made[at] = number, what, 0, THREADS[number % 2], number, stack, DEVICES[number % 3 == 0], 0, 0
+                made[at] = number, what, 0, THREADS[number % 2], number + 1, stack, DEVICES[number % 3 == 0], 0, 0
                 made["words"][at, : len(words)] = words
             if batch:
                 events.read(made)
@@ -269,7 +276,10 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
         events._send()
         made = np.concatenate(events._out)
         made = made[made["kind"] != Kind.STREAM_CREATE]  # streams are reported once in a process
-        enqueued_by = np.array(enqueued._new)
+        ran = np.zeros(len(rows), ROW)
+        ran["correlation"] = np.arange(1, len(rows) + 1)
+        enqueued_by = enqueued.of(ran)
+        enqueued_by = enqueued_by[enqueued_by[:, 0] != 0]
         assert enqueued_by[:, 1].tolist() == made["correlation"][made["kind"] == Kind.KERNEL_LAUNCH].tolist()
         assert enqueued_by[:, 2].tolist() == made["stream"][made["kind"] == Kind.KERNEL_LAUNCH].tolist()
         places: dict[int, int] = {0: 0}
@@ -278,7 +288,7 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
 
     recorded()  # the streams have numbers now
     again, asked = recorded()
-    monkeypatch.setattr(CallEvents, "_repeat_launches", lambda self, calls, first, *more: (first, 0, None))
+    monkeypatch.setattr(CallEvents, "_judged_launches", lambda self: None)
     each, asked_each = recorded()
     assert again.tolist() == each.tolist()
     launches = sum(what == What.LAUNCH for what, *_ in rows)
@@ -287,3 +297,23 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
     known_arguments = [flags for flags in unknown if not flags & LaunchRowFlag.ARGUMENTS_UNKNOWN]
     assert len(known_arguments) < 60, "of code that is not known, nothing depends on the arguments"
     assert {AccessFlag.READ | AccessFlag.INEXACT, WRITE} <= {*again["flags"][again["kind"] == Kind.ACCESS].tolist()}
+
+
+def test_launches_between_other_calls_are_not_looked_at_one_by_one(monkeypatch):
+    """As JAX's are, each of which an event follows: Python took most of a processor, and the interpreter's lock, for them."""
+    asked: list[tuple[Any, ...]] = []
+    with judging_launches(monkeypatch) as launching:
+        log, judge = launching.log, Launches.judge
+        monkeypatch.setattr(Launches, "judge", lambda *facts: asked.append(facts) or judge(*facts))
+        put_code(log)
+        log.put("cuEventCreate", 0x6000, 0, time=8)
+        for time in range(20, 120):
+            put_launch(log, time=time)
+            log.put("cuEventRecord", 0x6000, 0, time=time)
+            log.put("cuStreamWaitEvent", 0, 0x6000, 0, time=time)
+            log.put("cuLaunchHostFunc", 0, time=time)
+        launching.collector.flush()
+        kinds = Counter(event.kind for event in launching.events)
+    assert 2 == len(asked)  # the first launch says where pointers lie in its arguments, the second is kept
+    assert [100] * 3 == [kinds[kind] for kind in (Kind.KERNEL_LAUNCH, Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT)]
+    assert 1 == sum(event.name == "cuLaunchHostFunc is not recorded on a GPU" for event in launching.events)
