@@ -263,6 +263,7 @@ typedef struct {
   Py_buffer rows, how, stack_ids, module_names, correlations, pointed, records, enqueued;
   PyObject *texts, *streams, *events, *threads, *of_graphs;
   PyObject *plans, *judged;  // of launches; NULL if they are Python's
+  PyObject *memory, *add_block, *remove_block;  // the first memory is the blocks of pools
   Memory memories[MOST_MEMORIES];
   Py_ssize_t memory_count, stacks_known, made, works;
   uint64_t begins;  // where the bytes begin that rows point to
@@ -310,6 +311,41 @@ static uint32_t note_work(Translation* of, const Row* row, int64_t stream) {
   return correlation;
 }
 
+static int open_memory(Translation* of, Py_ssize_t number) {
+  Memory* one = &of->memories[number];
+  if (PyObject_GetBuffer(PyTuple_GET_ITEM(of->memory, 2 * number), &one->starts, PyBUF_SIMPLE)) return 0;
+  if (!PyObject_GetBuffer(PyTuple_GET_ITEM(of->memory, 2 * number + 1), &one->sizes, PyBUF_SIMPLE)) return 1;
+  PyBuffer_Release(&one->starts);
+  return 0;
+}
+
+static void close_memory(Memory* memory) {
+  PyBuffer_Release(&memory->starts);  // which may have been released before
+  PyBuffer_Release(&memory->sizes);
+}
+
+// Open what is known of memory: starts and sizes of each kind, in turns. Returns 0 with an exception set if it fails.
+static int open_memories(Translation* of) {
+  Py_ssize_t count = PyTuple_GET_SIZE(of->memory) / 2;
+  if (!count || count > MOST_MEMORIES) {
+    PyErr_Format(PyExc_ValueError, "1 to %d memories", MOST_MEMORIES);
+    return 0;
+  }
+  while (of->memory_count < count && open_memory(of, of->memory_count)) of->memory_count++;
+  return of->memory_count == count;
+}
+
+// A pool hands out a block, or takes it back. Returns 0 with an exception set if that fails.
+static int change_blocks(Translation* of, const Row* row) {
+  if (!of->plans) return 1;
+  close_memory(&of->memories[0]);  // an array whose bytes are in use cannot grow
+  unsigned long long start = row->words[0], size = row->words[1];
+  PyObject* done = row->what == POOL_ALLOC ? PyObject_CallFunction(of->add_block, "KK", start, size)
+                                           : PyObject_CallFunction(of->remove_block, "K", start);
+  Py_XDECREF(done);
+  return done && open_memory(of, 0);
+}
+
 static void describe_block(const Translation* of, const Row* row, Record* to) {
   const uint64_t* words = row->words;
   int is_one = words[0] <= FREE_COMPLETED, is_refused = words[0] == OUT_OF_MEMORY;
@@ -344,6 +380,7 @@ static Outcome translate_call(Translation* of, const Row* row, const How* is) {
   int64_t stream = is->stream >= 0 ? stream_of(of, row, words[is->stream], is->per_thread) : 0;
   if (thread == -2 || stream == -2 || event == -2) return FAILED;
   if (thread < 0 || stream < 0 || event < 0) return PYTHONS;  // which gives it a number
+  if ((row->what == POOL_ALLOC || row->what == POOL_FREE) && !change_blocks(of, row)) return FAILED;
   Record* to = (Record*)of->records.buf + of->made;
   *to = (Record){.time = (int64_t)row->time, .kind = is->kind, .device = (int8_t)row->device, .thread = (uint16_t)thread,
                  .stream = (uint32_t)stream, .stack = ((const uint32_t*)of->stack_ids.buf)[row->stack],
@@ -402,28 +439,10 @@ static Outcome translate_launch(Translation* of, const Row* row) {
   return MADE;
 }
 
-// Open what is known of memory: starts and sizes of each kind, in turns. Returns 0 with an exception set if it fails.
-static int open_memories(Translation* of, PyObject* memory) {
-  for (Py_ssize_t i = 0; i + 1 < PyTuple_GET_SIZE(memory); i += 2) {
-    if (of->memory_count == MOST_MEMORIES) {
-      PyErr_Format(PyExc_ValueError, "at most %d memories", MOST_MEMORIES);
-      return 0;
-    }
-    Memory* one = &of->memories[of->memory_count];
-    if (PyObject_GetBuffer(PyTuple_GET_ITEM(memory, i), &one->starts, PyBUF_SIMPLE)) return 0;
-    if (PyObject_GetBuffer(PyTuple_GET_ITEM(memory, i + 1), &one->sizes, PyBUF_SIMPLE)) {
-      PyBuffer_Release(&one->starts);
-      return 0;
-    }
-    of->memory_count++;
-  }
-  return 1;
-}
-
 static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   (void)self;
   Translation of = {.thread = -1, .stream = -1};
-  PyObject *launches, *memory, *result = NULL;
+  PyObject *launches, *result = NULL;
   Py_ssize_t at;
   unsigned long long begins;
   if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*Ky*O!O!O!O!O!Ow*w*", &of.rows, &at, &of.how, &of.stack_ids, &of.module_names,
@@ -433,8 +452,9 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   of.begins = begins;
   of.stacks_known = (of.stack_ids.len < of.module_names.len ? of.stack_ids.len : of.module_names.len) / 4;
   int is_open = launches == Py_None ||
-                (PyArg_ParseTuple(launches, "O!O!O!", &PyTuple_Type, &memory, &PyDict_Type, &of.plans, &PyDict_Type, &of.judged) &&
-                 open_memories(&of, memory));
+                (PyArg_ParseTuple(launches, "O!OOO!O!", &PyTuple_Type, &of.memory, &of.add_block, &of.remove_block, &PyDict_Type,
+                                  &of.plans, &PyDict_Type, &of.judged) &&
+                 open_memories(&of));
   const Row* rows = of.rows.buf;
   const How* how = of.how.buf;
   Py_ssize_t count = of.rows.len / (Py_ssize_t)sizeof *rows, kinds = of.how.len / (Py_ssize_t)sizeof *how;
@@ -448,9 +468,7 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
     result = Py_BuildValue("(nnniO)", at, of.made, of.works, outcome == PYTHONS, of.missing ? of.missing : Py_None);
   }
   Py_XDECREF(of.missing);
-  while (of.memory_count--) {
-    PyBuffer_Release(&of.memories[of.memory_count].starts), PyBuffer_Release(&of.memories[of.memory_count].sizes);
-  }
+  while (of.memory_count) close_memory(&of.memories[--of.memory_count]);
   PyBuffer_Release(&of.rows), PyBuffer_Release(&of.how), PyBuffer_Release(&of.stack_ids), PyBuffer_Release(&of.module_names);
   PyBuffer_Release(&of.correlations), PyBuffer_Release(&of.pointed), PyBuffer_Release(&of.records);
   PyBuffer_Release(&of.enqueued);
@@ -466,7 +484,8 @@ static PyMethodDef methods[] = {
      "these bytes, names, streams, events, threads, blocks of graphs, launches, records, work enqueued): "
      "the first row without records, records made, work enqueued, whether that row is Python's, and its key if it is a "
      "launch of which only the records are missing. "
-     "`launches`: memory as starts and sizes of each kind, plans of functions, records by key; or None: all are Python's"},
+     "`launches`: memory as starts and sizes of each kind, of which the first is the blocks of pools, what adds one and what "
+     "removes one, plans of functions, records by key; or None: all are Python's"},
     {"ran", py_ran, METH_VARARGS,
      "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "
      "those of launches that no call stands for, and then what ran"},

@@ -17,7 +17,7 @@ def translate(
     events: dict[int, int],
     threads: dict[int, int],
     of_graphs: set[int],
-    launches: tuple[tuple[Any, ...], dict[int, bytes], dict[bytes, bytes]] | None,
+    launches: tuple[Any, ...] | None,
     records: Any,
     enqueued: Any,
     /,

@@ -7,7 +7,6 @@ Calls about memory are read in :mod:`cudatool.collect.cupti_memory`; both report
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable, Sequence
 from itertools import islice
 from time import monotonic_ns
@@ -138,7 +137,7 @@ class CallEvents:
         self._how[What.RANGE]["kind"] = Kind.RANGE_PUSH  # or another one, as the row says
         for number, kind in ((What.POOL_ALLOC, Kind.POOL_ALLOC), (What.POOL_FREE, Kind.POOL_FREE)):
             self._names_of_calls[number], self._readers[number] = "", memory.pooled
-            self._how[number]["kind"] = kind if self.launches is None else 0
+            self._how[number]["kind"] = kind
             self._how[number]["name"] = self._reporter.texts.setdefault(Library.CUPY, len(self._reporter.texts))
         self._nothing_by_itself = np.zeros(1, HOW)
         self._is_work = (self._how["is_copy"] | self._how["item"] | self._how["is_graph"]) != 0
@@ -231,13 +230,14 @@ class CallEvents:
             self._module_texts.append(self._reporter.texts.setdefault(path, len(self._reporter.texts)))
         return np.array(self._module_texts, np.uint32)
 
-    def _judged_launches(self) -> tuple[tuple[array[int], ...], dict[int, bytes], dict[bytes, bytes]] | None:
+    def _judged_launches(self) -> tuple[Any, ...] | None:
         """Return what C needs to repeat the records of launches, None where each is to be looked at."""
         if self.launches is None or self._graphs.captures:
             return None
-        kinds = self.launches.blocks, self.memory.device, self.memory.host
+        blocks = self.launches.blocks
+        kinds = blocks, self.memory.device, self.memory.host
         memory = tuple(part for kind in kinds for part in (kind.starts, kind.sizes))
-        return memory, self.launches.code.plans, self._judged_before
+        return memory, blocks.add, blocks.remove, self.launches.code.plans, self._judged_before
 
     def _keep_launch(self, key: bytes, reported: list[tuple[int, ...]]) -> None:
         """Keep the records of a launch; those with a warning are not the same the next time."""
