@@ -16,7 +16,8 @@ second: what a recording does once, for each stack that it has not seen, is then
 minutes. The level ``armed`` is `cudatool.arm()`, ``armed-bare`` the same without PyTorch's history, and ``ring-LEVEL``
 what ``cudatool run --when`` keeps; none is triggered. With ``--peers``, programs also run while CUPTI reports kernels,
 copies and fills, and drops them (``cupti``: no tool that knows when kernels ran costs less), and PyTorch's under
-its memory history, and under torch.profiler in a process of its own, as that does not give CUPTI back.
+its memory history, and under torch.profiler in a process of its own, as that does not give CUPTI back; with ``--alone``
+only ``cupti``, from the start of the process.
 
 With ``--sanitize``, each program runs in processes of its own, plain and under ``cudatool sanitize``, as its code must
 be loaded under the recording. With ``--alone``, likewise under ``cudatool run`` with each level: graphs, and JAX, which
@@ -42,8 +43,34 @@ import sys
 import tempfile
 from pathlib import Path
 
-_TIMED = """
-import contextlib, json, random, sys, threading, time
+_CUPTI = """
+import contextlib, threading
+@contextlib.contextmanager
+def cupti():
+    from cudatool.collect import _cupti, cupti
+    _cupti.open(cupti.find_library())
+    _cupti.start({}, 1 << 20)
+    _cupti.watch_activity(False)
+    over = threading.Event()
+    def drop():
+        while not over.wait(0.1):
+            _cupti.flush(False)
+            _cupti.drain()
+    reader = threading.Thread(target=drop, daemon=True)
+    reader.start()
+    yield
+    over.set()
+    reader.join()
+    _cupti.stop()
+"""
+_FROM_THE_START = """
+_whole = contextlib.ExitStack()
+_whole.enter_context(cupti())
+"""
+_TIMED = (
+    _CUPTI
+    + """
+import json, random, sys, time
 import cudatool
 ways, rounds = sys.argv[1].split(","), int(sys.argv[2])
 _first = contextlib.ExitStack()
@@ -54,23 +81,6 @@ def history():
     torch.cuda.memory._record_memory_history(stacks="python")
     yield
     torch.cuda.memory._record_memory_history(enabled=None)
-
-@contextlib.contextmanager
-def cupti():
-    from cudatool.collect import _cupti
-    _cupti.start({}, 1 << 20)
-    _cupti.watch_activity(False)
-    over = threading.Event()
-    def drop():
-        while not over.wait(0.1):
-            _cupti.flush(False)
-            _cupti.drain()
-    reader = threading.Thread(target=drop)
-    reader.start()
-    yield
-    over.set()
-    reader.join()
-    _cupti.stop()
 
 def way_of(way):
     if way in ("plain", "again"):
@@ -108,6 +118,7 @@ def timed(step, synchronize, count):
                 found[way].append(((time.perf_counter() - start) / count, (time.process_time() - used) / count))
     print("TIMES", json.dumps(found))
 """
+)
 _IN_TURNS = """
 import socket, time
 def timed(step, synchronize, count):
@@ -285,7 +296,8 @@ def in_processes(name: str, ways: dict[str, list[str]], rounds: int, processes: 
         for number, way in of_processes:
             folder = Path(root, f"{way}-{number}")
             folder.mkdir()
-            (folder / "program.py").write_text(_IN_TURNS + PROGRAMS[name])
+            first = _CUPTI + _FROM_THE_START if way == "cupti" else ""
+            (folder / "program.py").write_text(first + _IN_TURNS + PROGRAMS[name])
             server = stack.enter_context(socket.create_server(str(folder / "turns"), family=socket.AF_UNIX))
             server.settimeout(1)
             with open(folder / "output", "w") as output:
@@ -347,6 +359,7 @@ def main() -> None:
             levels = {level: ["run", "-f", "--level", level] for level in options.levels} if options.alone else {}
             checked = {"sanitize": ["sanitize", "--allow-empty"]} if options.sanitize else {}
             ways = {way: ["-m", "cudatool", *words] for way, words in (levels | checked).items()}
+            ways |= {"cupti": []} if options.peers else {}
             in_processes(name, ways, options.rounds, options.processes)
             continue
         peers = ["cupti"] * options.peers + ["history"] * (options.peers and name.startswith("torch"))
