@@ -128,6 +128,7 @@ static int64_t found_in(PyObject* dictionary, uint64_t key) {
 }
 
 enum { KERNEL_LAUNCHED = 40, EXECUTED = 62 };  // kinds of a trace's records
+enum { LAUNCHED_PROGRAMMATIC = 1 };            // LaunchFlag.PROGRAMMATIC
 
 // The first names are those of what runs that has none: WORK in cupti_rows.py.
 static uint32_t name_of_work(const Row* row) {
@@ -256,13 +257,13 @@ static void repeat_launch(Record* to, PyObject* judged, const Row* row, uint16_t
 
 // ---- calls and launches ----
 
-// Whose row the next one is: C has made its records; Python is to make them; there is no room for them here.
+// C has made the records of a row; Python is to make them; there is no room for them; an exception is set.
 typedef enum { MADE, PYTHONS, NO_ROOM, FAILED } Outcome;
 
 typedef struct {
-  Py_buffer rows, how, stack_ids, module_names, correlations, pointed, records, enqueued;
+  Py_buffer rows, how, stack_ids, module_names, kernel_names, correlations, pointed, records, enqueued;
   PyObject *texts, *streams, *events, *threads, *of_graphs;
-  PyObject *plans, *judged;  // of launches; NULL if they are Python's
+  PyObject *plans, *judged;  // of launches; NULL if nothing is said of what they touch
   PyObject *memory, *add_block, *remove_block;  // the first memory is the blocks of pools
   Memory memories[MOST_MEMORIES];
   Py_ssize_t memory_count, stacks_known, made, works;
@@ -412,18 +413,34 @@ static Outcome translate_call(Translation* of, const Row* row, const How* is) {
   return MADE;
 }
 
+// A launch of which nothing is said but that there was one.
+static Outcome translate_bare_launch(Translation* of, const Row* row, int64_t thread, int64_t stream) {
+  const uint64_t* words = row->words;
+  if (words[7] >= (uint64_t)of->kernel_names.len / 4) return PYTHONS;
+  if (!has_room(of, 1, 1)) return NO_ROOM;
+  ((Record*)of->records.buf)[of->made++] = (Record){
+      .time = (int64_t)row->time, .kind = KERNEL_LAUNCHED, .device = (int8_t)row->device, .thread = (uint16_t)thread,
+      .flags = words[4] >> 32 & PROGRAMMATIC ? LAUNCHED_PROGRAMMATIC : 0, .stream = (uint32_t)stream,
+      .correlation = note_work(of, row, stream), .stack = ((const uint32_t*)of->stack_ids.buf)[row->stack],
+      .name = ((const uint32_t*)of->kernel_names.buf)[words[7]], .size = words[4] & 0xFFFFFFFF,
+      .aux0 = words[2], .aux1 = words[3]};
+  return MADE;
+}
+
 static Outcome translate_launch(Translation* of, const Row* row) {
   const uint64_t* words = row->words;
   uint32_t flags = words[4] >> 32;
-  if (!of->plans || flags & (ARGUMENTS_UNKNOWN | CAPTURED) || row->stack >= of->stacks_known) return PYTHONS;
-  const char* arguments = pointed_to(of, words[5], words[6]);
-  if (!arguments) return PYTHONS;
+  if (flags & CAPTURED || row->stack >= of->stacks_known) return PYTHONS;
   int64_t thread = thread_of(of, row), stream = stream_of(of, row, words[1], flags & PER_THREAD);
+  if (thread == -2 || stream == -2) return FAILED;
+  if (thread < 0 || stream < 0) return PYTHONS;
+  if (!of->plans) return translate_bare_launch(of, row, thread, stream);
+  const char* arguments = flags & ARGUMENTS_UNKNOWN ? NULL : pointed_to(of, words[5], words[6]);
+  if (!arguments) return PYTHONS;
   PyObject* function = PyLong_FromUnsignedLongLong(words[0]);
   PyObject* plan = function ? PyDict_GetItemWithError(of->plans, function) : NULL;
   Py_XDECREF(function);
-  if (PyErr_Occurred()) return FAILED;
-  if (stream < 0 || thread < 0 || !plan) return PYTHONS;
+  if (!plan) return PyErr_Occurred() ? FAILED : PYTHONS;
   PyObject* key = key_of_launch(row, plan, arguments, of->memories, of->memory_count);
   PyObject* before = key ? PyDict_GetItemWithError(of->judged, key) : NULL;
   if (!before) {
@@ -445,8 +462,8 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   PyObject *launches, *result = NULL;
   Py_ssize_t at;
   unsigned long long begins;
-  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*Ky*O!O!O!O!O!Ow*w*", &of.rows, &at, &of.how, &of.stack_ids, &of.module_names,
-                        &of.correlations, &begins, &of.pointed, &PyDict_Type, &of.texts, &PyDict_Type, &of.streams,
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*y*y*Ky*O!O!O!O!O!Ow*w*", &of.rows, &at, &of.how, &of.stack_ids, &of.module_names,
+                        &of.kernel_names, &of.correlations, &begins, &of.pointed, &PyDict_Type, &of.texts, &PyDict_Type, &of.streams,
                         &PyDict_Type, &of.events, &PyDict_Type, &of.threads, &PySet_Type, &of.of_graphs, &launches,
                         &of.records, &of.enqueued)) return NULL;
   of.begins = begins;
@@ -470,7 +487,7 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   Py_XDECREF(of.missing);
   while (of.memory_count) close_memory(&of.memories[--of.memory_count]);
   PyBuffer_Release(&of.rows), PyBuffer_Release(&of.how), PyBuffer_Release(&of.stack_ids), PyBuffer_Release(&of.module_names);
-  PyBuffer_Release(&of.correlations), PyBuffer_Release(&of.pointed), PyBuffer_Release(&of.records);
+  PyBuffer_Release(&of.kernel_names), PyBuffer_Release(&of.correlations), PyBuffer_Release(&of.pointed), PyBuffer_Release(&of.records);
   PyBuffer_Release(&of.enqueued);
   return result;
 }
@@ -480,12 +497,12 @@ static PyMethodDef methods[] = {
      "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
      "rows of calls, of work that was done, of contexts, and of operations of our runtime"},
     {"translate", py_translate, METH_VARARGS,
-     "translate(rows, first, how, stack ids, names of their modules, correlations, where the bytes begin that rows point to, "
+     "translate(rows, first, how, stack ids, names of their modules, names of kernels, correlations, where the bytes begin that rows point to, "
      "these bytes, names, streams, events, threads, blocks of graphs, launches, records, work enqueued): "
      "the first row without records, records made, work enqueued, whether that row is Python's, and its key if it is a "
      "launch of which only the records are missing. "
      "`launches`: memory as starts and sizes of each kind, of which the first is the blocks of pools, what adds one and what "
-     "removes one, plans of functions, records by key; or None: all are Python's"},
+     "removes one, plans of functions, records by key; or None if nothing is said of what they touch"},
     {"ran", py_ran, METH_VARARGS,
      "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "
      "those of launches that no call stands for, and then what ran"},

@@ -9,6 +9,7 @@ def translate(
     how: Any,
     stack_ids: Any,
     module_names: Any,
+    kernel_names: Any,
     correlations: Any,
     begins: int,
     pointed: bytes,

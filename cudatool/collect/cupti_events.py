@@ -31,7 +31,7 @@ from cudatool.collect.cupti_graphs import GpuGraphs
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_memory import MemoryCalls
 from cudatool.collect.cupti_report import BLOCKING, Reporter
-from cudatool.collect.cupti_rows import HOW, LEFT_OUT, Row, What, joined
+from cudatool.collect.cupti_rows import HOW, LEFT_OUT, WORK, Row, What, joined
 from cudatool.collect.cupti_work import Enqueued
 from cudatool.collect.gpu_launches import Judged, Launches, LaunchRowFlag
 from cudatool.trace import hooks
@@ -109,7 +109,9 @@ class CallEvents:
             blocks_are_watched=blocks_are_watched,
         )
         self._looks_for_errors = launches is not None  # also where launches are left to another source
-        self._module_texts = [0]  # of the tables' paths, those that were needed
+        # The index in the texts of the tables' paths, and of their kernels, as far as they were needed.
+        self._module_texts: list[int] = []
+        self._kernel_texts: list[int] = []
         self._names_of_calls: dict[int, str] = {}
         self._readers: dict[int, Callable[[Row, str], None]] = {}
         self._how = np.zeros(_MOST_NUMBERS, HOW)
@@ -184,9 +186,12 @@ class CallEvents:
         """Report calls: most in C, others through their reader, which may change what is known of streams."""
         self._reporter.stream_of.clear()
         ids, _, modules = self._tables.columns()
-        module_names = self._names_of_modules()[modules]
+        module_names = self._texts_of(self._tables.paths, self._module_texts)[modules]
         what = calls["what"]
         is_launch = what == What.LAUNCH
+        kernel_names = np.empty(0, np.uint32)
+        if self.launches is None and is_launch.any():
+            kernel_names = self._texts_of(self._tables.names[len(WORK) :], self._kernel_texts)
         points = np.flatnonzero(is_launch | (what == What.RANGE))
         pointed_at = np.where(is_launch[points], calls["words"][points, 5], calls["words"][points, 1])
         works = int(np.count_nonzero(self._is_work[what] | is_launch))
@@ -202,7 +207,7 @@ class CallEvents:
             how = self._nothing_by_itself if self._graphs.captures else self._how
             # fmt: off
             at, made, works, is_pythons, key = _log_rows.translate(
-                calls, at, how, ids, module_names, correlations, begins, pointed, self._reporter.texts,
+                calls, at, how, ids, module_names, kernel_names, correlations, begins, pointed, self._reporter.texts,
                 self._reporter.stream_of, hooks.event_ids(), hooks.native_threads(), self.memory.of_graphs,
                 self._judged_launches(), records, enqueued,
             )
@@ -224,11 +229,11 @@ class CallEvents:
                 at += 1
         self._reporter.called = self._tables.stacks[0]
 
-    def _names_of_modules(self) -> npt.NDArray[np.uint32]:
-        """Return the index in the texts of each path of a module."""
-        for path in self._tables.paths[len(self._module_texts) :]:
-            self._module_texts.append(self._reporter.texts.setdefault(path, len(self._reporter.texts)))
-        return np.array(self._module_texts, np.uint32)
+    def _texts_of(self, names: Sequence[str], known: list[int]) -> npt.NDArray[np.uint32]:
+        """Return the index in the texts of each name, of which the first are `known`, and note the others there."""
+        for name in names[len(known) :]:
+            known.append(self._reporter.texts.setdefault(name, len(self._reporter.texts)))
+        return np.array(known, np.uint32)
 
     def _judged_launches(self) -> tuple[Any, ...] | None:
         """Return what C needs to repeat the records of launches, None where each is to be looked at."""
@@ -263,7 +268,7 @@ class CallEvents:
                 hooks.forward_rows(rows, texts, source=self._source)
             if len(self._reporter.texts) > _FEW_TEXTS:  # numbered ranges
                 self._reporter.texts = dict(islice(self._reporter.texts.items(), self._lasting_texts))
-                self._module_texts = [0]
+                self._module_texts, self._kernel_texts = [], []
                 self._judged_before.clear()
 
     def _send(self) -> None:

@@ -108,8 +108,8 @@ PTX = b"""
 
 
 @contextmanager
-def judging_launches(monkeypatch):
-    """A collector that judges launches, over a log."""
+def judging_launches(monkeypatch, *, judges=True):
+    """A collector over a log, which judges launches, or with `judges` false reports them alone (level ``launches``)."""
     log, events = Log(), []
     monkeypatch.setattr(cupti, "_cupti", log)
     monkeypatch.setattr(cupti, "_PERIOD", 3600)
@@ -117,8 +117,8 @@ def judging_launches(monkeypatch):
     pytorch = SimpleNamespace(is_watched=False, passes_on=False)
     collector = CuptiCollector(
         lambda: pytorch.is_watched,
-        cupti.Level.MEMORY,
-        launches=Launches({}.get),
+        cupti.Level.MEMORY if judges else cupti.Level.LAUNCHES,
+        launches=Launches({}.get) if judges else None,
         pytorch_passes_on=lambda: pytorch.passes_on,
     )
     hooks.subscribe(events.append)

@@ -317,3 +317,52 @@ def test_launches_between_other_calls_are_not_looked_at_one_by_one(monkeypatch):
     assert 2 == len(asked)  # the first launch says where pointers lie in its arguments, the second is kept
     assert [100] * 3 == [kinds[kind] for kind in (Kind.KERNEL_LAUNCH, Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT)]
     assert 1 == sum(event.name == "cuLaunchHostFunc is not recorded on a GPU" for event in launching.events)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_launch_of_which_only_the_call_is_reported_is_what_python_makes_of_it(seed, monkeypatch):
+    """With ``--level launches``: against the records that Python makes of the same calls, one at a time."""
+
+    def recorded() -> list[tuple[Any, ...]]:
+        random = np.random.default_rng(seed)
+        with judging_launches(monkeypatch, judges=False) as launching:
+            log = launching.log
+            log.names += [b"_Z3addPf", b"scale"]
+            stacks = [0, log.call("libcudart.so", ("/a/program.py", 3))]
+            log.put("cuEventCreate", 0x6000, 0, time=8)
+            for time in range(10, 200):
+                what = {"time": time, "stack": int(random.choice(stacks)), "correlation": time}
+                if random.random() < 0.3:
+                    log.put("cuEventRecord", 0x6000, int(random.choice(STREAMS)), **what)
+                    continue
+                flags = LaunchRowFlag.ARGUMENTS_UNKNOWN | LaunchRowFlag(int(random.choice([0, 1, 2, 8, 16])))
+                words = int(random.choice(STREAMS)), int(random.integers(1, 9)), 128, 64 | flags << 32, 0, 0
+                log.put(
+                    What.LAUNCH, 0x20, *words, int(random.integers(1, 3)), **what, device=int(random.choice(DEVICES))
+                )
+            launching.collector.flush()
+            correlations: dict[int, int] = {0: 0}
+            return [
+                one._replace(correlation=correlations.setdefault(one.correlation, len(correlations)))
+                for one in launching.events
+                if one.kind != Kind.STREAM_CREATE  # streams are reported once in a process
+            ]
+
+    recorded()  # the streams have numbers now
+    found = recorded()
+    assert {"add", "scale"} == {event.name.partition("(")[0] for event in found if event.kind == Kind.KERNEL_LAUNCH}
+    asked: list[Any] = []
+    by_python = CallEvents._launch
+    monkeypatch.setattr(CallEvents, "_launch", lambda self, row, name: asked.append(row) or by_python(self, row, name))
+    assert recorded() == found
+    few = len(asked)  # nodes of graphs, which did not run, and the first launch on each stream
+    texts_of = CallEvents._texts_of
+    none = np.empty(0, np.uint32)
+    monkeypatch.setattr(
+        CallEvents,
+        "_texts_of",
+        lambda self, names, known: none if known is self._kernel_texts else texts_of(self, names, known),
+    )
+    assert recorded() == found
+    launches = len([event for event in found if event.kind == Kind.KERNEL_LAUNCH])
+    assert few < launches / 2 and len(asked) - few >= launches
