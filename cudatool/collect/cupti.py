@@ -36,7 +36,7 @@ from cudatool.collect.levels import Level
 from cudatool.collect.torch_rows import Action
 from cudatool.loading.shared_libraries import loaded, wheel_folders
 from cudatool.trace import hooks
-from cudatool.trace.events import WORK, Event, Kind
+from cudatool.trace.events import WORK, Event, Kind, join_records
 
 __all__ = ["CuptiCollector", "CuptiUnavailable", "find_library"]
 
@@ -208,7 +208,7 @@ class CuptiCollector:
         """
         with self._lock:
             self._read(0)
-            rows = np.concatenate([np.empty(0, ROW), *self._waiting])
+            rows = join_records([np.empty(0, ROW), *self._waiting])
             rows = rows[rows["what"] == What.BLOCK]
             is_snapshot = rows["words"][:, 0] == Action.SNAPSHOT
             if not is_snapshot.any():

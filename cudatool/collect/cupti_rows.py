@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.trace.events import RECORD
+from cudatool.trace.events import join_records
 
 __all__ = ["HOW", "LEFT_OUT", "ROW", "WORK", "Row", "What", "joined"]
 
@@ -85,5 +85,4 @@ def joined(parts: Iterable[npt.NDArray[np.void]]) -> Iterator[npt.NDArray[np.voi
         if is_long:
             yield from run
         else:
-            # As bytes: for each part of a structure NumPy would compare all names of fields.
-            yield np.concatenate([part.view(f"V{part.itemsize}") for part in run]).view(RECORD)
+            yield join_records(run)

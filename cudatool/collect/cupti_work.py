@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cudatool.collect import _log_rows
 from cudatool.collect.cupti_rows import ROW, What
 from cudatool.trace import hooks
-from cudatool.trace.events import RECORD, Event
+from cudatool.trace.events import RECORD, Event, join_records
 
 __all__ = ["Enqueued", "WorkDone"]
 
@@ -101,7 +101,7 @@ class WorkDone:
     def report(self, done: list[npt.NDArray[np.void]]) -> None:
         """Report when kernels, copies, fills and graphs ran, and the launches of kernels outside of graphs."""
         parts = [self._to_look_at, *done] if self.is_waiting else done
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows = parts[0] if len(parts) == 1 else join_records(parts)
         launches = self._enqueued.of(rows)
         is_known = launches[:, 0] != 0
         kept = is_known | (rows["what"] == What.KERNEL)

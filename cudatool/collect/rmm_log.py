@@ -26,7 +26,7 @@ from cudatool.errors import FileFormatError
 from cudatool.files import open_input
 from cudatool.limits import LOG_LINE
 from cudatool.text import quoted
-from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
+from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag, join_records
 from cudatool.trace.interned import Interned
 from cudatool.trace.model import Trace
 from cudatool.units import counted
@@ -112,7 +112,7 @@ class _Reader:
             if len(rows) == _PIECE:
                 pieces.append(_records(rows))
                 rows = []
-        records = np.concatenate([*pieces, _records(rows)])
+        records = join_records([*pieces, _records(rows)])
         if self.impossible:
             number, size = self.impossible[0]
             self.notes.append(
@@ -122,7 +122,7 @@ class _Reader:
         if len(records):
             records["time"] -= records["time"][0]
         return Trace(
-            np.concatenate([self._stream_records(), records]),
+            join_records([self._stream_records(), records]),
             threads=list(self.threads) or ["main"],
             header={"format": "rmm-log", "time_axis": "clock", "requests_to": "rmm"},
             notes=["RMM's log has no segments: what the allocator reserved is not known", *self.notes],

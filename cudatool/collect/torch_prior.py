@@ -12,7 +12,7 @@ from cudatool.collect.torch_model import MAP_KINDS, is_live
 from cudatool.collect.torch_tables import SnapshotTables
 from cudatool.limits import PAGES
 from cudatool.memory.blocks import SMALL_PAGE
-from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.events import RECORD, Kind, join_records
 
 __all__ = ["PriorState"]
 
@@ -51,14 +51,14 @@ class PriorState:
         blocks_freed = events[freed]
         waiting = blocks_freed[blocks_freed["kind"] == Kind.BLOCK_FREE_COMPLETED]
         blocks_kept = [self._row(Kind.BLOCK_ALLOC, device, *live[address]) for address in kept]
-        allocs = np.concatenate([_as_kind(Kind.BLOCK_ALLOC, blocks_freed), np.array(blocks_kept, RECORD)])
+        allocs = join_records([_as_kind(Kind.BLOCK_ALLOC, blocks_freed), np.array(blocks_kept, RECORD)])
         allocs = allocs[np.argsort(allocs["address"])[::-1]]  # each after what limits it: see add_unsplit_tails
         pending = [
             self._row(Kind.BLOCK_FREE_REQUESTED, device, *live[address])
             for address in kept
             if live[address][1]["state"] == "active_pending_free"
         ]
-        records = np.concatenate(
+        records = join_records(
             [
                 segments_freed,
                 np.array(segments_kept, RECORD),
@@ -86,7 +86,7 @@ class PriorState:
         kept = np.flatnonzero(~np.isin(page, paged["address"][index]))
         at_end = rows[owner[kept]]
         at_end["address"] = page[kept]
-        pages = np.concatenate([_as_kind(Kind.SEGMENT_MAP, paged[np.sort(index[~born])]), at_end])
+        pages = join_records([_as_kind(Kind.SEGMENT_MAP, paged[np.sort(index[~born])]), at_end])
         pages = pages[np.argsort(pages["address"])]
         # Join neighbours that differ in nothing but their address.
         joined = np.diff(pages["address"]) == 1

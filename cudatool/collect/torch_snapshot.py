@@ -39,7 +39,7 @@ from cudatool.memory.settings import LARGE_SEGMENT, Settings
 from cudatool.memory.snapshot import divisions_of
 from cudatool.text import printable
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
+from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag, join_records
 from cudatool.trace.model import PinnedMemory
 from cudatool.units import counted
 
@@ -137,7 +137,7 @@ class _Reader:
         prior = sum(_blocks(part[:n]) for part, n in zip(parts, prior_records.values(), strict=True))
         annotations = self._annotations(_list(self.data, "external_annotations"))
         lengths = [len(part) for part in parts]
-        records = np.concatenate([*parts, annotations]) if len(parts) != 1 or len(annotations) else parts[0]
+        records = join_records([*parts, annotations]) if len(parts) != 1 or len(annotations) else parts[0]
         del parts
         order = self._in_order_of_time(records, len(annotations)) if timed else slice(len(records) - len(annotations))
         records = records[order]
@@ -146,7 +146,7 @@ class _Reader:
         streams = self._stream_records(records)
         pinned = self._pinned(more)
         history = self._history(prior, recorded)
-        records = np.concatenate([streams, records])
+        records = join_records([streams, records])
         return MemorySnapshot(
             records,
             names=list(self.tables.names),
@@ -211,7 +211,7 @@ class _Reader:
         del entries
         self._set_pools(events, segments)
         before = self.prior.records(events, segments, device)
-        records = np.concatenate([before, events])
+        records = join_records([before, events])
         del events
         add_unsplit_tails(records, self.settings)
         facts = {

@@ -11,11 +11,13 @@ says what the stream is, also for the default streams, which no call creates.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = [
     "ALLOCATIONS",
@@ -53,6 +55,7 @@ __all__ = [
     "pack_dims",
     "pack_pool",
     "pack_product",
+    "join_records",
     "pack_record",
     "unpack_dims",
     "unpack_pool",
@@ -600,6 +603,15 @@ RECORD: Final = np.dtype(
 )
 _PACKED: Final = struct.Struct("<qBbHHHIIIIQQQQ")
 assert RECORD.itemsize == _PACKED.size == 64
+
+
+def join_records(parts: Iterable[npt.NDArray[np.void]]) -> npt.NDArray[np.void]:
+    """Return arrays of one structured dtype, such as :data:`RECORD`, one after the other.
+
+    As ``np.concatenate`` does, which copies field by field and takes ten times as long.
+    """
+    parts = list(parts)
+    return np.concatenate([np.ascontiguousarray(part).view(f"V{part.itemsize}") for part in parts]).view(parts[0].dtype)
 
 
 def pack_record(*words: int) -> bytes:

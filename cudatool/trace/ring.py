@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from cudatool.trace._append import Tail, Writer
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import RECORD, Event, Kind, pack_record
+from cudatool.trace.events import RECORD, Event, Kind, join_records, pack_record
 from cudatool.trace.model import Trace, is_of_kind
 from cudatool.trace.recorder import Recorder
 from cudatool.trace.window import window
@@ -171,7 +171,7 @@ class Ring(Writer):
 
     def _part(self, first: int, until_ns: int | None) -> Trace:
         """Return what is to be written as a part of a recording; its records refer to the ring's names."""
-        kept = np.concatenate([*self._chunks, self._records.records()])
+        kept = join_records([*self._chunks, self._records.records()])
         begin = max(first - self._folded, 0)
         if self._age is not None and len(kept):
             begin = max(begin, int(np.searchsorted(kept["time"], time.monotonic_ns() - self._age)))
@@ -180,8 +180,8 @@ class Ring(Writer):
         if until_ns is not None:
             own = kept[begin:]
             own = own[(own["time"] <= until_ns) | _is_of_work_before(own, until_ns)]
-            kept = np.concatenate([kept[:begin], own])
-        whole = Trace(np.concatenate([self._base, kept]), header={"prior_records": self._prior})
+            kept = join_records([kept[:begin], own])
+        whole = Trace(join_records([self._base, kept]), header={"prior_records": self._prior})
         part = window(whole, len(self._base) + begin, len(whole.records))
         prior = part.header["prior_records"]
         part.header = {
@@ -206,7 +206,7 @@ class Ring(Writer):
             gone.append(self._chunks.popleft())
         if not gone:
             return
-        whole = Trace(np.concatenate([self._base, *gone]), header={"prior_records": self._prior})
+        whole = Trace(join_records([self._base, *gone]), header={"prior_records": self._prior})
         count = len(whole.records)
         state = window(whole, count, count)
         self._folded += count - len(self._base)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cudatool.trace import lifetimes
 from cudatool.trace.distinct import distinct
-from cudatool.trace.events import HostFlag, Kind
+from cudatool.trace.events import HostFlag, Kind, join_records
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
 from cudatool.trace.module_tensors import tensors_in
@@ -44,7 +44,7 @@ def window(trace: Trace, start: int, stop: int) -> Trace:
     time = records["time"][min(start, len(records) - 1)] if len(records) else 0
     before, source = _state(trace, start)
     before["time"] = time
-    whole = np.concatenate([before, records[start:stop]])
+    whole = join_records([before, records[start:stop]])
     prior = {}
     for device in distinct(whole["device"]).tolist():
         of_allocator = (whole["device"] == device) & (whole["kind"] >= Kind.BLOCK_ALLOC) & (whole["kind"] <= Kind.OOM)
