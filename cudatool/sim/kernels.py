@@ -104,8 +104,7 @@ class Library:
     def unload(self) -> None:
         state.machine.scheduler.drain()
         for block in self.blocks:
-            if state.machine.allocations.at(block.address) is block:  # its context may have ended before
-                state.machine.release(block)
+            state.machine.release(block)
         for function in self.kernels.values():
             state.machine.objects.pop(function.handle, None)
         del state.machine.objects[self.handle]

@@ -358,7 +358,12 @@ class Machine:
         return allocation
 
     def release(self, allocation: Allocation) -> None:
-        """Give an allocation's memory back at once, to its pool if it has one."""
+        """Give an allocation's memory back at once, to its pool if it has one.
+
+        Nothing happens if that was done before: while a call waits, the end of a context may free what is in it.
+        """
+        if self.allocations.at(allocation.address) is not allocation:
+            return
         if allocation.kind == "graph" and (slot := self.graph_memory.at(allocation.address)):
             self.graph_memory.release(slot)
         elif allocation.pool:

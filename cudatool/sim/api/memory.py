@@ -5,6 +5,7 @@ Grouped as in the CUDA driver API reference. Copies and fills are in :mod:`cudat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import c_size_t, c_uint, c_uint64
 from typing import Final
 
@@ -62,9 +63,19 @@ def cuMemFree(dptr: int) -> None:
     if allocation.kind == "graph":
         state.machine.graph_memory.will_free(dptr)
     # "Note that this function may implicitly synchronize"; memory in use is waited for.
-    state.machine.scheduler.wait_device(state.machine.devices[allocation.device])
-    state.machine.release(allocation)
+    _release_after(allocation, lambda: state.machine.scheduler.wait_device(state.machine.devices[allocation.device]))
     state.machine.scheduler.check(context)
+
+
+def _release_after(allocation: Allocation, wait: Callable[[], None]) -> None:
+    """Give memory back once nothing uses it; other threads may call the driver while this waits, and free it again."""
+    allocation.is_given_back = True
+    try:
+        wait()
+    except BaseException:  # Ctrl-C: it is still to be freed
+        allocation.is_given_back = False
+        raise
+    state.machine.release(allocation)
 
 
 @entry("cuMemGetAddressRange(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)")
@@ -96,10 +107,10 @@ def cuMemHostAlloc(pp: int, bytesize: int, Flags: int) -> None:
 def cuMemFreeHost(p: int) -> None:
     context = current_context()
     allocation = state.machine.allocations.at(p)
-    if allocation is None or allocation.kind != "host":
+    if allocation is None or allocation.kind != "host" or allocation.is_given_back:
         raise DriverError(Result.INVALID_VALUE, f"{p:#x} is not the start of a live host allocation")
-    state.machine.scheduler.wait_context(context)  # a pending copy must not touch unmapped pages
-    state.machine.release(allocation)
+    # A pending copy must not touch unmapped pages.
+    _release_after(allocation, lambda: state.machine.scheduler.wait_context(context))
 
 
 @entry("cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)")
@@ -125,11 +136,12 @@ def cuMemHostRegister(p: int, bytesize: int, Flags: int) -> None:
 def cuMemHostUnregister(p: int) -> None:
     context = current_context()
     allocation = state.machine.allocations.holding(p)
-    if allocation is None or allocation.kind != "registered":
+    if allocation is None or allocation.kind != "registered" or allocation.is_given_back:
         raise DriverError(Result.HOST_MEMORY_NOT_REGISTERED)
     if allocation.address != p:
         # "The base address must be the same one specified to cuMemHostRegister()."
         raise DriverError(Result.INVALID_VALUE, f"{p:#x} is not the start of registered memory")
+    allocation.is_given_back = True
     try:
         state.machine.scheduler.wait_context(context)
     finally:  # after Ctrl-C too: the caller goes on as if it were done, and the memory may be gone
@@ -207,9 +219,7 @@ def cuMemFreeAsync(dptr: int, hStream: int) -> None:
 
     def run(_: Operation) -> None:
         with abi.lock:
-            # Not if the end of its context has freed it since.
-            if state.machine.allocations.at(allocation.address) is allocation:
-                state.machine.release(allocation)
+            state.machine.release(allocation)
 
     operation.run = run
     state.machine.scheduler.enqueue(operation, cost=0)

@@ -148,8 +148,8 @@ def cuArrayDestroy(hArray: int) -> None:
         raise DriverError(
             Result.INVALID_HANDLE, "a level of a mipmapped array cannot be destroyed alone; destroy the mipmapped array"
         )
+    del state.machine.objects[hArray]  # first: other threads may destroy it again during the wait
     state.machine.scheduler.wait_device(context.device)
-    del state.machine.objects[hArray]
     state.machine.release(array.allocation)
 
 
@@ -196,9 +196,9 @@ def cuMipmappedArrayGetLevel(pLevelArray: int, hMipmappedArray: int, level: int)
 def cuMipmappedArrayDestroy(hMipmappedArray: int) -> None:
     context = current_context()
     found = state.machine.get(hMipmappedArray, MipmappedArray)
-    state.machine.scheduler.wait_device(context.device)
     for handle in (hMipmappedArray, *(array.handle for array in found.levels)):
         del state.machine.objects[handle]
+    state.machine.scheduler.wait_device(context.device)
     state.machine.release(found.allocation)
 
 
@@ -332,11 +332,11 @@ _destroyed: list[TextureRecord] = []  # kept, so that their addresses are not us
 
 
 def _destroy(handle: int, kind: type[TextureObject] | type[SurfaceObject]) -> None:
-    record = state.machine.get(handle, kind).record
-    state.machine.scheduler.wait_device(current_context().device)
-    del state.machine.objects[handle]
-    record.data = 0
+    record, context = state.machine.get(handle, kind).record, current_context()
+    del state.machine.objects[handle]  # first: other threads may destroy it again during the wait
     _destroyed.append(record)
+    state.machine.scheduler.wait_device(context.device)
+    record.data = 0
 
 
 @entry("cuTexObjectDestroy(CUtexObject texObject)")
