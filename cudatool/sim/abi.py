@@ -44,6 +44,7 @@ __all__ = [
     "lock",
     "log_message",
     "logger",
+    "read_name",
     "read_string",
     "subscribe",
     "subscribers",
@@ -270,9 +271,10 @@ def _refused(entry: EntryPoint, error: DriverError) -> int:
     """Note why a call fails, and return the result that it returns."""
     result = error.result
     if error.message:
-        call.message, call.address = str(error), error.address
+        text = str(error).encode(errors="backslashreplace").decode()  # names in it may be no UTF-8 (read_name)
+        call.message, call.address = text, error.address
         if not error.logged:
-            log_message(f"{entry.name}: {result.c_name}: {error}")
+            log_message(f"{entry.name}: {result.c_name}: {text}")
     return int(result)
 
 
@@ -403,3 +405,8 @@ def read_string(address: int) -> bytes:
     if not address:
         raise DriverError(Result.INVALID_VALUE)
     return ctypes.string_at(address)
+
+
+def read_name(address: int) -> str:
+    """Return the text at `address`; bytes that are no UTF-8 become what :func:`os.fsencode` turns back."""
+    return read_string(address).decode(errors="surrogateescape")

@@ -141,15 +141,15 @@ class Pool:
         DriverError
             CUDA_ERROR_INVALID_VALUE if the descriptor is not one of a pool.
         """
-        about = _About()
         try:
             size = os.fstat(file).st_size - _HOST_PAGE
             about = _About.from_buffer_copy(os.pread(file, ctypes.sizeof(_About), size))
+            is_foreign_device = about.location_type == DEVICE and about.location_id >= len(machine.devices)
+            if about.magic != _MAGIC or is_foreign_device:
+                raise OSError
             own = SharedFile(os.dup(file))
-        except (OSError, ValueError):
-            about.magic = 0
-        if about.magic != _MAGIC or (about.location_type == DEVICE and about.location_id >= len(machine.devices)):
-            raise DriverError(Result.INVALID_VALUE, f"{file} is not a file descriptor of a memory pool")
+        except (OSError, ValueError) as error:
+            raise DriverError(Result.INVALID_VALUE, f"{file} is not a file descriptor of a memory pool") from error
         pool = cls(machine, (about.location_type, about.location_id))
         pool.handle_types, pool.is_imported = FILE_DESCRIPTOR, True
         pool._shared = _SharedMemory(machine, own, size)

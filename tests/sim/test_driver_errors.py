@@ -412,3 +412,43 @@ def test_an_address_is_placed_beside_an_allocation_with_its_size(address, words)
     allocations = Allocations()
     allocations.add(Allocation(0x200000, 2 << 20, "device", 0, 0, 1))
     assert words == place_of(address, 4, allocations)
+
+
+def test_a_name_that_is_no_utf_8_is_not_found(driver, ok, tmp_path):
+    module = ok(
+        driver.cuModuleLoadData(b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }\0")
+    )
+    try:
+        assert driver.cuModuleGetFunction(module, b"\xff")[0].name == "CUDA_ERROR_NOT_FOUND"
+        assert driver.cuModuleGetGlobal(module, b"\xff")[0].name == "CUDA_ERROR_NOT_FOUND"
+    finally:
+        ok(driver.cuModuleUnload(module))
+    assert driver.cuModuleLoad(os.fsencode(tmp_path) + b"/\xff")[0].name == "CUDA_ERROR_FILE_NOT_FOUND"
+    graph = ok(driver.cuGraphCreate(0))
+    ok(driver.cuGraphDebugDotPrint(graph, os.fsencode(tmp_path) + b"/\xff.dot", 0))
+    ok(driver.cuGraphDestroy(graph))
+    assert [b"\xff.dot"] == os.listdir(os.fsencode(tmp_path))
+
+
+@pytest.mark.parametrize("number", [(1 << 64) - 1, (1 << 32) - 1, 9999], ids=["-1", "-1 as unsigned", "closed"])
+def test_what_is_no_file_descriptor_is_no_memory_to_import(driver, number):
+    kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    assert driver.cuMemImportFromShareableHandle(number, kind)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    assert driver.cuMemPoolImportFromShareableHandle(number, kind, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_file_that_is_no_pools_is_not_kept_open(driver, ok):
+    wanted = driver.CUmemAllocationProp()
+    wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    wanted.requestedHandleTypes = kind
+    physical = ok(driver.cuMemCreate(2 << 20, wanted, 0))
+    file = int(ok(driver.cuMemExportToShareableHandle(physical, kind, 0)))
+    before = os.listdir("/proc/self/fd")
+    try:
+        assert driver.cuMemPoolImportFromShareableHandle(file, kind, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
+        assert len(before) == len(os.listdir("/proc/self/fd"))
+    finally:
+        os.close(file)
+        ok(driver.cuMemRelease(physical))

@@ -156,6 +156,8 @@ def cuDeviceGetP2PAttribute(value: int, attrib: int, srcDevice: int, dstDevice: 
 @entry("cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev)")
 def cuDeviceGetExecAffinitySupport(pi: int, type: int, dev: int) -> None:
     state.machine.device(dev)
+    if type:  # CU_EXEC_AFFINITY_TYPE_SM_COUNT, the only one
+        raise DriverError(Result.INVALID_VALUE)
     write(pi, c_int, 0)
 
 
@@ -164,7 +166,10 @@ def cuDeviceGetExecAffinitySupport(pi: int, type: int, dev: int) -> None:
 
 @entry("cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)")
 def cuDevicePrimaryCtxRetain(pctx: int, dev: int) -> None:
-    write(pctx, c_size_t, state.machine.retain_primary(state.machine.device(dev)).handle)
+    device = state.machine.device(dev)
+    if not pctx:
+        raise DriverError(Result.INVALID_VALUE)
+    write(pctx, c_size_t, state.machine.retain_primary(device).handle)
 
 
 @entry("cuDevicePrimaryCtxRelease(CUdevice dev)")
@@ -214,7 +219,10 @@ def _context(handle: int) -> Context | GreenContext:
 def cuCtxCreate(pctx: int, ctxCreateParams: int, flags: int, dev: int) -> None:
     if ctxCreateParams:
         raise DriverError(Result.NOT_SUPPORTED, "the software device has no execution affinity and no CIG contexts")
-    context = state.machine.new_context(state.machine.device(dev), _checked(flags))
+    device, flags = state.machine.device(dev), _checked(flags)
+    if not pctx:
+        raise DriverError(Result.INVALID_VALUE)
+    context = state.machine.new_context(device, flags)
     write(pctx, c_size_t, context.handle)
     state.machine.thread.contexts.append(context)
 

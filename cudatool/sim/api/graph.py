@@ -8,7 +8,7 @@ from ctypes import c_int, c_size_t, c_uint, c_uint64
 from typing import TypeVar
 
 from cudatool.sim import machine as state
-from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.abi import entry, read_name, write
 from cudatool.sim.graph.dot import to_dot
 from cudatool.sim.graph.model import PLAIN_EDGE, Condition, Graph, Node, NodeType, UserObject, Work
 from cudatool.sim.machine import Context
@@ -73,7 +73,7 @@ def cuGraphGetId(hGraph: int, graphId: int) -> None:
 @entry("cuGraphDebugDotPrint(CUgraph hGraph, const char *path, unsigned int flags)")
 def cuGraphDebugDotPrint(hGraph: int, path: int, flags: int) -> None:
     graph = graph_object(hGraph, Graph)
-    file = read_string(path).decode()
+    file = read_name(path)
     try:
         with open(file, "w", encoding="utf-8") as out:
             out.write(to_dot(graph, flags))

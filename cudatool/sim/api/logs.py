@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import c_size_t, c_uint
 from pathlib import Path
 from typing import Final
 
 from cudatool.sim import abi
 from cudatool.sim import machine as state
-from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.abi import entry, read_name, write
 from cudatool.sim.results import DriverError, Result
 
 _LEVEL_ERROR: Final = 0  # CU_LOG_LEVEL_ERROR
@@ -48,7 +47,7 @@ def cuLogsCurrent(iterator_out: int, flags: int) -> None:
 
 @entry("cuLogsDumpToFile(CUlogIterator *iterator, const char *pathToFile, unsigned int flags)")
 def cuLogsDumpToFile(iterator: int, pathToFile: int, flags: int) -> None:
-    path = Path(os.fsdecode(read_string(pathToFile)))
+    path = Path(read_name(pathToFile))
     if flags:
         raise DriverError(Result.INVALID_VALUE)
     text = "".join(f"{line}\n" for line in abi.driver_log.lines(_start(iterator)))
@@ -61,7 +60,7 @@ def cuLogsDumpToFile(iterator: int, pathToFile: int, flags: int) -> None:
 
 @entry("cuLogsDumpToMemory(CUlogIterator *iterator, char *buffer, size_t *size, unsigned int flags)")
 def cuLogsDumpToMemory(iterator: int, buffer: int, size: int, flags: int) -> None:
-    if not buffer or not size or flags:
+    if not buffer or not size or not c_size_t.from_address(size).value or flags:
         raise DriverError(Result.INVALID_VALUE)
     start = _start(iterator)
     lines = abi.driver_log.lines(start, c_size_t.from_address(size).value - 1)

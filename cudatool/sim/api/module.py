@@ -13,7 +13,7 @@ from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim._calls import launch_config
 from cudatool.sim._queue import again, again_as
-from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.abi import entry, read_name, write
 from cudatool.sim.kernels import Library
 from cudatool.sim.launch_config import COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION, LaunchConfig, launch_attributes
 from cudatool.sim.launches import checked_launch
@@ -35,7 +35,10 @@ def some_device() -> Device:
 # ---- Loading ----
 
 
-def _load(image: int, context: Context | None) -> Library:
+def _load(target: int, image: int, context: Context | None) -> None:
+    """Load an image, and store the handle of its module or library at `target`."""
+    if not target:
+        raise DriverError(Result.INVALID_VALUE)
     text = ptx_at(image)
     if b".version" not in text:
         raise DriverError(Result.INVALID_IMAGE)
@@ -44,13 +47,13 @@ def _load(image: int, context: Context | None) -> Library:
     except PtxError as error:
         raise DriverError(Result.INVALID_PTX, str(error)) from error
     state.machine.objects[library.handle] = library
-    return library
+    write(target, c_size_t, library.handle)
 
 
-def _load_with_log(image: int, context: Context | None, count: int, options: int, values: int) -> Library:
+def _load_with_log(target: int, image: int, context: Context | None, count: int, options: int, values: int) -> None:
     given = jit_options(count, options, values)
     try:
-        return _load(image, context)
+        _load(target, image, context)
     except DriverError as error:
         write_error_log(given, str(error))
         raise
@@ -67,7 +70,7 @@ def cuModuleLoad(module: int, fname: int) -> None:
 
 @entry("cuModuleLoadData(CUmodule *module, const void *image)")
 def cuModuleLoadData(module: int, image: int) -> None:
-    write(module, c_size_t, _load(image, current_context()).handle)
+    _load(module, image, current_context())
 
 
 @entry(
@@ -75,8 +78,7 @@ def cuModuleLoadData(module: int, image: int) -> None:
     "void **optionValues)"
 )
 def cuModuleLoadDataEx(module: int, image: int, numOptions: int, options: int, optionValues: int) -> None:
-    library = _load_with_log(image, current_context(), numOptions, options, optionValues)
-    write(module, c_size_t, library.handle)
+    _load_with_log(module, image, current_context(), numOptions, options, optionValues)
 
 
 @entry("cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)")
@@ -91,14 +93,14 @@ def cuModuleUnload(hmod: int) -> None:
 
 @entry("cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)")
 def cuModuleGetFunction(hfunc: int, hmod: int, name: int) -> None:
-    write(hfunc, c_size_t, state.machine.get(hmod, Library).function(read_string(name).decode()).handle)
+    write(hfunc, c_size_t, state.machine.get(hmod, Library).function(read_name(name)).handle)
 
 
 @entry("cuModuleGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)")
 def cuModuleGetGlobal(dptr: int, bytes: int, hmod: int, name: int) -> None:
     library, context = state.machine.get(hmod, Library), current_context()
     device = (library.context or context).device  # a module has its variables in its own context, whichever is current
-    found = library.variable(read_string(name).decode(), device)
+    found = library.variable(read_name(name), device)
     for target, value in zip((dptr, bytes), found, strict=True):
         if target:
             write(target, c_size_t, value)
@@ -136,8 +138,7 @@ def cuLibraryLoadData(
     libraryOptionValues: int,
     numLibraryOptions: int,
 ) -> None:
-    loaded = _load_with_log(code, None, numJitOptions, jitOptions, jitOptionsValues)
-    write(library, c_size_t, loaded.handle)
+    _load_with_log(library, code, None, numJitOptions, jitOptions, jitOptionsValues)
 
 
 @entry(
@@ -156,8 +157,7 @@ def cuLibraryLoadFromFile(
     numLibraryOptions: int,
 ) -> None:
     data = ctypes.create_string_buffer(read_file(fileName))
-    loaded = _load_with_log(ctypes.addressof(data), None, numJitOptions, jitOptions, jitOptionsValues)
-    write(library, c_size_t, loaded.handle)
+    _load_with_log(library, ctypes.addressof(data), None, numJitOptions, jitOptions, jitOptionsValues)
 
 
 @entry("cuLibraryUnload(CUlibrary library)")
@@ -167,7 +167,7 @@ def cuLibraryUnload(library: int) -> None:
 
 @entry("cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)")
 def cuLibraryGetKernel(pKernel: int, library: int, name: int) -> None:
-    write(pKernel, c_size_t, state.machine.get(library, Library).function(read_string(name).decode()).handle)
+    write(pKernel, c_size_t, state.machine.get(library, Library).function(read_name(name)).handle)
 
 
 @entry("cuLibraryGetKernelCount(unsigned int *count, CUlibrary lib)")
@@ -195,7 +195,7 @@ def cuLibraryGetGlobal(dptr: int, bytes: int, library: int, name: int) -> None:
 @entry("cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)")
 def cuLibraryGetManaged(dptr: int, bytes: int, library: int, name: int) -> None:
     found = state.machine.get(library, Library)
-    text = read_string(name).decode()
+    text = read_name(name)
     if not any(one.managed for one in found.source.facts.variables if one.name == text):
         raise DriverError(Result.NOT_FOUND, f"the image has no managed variable {text!r}")
     # Managed variables have one address on all devices (cuLibraryGetManaged): that on the first.

@@ -185,7 +185,8 @@ def cuMemPoolGetAccess(flags: int, memPool: int, location: int) -> None:
 )
 def cuMemPoolExportToShareableHandle(handle_out: int, pool: int, handleType: int, flags: int) -> None:
     found = state.machine.get(pool, Pool)
-    if handleType != FILE_DESCRIPTOR or not found.handle_types & handleType or flags or found.is_imported:
+    cannot = not found.handle_types & handleType or found.is_imported
+    if not handle_out or handleType != FILE_DESCRIPTOR or flags or cannot:
         raise DriverError(
             Result.INVALID_VALUE,
             "a pool can only be exported as a file descriptor, with flags 0, by the process that created it for that",
@@ -201,7 +202,7 @@ def cuMemPoolImportFromShareableHandle(pool_out: int, handle: int, handleType: i
     state.machine.device(0)
     if not pool_out or handleType != FILE_DESCRIPTOR or flags:
         raise DriverError(Result.INVALID_VALUE, "a pool can only be imported from a file descriptor, with flags 0")
-    write(pool_out, c_size_t, Pool.from_file(state.machine, handle).handle)
+    write(pool_out, c_size_t, Pool.from_file(state.machine, c_int(handle).value).handle)
 
 
 @entry("cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)")

@@ -156,6 +156,8 @@ def cuArrayDestroy(hArray: int) -> None:
 @entry("cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray)")
 def cuArrayGetDescriptor(pArrayDescriptor: int, hArray: int) -> None:
     array = array_of(hArray)
+    if not pArrayDescriptor:
+        raise DriverError(Result.INVALID_VALUE)
     found = _ArrayDescriptor(array.width, array.height, array.format, array.channels)
     ctypes.memmove(pArrayDescriptor, ctypes.addressof(found), ctypes.sizeof(found))
 
@@ -163,6 +165,8 @@ def cuArrayGetDescriptor(pArrayDescriptor: int, hArray: int) -> None:
 @entry("cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray)")
 def cuArray3DGetDescriptor(pArrayDescriptor: int, hArray: int) -> None:
     array = array_of(hArray)
+    if not pArrayDescriptor:
+        raise DriverError(Result.INVALID_VALUE)
     found = _Array3DDescriptor(array.width, array.height, array.depth, array.format, array.channels, array.flags)
     ctypes.memmove(pArrayDescriptor, ctypes.addressof(found), ctypes.sizeof(found))
 

@@ -165,7 +165,7 @@ def cuMemRetainAllocationHandle(handle: int, addr: int) -> None:
 def cuMemExportToShareableHandle(shareableHandle: int, handle: int, handleType: int, flags: int) -> None:
     state.machine.device(0)
     physical = _physical(handle)
-    if handleType != _FILE_DESCRIPTOR or not physical.handle_types & handleType or flags:
+    if not shareableHandle or handleType != _FILE_DESCRIPTOR or not physical.handle_types & handleType or flags:
         raise DriverError(
             Result.INVALID_VALUE,
             "memory can only be exported as a file descriptor, with flags 0, if it was created for that",
@@ -182,7 +182,7 @@ def cuMemImportFromShareableHandle(handle: int, osHandle: int, shHandleType: int
     context = current_context()
     if not handle or shHandleType != _FILE_DESCRIPTOR:
         raise DriverError(Result.INVALID_VALUE, "memory can only be imported from a file descriptor")
-    write(handle, c_uint64, state.machine.virtual.adopt(context.device, osHandle).handle)
+    write(handle, c_uint64, state.machine.virtual.adopt(context.device, c_int(osHandle).value).handle)
     state.machine.scheduler.share()
 
 

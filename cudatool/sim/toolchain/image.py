@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 from ctypes import c_int, c_size_t
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from cudatool import ptx
 from cudatool.ptx.errors import PtxError
 from cudatool.sim import profile
-from cudatool.sim.abi import read_string
+from cudatool.sim.abi import read_name, read_string
 from cudatool.sim.results import DriverError, Result
 
 __all__ = ["jit_options", "ptx_at", "read_file", "write_error_log"]
@@ -46,7 +45,7 @@ def ptx_at(image: int) -> bytes:
 
 def read_file(name: int) -> bytes:
     """Return the contents of the file whose name is at this address."""
-    path = os.fsdecode(read_string(name))
+    path = read_name(name)
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -66,5 +65,5 @@ def write_error_log(options: dict[int, int], text: str) -> None:
     """Put `text` into the caller's error log, if there is one; what has no room is cut."""
     room = options.get(_ERROR_LOG_SIZE, 0) & 0xFFFFFFFF  # an unsigned int in the space of a pointer
     if room and (buffer := options.get(_ERROR_LOG_BUFFER)):
-        encoded = text.encode()[: room - 1] + b"\0"
+        encoded = text.encode(errors="backslashreplace")[: room - 1] + b"\0"
         ctypes.memmove(buffer, encoded, len(encoded))
