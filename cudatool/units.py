@@ -93,7 +93,8 @@ def parse_bytes(text: str) -> int:
     number, prefix, binary = match.groups()
     decimal = bool(prefix) and not binary and text.strip().lower().endswith("b")
     scale = (1000 if decimal else 1024) ** (" kmgtp".index(prefix.lower()) if prefix else 0)
-    size = int(float(number) * scale)
+    whole, _, fraction = number.partition(".")  # not as a float, which has 53 bits
+    size: int = int(whole or "0") * scale + int(fraction or "0") * scale // 10 ** len(fraction)
     if size >= 1 << 63:
         raise ConfigError(f"{quoted(text)} is more memory than addresses can name")
     return size
