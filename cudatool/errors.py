@@ -25,7 +25,7 @@ The command line prints any of them as one line and exits with status 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cudatool.text import QUOTED, quoted
 
@@ -46,6 +46,7 @@ __all__ = [
     "SnapshotFormatError",
     "OutputError",
     "did_you_mean",
+    "names_given",
     "unknown",
 ]
 
@@ -70,6 +71,23 @@ class CudatoolError(Exception):
 
 class UsageError(CudatoolError):
     """An argument, option or setting is wrong."""
+
+
+def names_given(what: str, given: str | Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that a text such as ``"race, leak"``, or a list of texts, gives, in the order of `known`.
+
+    Raises
+    ------
+    UsageError
+        One is not known, or `given` is something else.
+    """
+    try:
+        names = {name.strip() for name in (given.split(",") if isinstance(given, str) else given)} - {""}
+    except (TypeError, AttributeError):
+        raise UsageError(f"a {what} is named by a text, such as {known[0]!r}, not by {given!r}") from None
+    if strange := sorted(names.difference(known)):
+        raise UsageError(unknown(what, strange[0], known))
+    return tuple(name for name in known if name in names)
 
 
 class ShapeError(UsageError, ValueError):

@@ -59,7 +59,7 @@ def test_recording_that_cannot_begin_leaves_nothing_changed(tmp_path):
     done = run_python(_MISTAKEN, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     said, state = done.stdout.splitlines()
-    assert said == "there is no check 'memchek' of kernels; there are memcheck, initcheck, racecheck, synccheck"
+    assert said == "there is no check of kernels 'memchek'; did you mean 'memcheck'?"
     assert "False False False False True" == state
 
 
@@ -223,3 +223,28 @@ def test_recording_says_whether_its_own_watch_sees_the_hosts_reads(monkeypatch: 
         if header["device_kind"] != "sim":
             pytest.skip("a GPU's memory is not watched")
         assert header["watches_host_reads"] is sees
+
+
+_NAMED = """
+import cudatool as ct
+from cudatool.errors import UsageError
+from cudatool.trace import read
+for given in ("memcheck, initcheck", ["memcheck"]):
+    with ct.record("a.ctrace", device="sim", checks=given, force=True):
+        ct.zeros(4)
+    print(read("a.ctrace").header["checks"])
+try:
+    with ct.record("b.ctrace", checks="race"):
+        pass
+except UsageError as error:
+    print(error)
+"""
+
+
+def test_checks_of_kernels_are_named_by_a_text_or_a_list(tmp_path):
+    done = run_python(_NAMED, folder=tmp_path)
+    assert done.stdout.splitlines() == [
+        "['memcheck', 'initcheck']",
+        "['memcheck']",
+        "there is no check of kernels 'race'; did you mean 'racecheck'?",
+    ], done.stderr

@@ -68,7 +68,7 @@ def record(
     device: str | None = None,
     with_stacks: bool = True,
     measure_accesses: bool = False,
-    checks: Sequence[str] = (),
+    checks: str | Sequence[str] = (),
     tape: Tape | None = None,
     level: Level | str = Level.KERNELS,
     force: bool = False,
@@ -101,8 +101,8 @@ def record(
         Measure which bytes each kernel reads and writes (kernels run slower). A GPU cannot: there it is inferred from
         PTX which arguments a kernel reads and writes, for kernels of :func:`cudatool.compile`.
     checks
-        The checkers to run kernels under (software device only): ``"memcheck"``, ``"initcheck"``, ``"racecheck"``,
-        ``"synccheck"``.
+        The checkers to run kernels under (software device only), in a list or a text: ``"memcheck"``, ``"initcheck"``,
+        ``"racecheck"``, ``"synccheck"``.
     tape
         Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     level
@@ -130,6 +130,7 @@ def record(
         There is no such check or level.
     """
 
+    checks = _listed(checks)
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape, level=level
     ) as header:
@@ -184,7 +185,7 @@ def sources(
     device: str | None = None,
     with_stacks: bool = True,
     measure_accesses: bool = False,
-    checks: Sequence[str] = (),
+    checks: str | Sequence[str] = (),
     tape: Tape | None = None,
     level: Level | str = Level.KERNELS,
 ) -> Iterator[dict[str, Any]]:
@@ -198,7 +199,7 @@ def sources(
         yield dict(_observing)
         return
 
-    level = Level(level)
+    level, checks = Level(level), _listed(checks)
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
@@ -337,6 +338,10 @@ def _held() -> list[Event]:
 def observing() -> dict[str, Any]:
     """Return what a trace's header says of the open :func:`record` or :func:`sources` block."""
     return dict(_observing or {})
+
+
+def _listed(checks: str | Sequence[str]) -> Sequence[str]:
+    return [name.strip() for name in checks.split(",")] if isinstance(checks, str) else checks
 
 
 def is_observing() -> bool:

@@ -18,7 +18,7 @@ from cudatool.sanitize.findings import (
     Outcome,
     Report,
 )
-from cudatool.sanitize.kinds import parse_checks
+from cudatool.sanitize.kinds import named_checks, parse_checks
 from cudatool.sanitize.report.baseline import Baseline
 from cudatool.sanitize.report.outputs import Outputs
 from cudatool.sanitize.report.suppress import SuppressionRule, parse_rules
@@ -47,6 +47,7 @@ __all__ = [
     "joined_processes",
     "known",
     "of_process",
+    "named_checks",
     "parse_checks",
     "parse_rules",
     "render_json",

@@ -12,6 +12,7 @@ from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import Finding, FindingKind, Report
+from cudatool.sanitize.kinds import named_checks
 from cudatool.sanitize.stack_depths import within
 from cudatool.sanitize.wording import Words
 from cudatool.trace.events import Kind
@@ -28,7 +29,7 @@ _NO_REPAIR = (FindingKind.CAPTURE_MISSED, FindingKind.CAPTURED_EVENT)
 
 def check(
     trace: Trace,
-    checks: Collection[str] = ("race",),
+    checks: str | Collection[str] = ("race",),
     *,
     bounded: bool = False,
     beside: Collection[int] = (),
@@ -52,7 +53,7 @@ def check(
     trace
         What was recorded.
     checks
-        What to look for.
+        What to look for: names of :data:`~cudatool.sanitize.kinds.CHECKS`, in a list or in a text.
     bounded
         Whether the work is limited by the number of events, and the report in its stacks, for a file that a stranger
         may have made.
@@ -69,7 +70,10 @@ def check(
     ------
     TraceFormatError
         `bounded`, and the check would take more work.
+    UsageError
+        There is no such check.
     """
+    checks = named_checks(checks)
     report = _report(trace, checks, Effort(trace, bounded=bounded), beside, since)
     if report.findings and accepts(report):
         report = _report(trace, checks, Effort(trace, bounded=bounded), beside, since, with_dependent=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from cudatool.config import DOCS
-from cudatool.errors import UsageError, unknown
+from cudatool.errors import UsageError, names_given
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
 
-__all__ = ["CHECKS", "KINDS", "KindText", "check_of", "help_url", "parse_checks"]
+__all__ = ["CHECKS", "KINDS", "KindText", "check_of", "help_url", "named_checks", "parse_checks"]
 
 CHECKS: Final = ("race", "memcheck", "initcheck", "racecheck", "synccheck", "leak")
 """What can be looked for. Each finding is of one of these."""
@@ -168,6 +169,18 @@ KINDS: Final[dict[FindingKind, KindText]] = {
 }
 
 
+def named_checks(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the checks that a text or a list names, in the order of :data:`CHECKS`; ``"all"`` names all.
+
+    Raises
+    ------
+    UsageError
+        One does not exist.
+    """
+    names = names_given("check", given, (*CHECKS, "all"))
+    return CHECKS if "all" in names else names
+
+
 def parse_checks(text: str) -> tuple[str, ...]:
     """Return the checks that ``"race,memcheck"`` names, in the order of :data:`CHECKS`; ``"all"`` names all.
 
@@ -176,12 +189,10 @@ def parse_checks(text: str) -> tuple[str, ...]:
     UsageError
         One does not exist, or none is named.
     """
-    names = set(CHECKS) if text == "all" else set(filter(None, map(str.strip, text.split(","))))
-    if strange := sorted(names.difference(CHECKS)):
-        raise UsageError(unknown("check", strange[0], [*CHECKS, "all"]))
+    names = named_checks(text)
     if not names:
         raise UsageError(f"name at least one check of {', '.join(CHECKS)}, or all")
-    return tuple(check for check in CHECKS if check in names)
+    return names
 
 
 def check_of(finding: Finding | DeviceFinding) -> str:

@@ -115,10 +115,10 @@ def _checks_of(item: pytest.Item) -> tuple[str, ...]:
     given = mark.args[0] if mark.args else mark.kwargs.get("checks")
     if given is None:
         return options_of(item.config).checks
-    from cudatool.testing.settings import marked_checks  # the sanitizer, that a run without marks does not need
+    from cudatool.sanitize import named_checks  # the sanitizer, that a run without marks does not need
 
     try:
-        return marked_checks(given)
+        return named_checks(given)
     except UsageError as error:
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.cuda_sanitize: {error}") from error
 

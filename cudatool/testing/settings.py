@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +16,7 @@ from cudatool.sanitize.report.outputs import FORMATS, Output
 from cudatool.testing.options import given
 from cudatool.text import printable, shortened
 
-__all__ = ["SessionOptions", "marked_checks", "read"]
+__all__ = ["SessionOptions", "read"]
 
 _DEFAULT_MOST: Final = "5"
 _DIGITS: Final = 9  # of a number of tests
@@ -100,15 +99,3 @@ def _outputs(texts: list[str], baseline: str | None, inputs: list[str]) -> Outpu
     parsed = Outputs.parse(named, baseline, inputs=inputs)
     # The text report goes to stdout only on request: each test has printed its own.
     return Outputs(tuple(one for one in parsed.outputs if one != Output("text") or "text" in named))
-
-
-def marked_checks(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the checks that a marker names, in a text or in a list.
-
-    Raises
-    ------
-    UsageError
-        There is no such check.
-    """
-    text = given if isinstance(given, str) else ",".join(given)
-    return parse_checks(text) if text else ()

@@ -10,6 +10,7 @@ import pytest
 from report_examples import race
 from sanitize_program import Program
 
+from cudatool.errors import UsageError
 from cudatool.sanitize import Gap, GapKind, Outcome, Report, ReportContext, check, known
 from cudatool.sanitize.coverage import gap_what, gap_why, merged_gaps
 from cudatool.sanitize.findings import Known
@@ -328,3 +329,22 @@ def test_workload_that_a_signal_ended_is_said_so() -> None:
     run = ReportContext("/", RACE, -9)
     assert "the workload itself was ended by SIGKILL" in render_text(Report((), operations=1), run)
     assert "the workload itself was ended by SIGKILL" in render_junit(Report((), operations=1), run)
+
+
+@pytest.mark.parametrize("checks", ["race, leak", ["leak", "race"], ("race", "leak")])
+def test_checks_are_named_by_a_text_or_a_list(checks: Any) -> None:
+    program = Program()
+    assert check(program.trace(), ("race", "leak")) == check(program.trace(), checks)
+
+
+def test_a_check_whose_name_holds_another_ones_is_not_that_one() -> None:
+    assert check(Program().trace(), "racecheck").gaps == check(Program().trace(), ["racecheck"]).gaps
+
+
+@pytest.mark.parametrize(
+    ("checks", "words"),
+    [(["rase"], "there is no check 'rase'; did you mean 'race'"), (5, "named by a text"), ([5], "not by")],
+)
+def test_a_check_that_is_not_there_is_refused(checks: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check(Program().trace(), checks)
