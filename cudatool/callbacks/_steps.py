@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from cudatool import recording
-from cudatool.errors import UsageError
 from cudatool.recording.armed import Armed, ArmOptions
 from cudatool.runtime.ranges import range
 
@@ -23,14 +22,11 @@ class TrainingSteps:
     Raises
     ------
     UsageError
-        There is no such field.
+        There is no such field, or one is of another type.
     """
 
     def __init__(self, arms: bool, given: dict[str, Any]) -> None:
-        try:
-            self._options = ArmOptions(**given) if arms else None
-        except TypeError as error:
-            raise UsageError(f"MemoryCallback: {error}") from None
+        self._options = ArmOptions.of(given) if arms else None
         self._armed: Armed | None = None
         self._open: range | None = None
 

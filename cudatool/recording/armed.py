@@ -21,13 +21,13 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
 from cudatool import _driver, recording
-from cudatool.errors import ConfigError, OutputError, UsageError
+from cudatool.errors import ConfigError, OutputError, UsageError, unknown
 from cudatool.progress import announce
 from cudatool.recording import children
 from cudatool.recording.on_oom import OomReport
@@ -77,7 +77,7 @@ class ArmOptions:
         How many traces to leave on disk; the oldest go. Those of memory that ran out stay.
     """
 
-    directory: str = ""
+    directory: str | os.PathLike[str] = ""
     name: str = ""
     keep: str = "64MiB"
     when: str = ""
@@ -89,7 +89,31 @@ class ArmOptions:
     history_share: float = 0.01
     most_files: int = _MOST_FILES
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            kinds = {float: (float, int), str: (str, os.PathLike) if field.name == "directory" else str}.get(kind, kind)
+            if not isinstance(value, kinds):
+                example = f", such as {field.default!r}" if field.default else ""
+                raise UsageError(f"{field.name} must be {_WORDS[kind]}{example}, not {value!r}")
 
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> ArmOptions:
+        """Return the options that `given` has by name.
+
+        Raises
+        ------
+        UsageError
+            There is no such option, or one is of another type.
+        """
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise UsageError(unknown("option to arm a process", name, names))
+        return cls(**given)
+
+
+_WORDS: Final = {str: "a text", bool: "True or False", float: "a number", int: "a whole number"}
 _armed: weakref.WeakSet[Armed] = weakref.WeakSet()
 
 
@@ -348,10 +372,7 @@ def arm(options: ArmOptions | None = None, **given: Any) -> Armed:
         raise UsageError("give an ArmOptions or single options, not both")
     if options is not None and not isinstance(options, ArmOptions):
         raise UsageError(f"arm takes an ArmOptions or options by name, not {type(options).__name__}")
-    try:
-        return Armed(options or ArmOptions(**given))
-    except TypeError as error:
-        raise UsageError(f"arm: {error}") from None
+    return Armed(options or ArmOptions.of(given))
 
 
 def trigger(text: str = "") -> list[str]:

@@ -334,6 +334,28 @@ def test_options_that_make_no_sense_are_refused(given):
         arm(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"keep": 5}, "keep must be a text, such as '64MiB', not 5"),
+        ({"when": 90}, "when must be a text"),
+        ({"every": 5}, "every must be a text"),
+        ({"ranges": 3}, "ranges must be a text"),
+        ({"name": 3}, "name must be a text"),
+        ({"directory": 3}, "directory must be a text"),
+        ({"on_oom": "no"}, "on_oom must be True or False, such as True, not 'no'"),
+        ({"most_files": "8"}, "most_files must be a whole number, such as 8, not '8'"),
+        ({"history_share": "1%"}, "history_share must be a number"),
+        ({"kepp": "5min"}, "there is no option to arm a process 'kepp'; did you mean 'keep'?"),
+    ],
+)
+def test_option_of_another_type_is_named_with_what_it_must_be(given, words):
+    from cudatool.recording.armed import arm
+
+    with pytest.raises(UsageError, match=f"^{re.escape(words)}"):
+        arm(**given)
+
+
 def test_limit_is_exact_and_met_once_a_minute_until_it_was_not():
     met = []
     watch = Watch(
