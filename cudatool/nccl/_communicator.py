@@ -289,9 +289,8 @@ class Communicator:
 
 
 class _Groups(threading.local):
-    depth = 0
-
     def __init__(self) -> None:
+        self.begins: list[int] = []  # of each open group, how many calls there were when it began
         self.calls: list[tuple[Communicator, RankPart, int]] = []  # the last is the Python stack of the call
 
 
@@ -305,19 +304,23 @@ class group:  # noqa: N801 - reads as a statement
 
     The operations come in no order, also those of one rank on one stream (NCCL User Guide, Group Calls): none may read
     what another one of the same group writes. End the group between the two.
+
+    A group inside another one is a part of it. One that an exception leaves takes back what was called inside.
     """
 
     def __enter__(self) -> None:
-        _groups.depth += 1
+        _groups.begins.append(len(_groups.calls))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _groups.depth -= 1
-        if _groups.depth:
+        begin = _groups.begins.pop()
+        if error is not None:
+            del _groups.calls[begin:]
+        if _groups.begins:
             return
         calls, _groups.calls = _groups.calls, []
-        if calls and error is None:
+        if calls:
             correlations = library().enqueue([(communicator._handle, call) for communicator, call, _ in calls])
             for number, ((communicator, call, stack), correlation) in enumerate(zip(calls, correlations, strict=True)):
                 if correlation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from pathlib import Path
@@ -146,6 +147,22 @@ def test_operations_of_a_group_are_all_done(second: int) -> None:
         np.testing.assert_array_equal(data[0] + data[1], sums[index].get())
         np.testing.assert_array_equal(np.maximum(data[0], data[1]), most[index].get())
         np.testing.assert_array_equal(data[0], copies[index].get())
+
+
+def test_group_that_an_exception_leaves_takes_back_its_own_calls_alone(second: int) -> None:
+    data = random(10)
+    sums, kept = spread(data), spread(data)
+    communicators = nccl.init_all([0, second])
+    with nccl.group():
+        nccl.all_reduce(sums)
+        with contextlib.suppress(ZeroDivisionError), nccl.group():
+            communicators[0].broadcast(kept[0])  # the other rank's call does not come
+            raise ZeroDivisionError
+    for index in range(2):
+        np.testing.assert_array_equal(data[0] + data[1], sums[index].get())
+        np.testing.assert_array_equal(data[index], kept[index].get())
+    for communicator in communicators:
+        communicator.close()
 
 
 def test_operation_is_in_order_with_the_streams_it_is_given(second: int) -> None:
