@@ -158,6 +158,21 @@ class ArrayMethods:
     def __matmul__(self, other: Any) -> Any:
         return _products().matmul(self, other) if _is_operand(other) else NotImplemented
 
+    def __divmod__(self: Any, other: Any) -> Any:
+        return (self // other, self % other) if _is_operand(other) else NotImplemented
+
+    def __rdivmod__(self: Any, other: Any) -> Any:
+        return (other // self, other % self) if _is_operand(other) else NotImplemented
+
+    def __pos__(self: Any) -> Any:
+        return self
+
+    def __contains__(self: Any, value: Any) -> bool:
+        return bool((self == value).any()) if _is_operand(value) else False
+
+    def __format__(self: Any, spec: str) -> str:
+        return format(self.item(), spec) if spec and not self.ndim else super().__format__(spec)
+
     def __bool__(self) -> bool:
         return bool(self.item())
 
@@ -178,6 +193,10 @@ class ArrayMethods:
         if self.size != 1:
             raise UsageError(f"an array of shape {self.shape} is not one number; use all(), any() or get()")
         return self.get().reshape(()).item()
+
+    def tolist(self: Any) -> Any:
+        """Return the elements as Python numbers in nested lists, one number if there are no dimensions; waits."""
+        return self.get().tolist()
 
     add, add_ = _method("add"), _in_place("add")
     sub, sub_ = _method("sub"), _in_place("sub")

@@ -193,6 +193,16 @@ class DeviceArray(ArrayMethods):
         """Return a contiguous copy on the same device."""
         return empty(self.shape, self.dtype, device=self.device).copy_(self)
 
+    def __copy__(self) -> DeviceArray:
+        return self._view(self.layout)  # the same memory, as torch's
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceArray:
+        return self.clone()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By value, for a file or another machine; cudatool.multiprocessing hands over the memory instead.
+        return _on_device, (self.get(), self.device)
+
     def copy_(self, source: Any, non_blocking: bool = False) -> DeviceArray:
         """Copy `source` into this array, broadcast to its shape and cast to its dtype, and return this array.
 
@@ -498,6 +508,11 @@ def _host(source: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
         return np.asarray(source, None if dtype is None else as_dtype(dtype))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{type(source).__name__} does not become an array: {error}") from None
+
+
+def _on_device(host: npt.NDArray[Any], device: int) -> DeviceArray:
+    """Return a pickled array on the device of that number."""
+    return asarray(host, device=device)
 
 
 def _import(source: Any) -> DeviceArray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from typing import Any
 
 import numpy as np
@@ -298,3 +300,46 @@ def test_array_beyond_all_addresses_is_out_of_memory(shape: int | tuple[int, int
 
 def test_stream_may_use_an_array_without_elements() -> None:
     cudatool.empty(0).record_stream(cudatool.Stream())
+
+
+def test_shallow_copy_is_a_view_and_deep_copy_has_memory_of_its_own() -> None:
+    array = cudatool.asarray(host(2, 3))
+    shallow, (deep, again) = copy.copy(array), copy.deepcopy([array.T, array.T])
+    array.fill_(7)
+    assert (shallow.get() == 7).all()
+    np.testing.assert_array_equal(deep.get(), host(2, 3).T)
+    assert deep.device == array.device and deep.data_ptr() != again.data_ptr()
+    one = array.T
+    assert len({id(part) for part in copy.deepcopy([one, one])}) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pickled_array_comes_back_on_its_device_with_memory_of_its_own(dtype: Any) -> None:
+    array = cudatool.asarray(np.zeros((3, 5), dtype))[1:, ::2]
+    found = pickle.loads(pickle.dumps(array))
+    np.testing.assert_array_equal(found.get(), array.get())
+    assert (found.dtype, found.device) == (array.dtype, array.device)
+    assert found.data_ptr() != array.data_ptr()
+
+
+@pytest.mark.parametrize(("a", "b"), [(7.5, 2.0), (-7.5, 2.0), (7.5, -2.0)])
+def test_divmod_and_plus_are_pythons(a: float, b: float) -> None:
+    array, other = cudatool.full(3, a), cudatool.full(3, b)
+    for quotient, rest in (divmod(array, other), divmod(array, b), divmod(a, other)):
+        assert [divmod(a, b)] * 3 == list(zip(quotient.tolist(), rest.tolist(), strict=True))
+    assert +array is array
+
+
+def test_array_holds_the_numbers_that_its_elements_are() -> None:
+    array = cudatool.asarray(host(2, 3))
+    assert 5 in array and 5.5 not in array and "5" not in array
+    assert [[0, 1, 2], [3, 4, 5]] == array.tolist()
+    assert array[1, 2].tolist() == 5
+
+
+def test_an_array_without_dimensions_is_formatted_as_its_number() -> None:
+    array = cudatool.full((2,), 1.25)
+    assert f"{array[0]:.3f} {array[0]:>6}" == "1.250   1.25"
+    assert f"{array}" == repr(array)
+    with pytest.raises(TypeError):
+        f"{array:.3f}"
