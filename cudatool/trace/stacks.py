@@ -139,8 +139,10 @@ def _others() -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(os.path.realpath(origin).removesuffix("__init__.py") for origin in origins)
 
     callers = files("cudatool.cli", "cudatool.notebook", "_pytest")
-    # To look for unittest.case would import unittest, which takes the time of a small program.
-    callers += tuple(f"{folder}case.py" for folder in files("unittest"))
+    # To look for unittest.case would import unittest, which takes the time of a small program. What calls spawn.py is
+    # the command line of a process that multiprocessing started.
+    for package, module in (("unittest", "case.py"), ("multiprocessing", "spawn.py")):
+        callers += tuple(f"{folder}{module}" for folder in files(package))
     return callers, files("cudatool", "cudatool.viz", "numpy", "contextlib")
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import runpy
+import subprocess
 import sys
 import unittest
 from collections.abc import Callable, Iterator
@@ -94,6 +96,35 @@ def test_stack_ends_where_pytest_or_unittest_called_the_test() -> None:
         program = function_in("program.py")
         stack = launcher(lambda: program(stacks.capture))  # noqa: B023 - called at once
         assert [frame.file for frame in stacks.frames(stack)] == ["program.py", __file__]
+
+
+_WORK = """
+import sys
+from cudatool.trace import stacks
+
+def work(send):
+    send.send([(frame.file.rpartition("/")[2], frame.function) for frame in stacks.frames(stacks.capture())])
+
+if __name__ == "__main__":
+    from multiprocessing import get_context
+    context = get_context(sys.argv[1])
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(send,))
+    process.start()
+    print(receive.recv())
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_stack_ends_where_multiprocessing_started_a_process(method: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_WORK)
+    done = subprocess.run(
+        [sys.executable, "program.py", method], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    inner, *others = ast.literal_eval(done.stdout)
+    assert inner == ("program.py", "work")
+    assert {file for file, _ in others} == {"process.py"}  # of multiprocessing; no <string> is the user's own
 
 
 def test_where_stacks_end_is_found_without_importing_unittest(monkeypatch: pytest.MonkeyPatch) -> None:
