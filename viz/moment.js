@@ -55,9 +55,12 @@ class MomentView {
     order.sort((a, b) => segments.address[a] - segments.address[b]);
     for (const i of order) {
       const last = this.bars[this.bars.length - 1];
-      if (last && segments.expandable[i] && last.expandable && last.address + last.size === segments.address[i]) last.size += segments.size[i];
+      // The parts of an expandable segment are of one stream and one pool; another one may lie next to it.
+      const joins = last && segments.expandable[i] && last.expandable && last.address + last.size === segments.address[i]
+        && ["stream", "pool", "small"].every((column) => segments[column][last.first] === segments[column][i]);
+      if (joins) last.size += segments.size[i];
       else {
-        this.bars.push({ address: segments.address[i], size: segments.size[i], expandable: segments.expandable[i], small: segments.small[i],
+        this.bars.push({ first: i, address: segments.address[i], size: segments.size[i], expandable: segments.expandable[i], small: segments.small[i],
           where: memory.where(segments, i), isPrivate: memory.isPrivate[segments.pool[i]], blocks: [], used: 0 });
       }
     }

@@ -730,3 +730,26 @@ def test_planned_memory_is_drawn_where_its_buffers_lie(tmp_path: Path) -> None:
 
 def test_without_planned_memory_no_word_of_it_is_shown(snapshot_page: Page) -> None:
     assert snapshot_page.evaluate("document.getElementById('plans').hidden")
+
+
+@pytest.mark.parametrize(("column", "bars"), [("time", 1), ("stream", 2), ("pool", 2), ("small", 2)])
+def test_parts_of_an_expandable_segment_are_one_bar_within_a_stream_and_a_pool(
+    page: Page, column: str, bars: int
+) -> None:
+    found = read(
+        page,
+        f"""(() => {{
+          const segments = {{ start: [0, 0], end: [9, 9], address: [4096, 4106], size: [10, 10], expandable: [1, 1] }};
+          for (const column of ["time", "stream", "pool", "small"]) segments[column] = [0, 0];
+          segments.{column}[1] = 1;
+          const blocks = {{ address: [4110], size: [5] }};
+          const memory = {{ where: () => "", isPrivate: [false, false] }};
+          const view = {{ row: 1, memory, device: {{ blocks, segments, liveAt: () => [0] }} }};
+          MomentView.prototype.collect.call(view);
+          return view.bars.map((bar) => [bar.address, bar.size, bar.used]);
+        }})()""",
+    )
+    if bars == 1:
+        assert [[4096, 20, 5]] == found
+    else:
+        assert [[4096, 10, 0], [4106, 10, 5]] == found
