@@ -95,14 +95,14 @@ class Plane {
     this.context.putImageData(this.image, this.inset, 0);
   }
 
-  /** Write the labels of the horizontal axis; `format(value, step)` returns one. */
-  axisX(format) {
+  /** Write the labels of the horizontal axis; `format(value, step)` returns one. `counts` is for an axis of whole numbers. */
+  axisX(format, { counts = false } = {}) {
     const { context, ratio, view } = this;
     context.font = `${11 * ratio}px ${FONT}`;
     context.fillStyle = theme.quiet;
     context.textBaseline = "middle";
     context.textAlign = "center";
-    const values = ticks(view.x0, view.x1, this.width / (TICK_WIDTH * ratio));
+    const values = ticks(view.x0, view.x1, this.width / (TICK_WIDTH * ratio), 10, counts ? 1 : 0);
     for (const value of values) {
       const text = format(value, values.length > 1 ? values[1] - values[0] : view.x1 - view.x0);
       const at = this.inset + (value - view.x0) * this.scaleX;

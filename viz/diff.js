@@ -115,8 +115,8 @@ class DiffView {
     context.fillStyle = theme.card;
     context.fillRect(0, 0, plane.canvas.width, plane.canvas.height);
     plane.axisY(true);
-    const format = { time: (value, step) => formatTick(value, step, "time"), event: (value) => formatCount(Math.round(value)), share: (value) => `${Number((100 * value).toFixed(4))} %` };
-    plane.axisX(format[byId("axis").value]);
+    const format = { time: (value, step) => formatTick(value, step, "time"), event: formatCount, share: (value) => `${Number((100 * value).toFixed(4))} %` };
+    plane.axisX(format[byId("axis").value], { counts: byId("axis").value === "event" });
     context.save();
     context.beginPath();
     context.rect(plane.inset, 0, plane.width, plane.height);

@@ -288,7 +288,7 @@ class FleetView {
     context.fillStyle = theme.card;
     context.fillRect(0, 0, plane.canvas.width, plane.canvas.height);
     if (!cells) return;
-    plane.axisX((value) => formatCount(Math.round(value) * cells.width));
+    plane.axisX((value) => formatCount(value * cells.width), { counts: true });
     context.save();
     context.beginPath();
     context.rect(plane.inset, 0, plane.width, plane.height);

@@ -101,7 +101,7 @@ class HeatMap {
       for (let column = first; column < end; column++) plane.rectangle(column, column + 1, y, y + 1, this.colour(row, column), plane.scaleY > 8);
     }
     plane.endRaster();
-    plane.axisX((value) => formatCount(Math.round(value) * cells.width));
+    plane.axisX((value) => formatCount(value * cells.width), { counts: true });
     this.drawRanks();
     context.strokeStyle = theme.text;
     context.lineWidth = 1.5 * ratio;

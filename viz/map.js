@@ -34,7 +34,7 @@ class AddressMap {
     this.drawSegments();
     this.drawBlocks();
     plane.endRaster();
-    plane.axisX((value, step) => memory.formatTick(value, step));
+    memory.labelX(plane);
     plane.axisY();
     memory.drawMarks(plane);
     this.outlinePinned();

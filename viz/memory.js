@@ -118,6 +118,11 @@ class MemoryView {
     return formatTick(value, step, byId("axis").value);
   }
 
+  /** Write the labels of a plane's horizontal axis. */
+  labelX(plane) {
+    plane.axisX((value, step) => this.formatTick(value, step), { counts: byId("axis").value === "event" });
+  }
+
   // The moment: the cursor.
 
   /** Move the cursor to one moment and update everything. `reveal` moves the window there if it is outside. */

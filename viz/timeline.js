@@ -135,7 +135,7 @@ class Timeline {
     plane.endRaster();
     this.drawLines(moments);
     plane.axisY(true);
-    plane.axisX((value, step) => memory.formatTick(value, step));
+    memory.labelX(plane);
     memory.drawMarks(plane, true);
     plane.outlineSelection();
     memory.drawn("timeline");

@@ -34,8 +34,8 @@ function highest(values, from, to) {
   return best;
 }
 
-/** Return round numbers that divide a range into at most about `count` steps. */
-function ticks(low, high, count, base = 10) {
+/** Return round numbers that divide a range into at most about `count` steps, each at least `least` wide. */
+function ticks(low, high, count, base = 10, least = 0) {
   const span = (high - low) / Math.max(count, 1);
   if (!(span > 0)) return [];
   let step;
@@ -45,6 +45,7 @@ function ticks(low, high, count, base = 10) {
     const power = 10 ** Math.floor(Math.log10(span));
     step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= span);
   }
+  step = Math.max(step, least);
   const result = [];
   for (let value = Math.ceil(low / step) * step; value <= high; value += step) result.push(value);
   return result;

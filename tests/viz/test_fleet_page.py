@@ -371,3 +371,24 @@ def test_a_data_set_without_ranks_says_so(tmp_path: Path) -> None:
     with Page(tmp_path / "fleet.html") as page:
         assert page.evaluate("byId('nothing').checkVisibility() && !byId('one-run').checkVisibility()")
         assert [] == page.errors
+
+
+@in_browser
+@pytest.mark.parametrize("drawing", ["fleetView.heat.plane", "fleetView.plane"])
+def test_each_step_of_a_few_has_one_label(tmp_path: Path, drawing: str) -> None:
+    one = pictured()
+    assert one.memory is not None
+    few = replace(one, memory=replace(one.memory, steps=3, peak=one.memory.peak[:, :3].copy()))
+    viz.write_fleet("set", [few], None, tmp_path / "fleet.html")
+    with Page(tmp_path / "fleet.html") as page:
+        labels = page.read(
+            f"""(() => {{
+              const {{ context }} = {drawing};
+              const texts = [];
+              context.fillText = (text) => texts.push(text);
+              {drawing}.drawNow();
+              delete context.fillText;
+              return texts.filter((text) => /^[0-9]+$/.test(text));
+            }})()"""
+        )
+    assert ["0", "1", "2", "3"] == labels

@@ -753,3 +753,22 @@ def test_parts_of_an_expandable_segment_are_one_bar_within_a_stream_and_a_pool(
         assert [[4096, 20, 5]] == found
     else:
         assert [[4096, 10, 0], [4106, 10, 5]] == found
+
+
+def test_each_event_of_a_few_has_one_label(page: Page) -> None:
+    labels = read(
+        page,
+        """(() => {
+          byId("axis").value = "event";
+          byId("axis").dispatchEvent(new Event("change"));
+          const { plane } = memoryView.timeline;
+          plane.setView({ ...plane.view, x0: 0, x1: 3 });
+          const { context } = plane;
+          const texts = [];
+          context.fillText = (text) => texts.push(text);
+          plane.drawNow();
+          delete context.fillText;
+          return texts.filter((text) => /^[0-9]+$/.test(text));
+        })()""",
+    )
+    assert ["0", "1", "2", "3"] == labels
