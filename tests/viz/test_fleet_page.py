@@ -392,3 +392,11 @@ def test_each_step_of_a_few_has_one_label(tmp_path: Path, drawing: str) -> None:
             }})()"""
         )
     assert ["0", "1", "2", "3"] == labels
+
+
+@in_browser
+def test_a_long_name_of_a_run_leaves_the_page_as_wide_as_the_window(tmp_path: Path) -> None:
+    runs = [pictured(name="night" * 60), pictured(3, name="second", differs=None)]
+    viz.write_fleet("set", runs, None, tmp_path / "fleet.html")
+    with Page(tmp_path / "fleet.html") as page:
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
