@@ -73,9 +73,13 @@ def _explored(device: str | None, number: int, job: _Job) -> Report:
     runs: dict[SeededSchedule, ScheduleOutcome] = {}
     with ThreadPoolExecutor(processors()) as pool:
         waiting = {pool.submit(_run, schedule, chosen, job): schedule for schedule, chosen in devices.items()}
-        for done in as_completed(waiting):
-            runs[waiting[done]] = done.result()
-            say(f"cudatool: {len(runs)} of {number} schedules done")
+        try:
+            for done in as_completed(waiting):
+                runs[waiting[done]] = done.result()
+                say(f"cudatool: {len(runs)} of {number} schedules done")
+        except BaseException:  # after an error, or Ctrl-C, no other schedule begins
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     ordered = [runs[schedule] for schedule in devices]
     for run in ordered:
         if run is ordered[0] or run.status:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
+from cudatool.cli import _schedules
+from cudatool.cli._proof import Proof
+from cudatool.errors import CudatoolError
 from cudatool.recording import record
 
 _RACY = """
@@ -140,3 +144,21 @@ def test_what_cannot_be_done_is_one_clear_line_and_status_2(run_here, racy, tmp_
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("error", [CudatoolError, KeyboardInterrupt])
+def test_no_other_schedule_begins_after_one_that_failed(monkeypatch, racy, tmp_path, error):
+    begun = []
+
+    def run(schedule, device, job):
+        begun.append(schedule)
+        if len(begun) == 1:
+            raise error("it failed")
+        time.sleep(0.02)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_schedules, "_run", run)
+    monkeypatch.setattr(_schedules, "processors", lambda: 1)
+    with pytest.raises(error):
+        _schedules.explored(Proof(budget_s=None, schedules=100), "sim", "race", (racy,), children=True)
+    assert len(begun) < 100
