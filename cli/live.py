@@ -86,7 +86,8 @@ def live(
     five minutes, the call sites with the most live bytes, kernels and streams. Only the trace is read: the program is
     neither slowed nor stopped, and goes on if you leave.
 
-    Exit status: that of a program that this started and that has ended, else 0.
+    Exit status: that of a program that this started and that has ended (128 and the number of a signal that ended it),
+    else 0.
     """
 
     is_text = plain or as_lines_of_json or not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
@@ -115,7 +116,8 @@ def live(
         _say_end(watched, started, os.path.abspath(path), here)
         watched.close()
     if started is not None and watched.ending is not Ending.GROWING:
-        sys.exit(started.process.wait())
+        status = started.process.wait()
+        sys.exit(status if status >= 0 else 128 - status)  # of a signal, as a shell has it
 
 
 def _trace_of(words: tuple[str, ...]) -> str | None:

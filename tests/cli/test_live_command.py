@@ -122,6 +122,12 @@ def test_a_program_is_started_recorded_and_watched(run_warm, tmp_path):
     assert "out.log exists; add -f" in again.stderr
 
 
+def test_the_status_of_a_program_that_a_signal_ended_is_the_shells(run_warm, tmp_path):
+    (tmp_path / "job.py").write_text(_PROGRAM + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    done = run_warm("live", "--plain", "--every", "0.2", "--device", "sim", "-o", "out.ctrace", "job.py", "an argument")
+    assert 128 + 9 == done.returncode, done.stderr
+
+
 def test_a_program_that_is_never_recorded_is_said_with_its_last_words(run_warm):
     done = run_warm("live", "--plain", "--device", "sim:memory=nonsense", "-c", "pass")
     assert done.returncode == 2
