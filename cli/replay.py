@@ -106,7 +106,7 @@ class _Recording(NamedTuple):
     devices: list[int]
     settings: Settings  # that were in force
     origin: str  # of them, in words
-    total_memory: int | None  # of a device, if known
+    total_memory: dict[int, int | None]  # of each device, if known
     stats: dict[str, int] | None  # at the end, if known
 
 
@@ -128,7 +128,8 @@ def _recording(
         settings, origin = analyze.recorded_settings(trace)
     else:
         settings, origin = Settings.parse(recorded_conf), ""
-    total = size_of(recorded_memory, "--recorded-memory") or _memory_of_gpu(trace, devices[0])
+    given = size_of(recorded_memory, "--recorded-memory")
+    total = {device: given or _memory_of_gpu(trace, device) for device in devices}
     stats = trace.header.get("memory_stats") if len(devices) == 1 and "window" not in trace.header else None
     return _Recording(trace, devices, settings, origin, total, stats)
 
@@ -142,7 +143,7 @@ def _check(recording: _Recording, as_json: bool) -> None:
                 recording.trace,
                 device,
                 recording.settings,
-                total_memory=recording.total_memory,
+                total_memory=recording.total_memory[device],
                 # A part of a recording has no final state.
                 final=None if "window" in recording.trace.header else getattr(recording.trace, "segments", None),
                 stats=recording.stats,
@@ -168,10 +169,9 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, as_j
     trace, devices, settings, _, total, _ = recording
     advice: dict[int, Advice] = {}
     with step("cudatool replay"):  # progress shows two seconds from here
-        options: Any = {"recorded": settings, "recorded_memory": total}
-        options["memory"] = size_of(memory, "--memory")
+        options: Any = {"recorded": settings, "memory": size_of(memory, "--memory")}
         for device in devices:
-            advice[device] = found = analyze.advise(trace, device, confs, **options)
+            advice[device] = found = analyze.advise(trace, device, confs, recorded_memory=total[device], **options)
             if found.withheld is not None and not found.tried:
                 where = f"device {device}: " if len(devices) > 1 else ""
                 raise UsageError(f"{where}{found.why_not()}")

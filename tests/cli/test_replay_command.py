@@ -20,7 +20,7 @@ from cudatool.analyze.recorded import settings_variable
 from cudatool.cli import _replay_text
 from cudatool.cli.replay import replay
 from cudatool.cli.snapshot import snapshot
-from cudatool.trace.events import RECORD
+from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -347,3 +347,19 @@ def test_a_memory_fraction_that_all_settings_share_is_said_once() -> None:
     assert 1 == said.output.count(limit)
     rows = [line.split()[0] for line in said.output.splitlines() if line.startswith("roundup")]
     assert sorted(set(rows)) == sorted(rows)
+
+
+def test_each_device_is_replayed_with_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = np.zeros(2, RECORD)
+    records["kind"], records["size"], records["device"] = Kind.OOM, 1 << 20, (0, 1)
+    trace = Trace(records, header={"total_memory": [1 << 30, 3 << 30]})
+    totals = {}
+
+    def advise(trace: Trace, device: int, confs: Any, *, recorded_memory: int | None, **more: Any) -> Advice:
+        totals[device] = recorded_memory
+        return Advice(None, None, None, 0, ())
+
+    monkeypatch.setattr("cudatool.cli.replay.read_trace", lambda source: trace)
+    monkeypatch.setattr("cudatool.analyze.advise", advise)
+    done = CliRunner().invoke(replay, ["two.ctrace", "--json"])
+    assert {0: 1 << 30, 1: 3 << 30} == totals, done.output
