@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cudatool.blas._conjugate import Operand, plain
 from cudatool.blas._gemm import BFLOAT16, FP8, Epilogue, Scales
-from cudatool.blas._multiply import check_operands, multiply, room_for
+from cudatool.blas._multiply import check_devices, check_operands, multiply, room_for
 from cudatool.blas._numerics import RELU_MASK_BITS
 from cudatool.blas._products import added
 from cudatool.errors import UsageError
@@ -117,8 +117,12 @@ def _mm_epilogue(
     for name, array, needed in (("bias", bias, chosen.reads_bias), ("aux", aux, chosen.reads_aux)):
         if (array is not None) != needed:
             raise UsageError(f"mm_epilogue: {epilogue} {'needs' if needed else 'does not take'} {name}")
+    for array in (bias, aux):
+        if array is not None:
+            check_array("mm_epilogue: bias or aux", array)
+    check_devices("mm_epilogue", input, bias, aux)
     m, n = input.shape[0], mat2.shape[1]
-    if bias is not None and (bias.shape, bias.dtype, bias.device) != ((n,), input.dtype, input.device):
+    if bias is not None and (bias.shape, bias.dtype) != ((n,), input.dtype):
         raise UsageError(f"mm_epilogue: bias must have shape {(n,)} and dtype {input.dtype}; it is {bias!r}")
     found = room_for("mm_epilogue", out, (m, n), input.dtype, input.device, input, mat2, bias, aux)
     if chosen.writes_aux or aux is not None:
@@ -221,6 +225,7 @@ def _scaled_mm(
     if scale_result is not None and dtype not in FP8:
         raise UsageError(f"scaled_mm: scale_result is for a result of 8 bits, not for {dtype}")
     vector = _bias_of_scaled(bias, b.shape[1], dtype)
+    check_devices("scaled_mm", a, b, scale_a, scale_b, scale_result, vector)
     found = room_for("scaled_mm", out, (a.shape[0], b.shape[1]), dtype, a.device, a, b)
     return multiply(
         a,
@@ -265,5 +270,6 @@ def _int_mm(input: DeviceArray, mat2: DeviceArray, *, out: DeviceArray | None = 
         raise UsageError(
             f"int_mm cannot multiply shapes {a.shape} and {b.shape}: pass (m, k) and (k, n), k and n multiples of 8"
         )
+    check_devices("int_mm", a, b)
     shape = (a.shape[0], b.shape[1])
     return multiply(a, b, room_for("int_mm", out, shape, np.dtype(np.int32), a.device, a, b))

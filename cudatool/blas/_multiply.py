@@ -12,11 +12,11 @@ from cudatool.blas._gemm import FP8, ROUTINES, Compute, Epilogue, Gemm, Scales, 
 from cudatool.blas._layout import COLUMN_MAJOR, Order, arrange
 from cudatool.errors import UsageError
 from cudatool.runtime.allocator import allocate
-from cudatool.runtime.array import DeviceArray, empty, may_overlap
+from cudatool.runtime.array import DeviceArray, check_writeable, empty, may_overlap
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.runtime.transfer import copy_on_device
 
-__all__ = ["check_operands", "check_types", "multiply", "room_for"]
+__all__ = ["check_devices", "check_operands", "check_types", "multiply", "room_for"]
 
 
 def check_types(name: str, a: Operand, b: Operand) -> None:
@@ -33,8 +33,20 @@ def check_types(name: str, a: Operand, b: Operand) -> None:
             f"{name} takes two arrays of the same dtype, one of float16, bfloat16, float32, float64, complex64 and "
             f"complex128, not {a.dtype} and {b.dtype}"
         )
-    if a.device != b.device:
-        raise UsageError(f"{name}: the operands are on devices {a.device} and {b.device}; copy one to the other")
+    check_devices(name, a, b)
+
+
+def check_devices(name: str, a: Operand, *others: Operand | None) -> None:
+    """Raise unless all arrays that a product takes are on the device of the first.
+
+    Raises
+    ------
+    UsageError
+        They are not.
+    """
+    for other in others:
+        if other is not None and other.device != a.device:
+            raise UsageError(f"{name}: the arrays are on devices {a.device} and {other.device}; copy one to the other")
 
 
 def check_operands(name: str, a: Operand, b: Operand, a_ndim: int, b_ndim: int) -> None:
@@ -72,6 +84,7 @@ def room_for(
         return empty(shape, dtype, device=device)
     if not isinstance(out, DeviceArray) or (out.shape, out.dtype, out.device) != (shape, dtype, device):
         raise UsageError(f"{name}: out must have shape {shape} and dtype {dtype} on device {device}; it is {out!r}")
+    check_writeable(out, f"{name}: out")
     for operand in operands:
         if operand is not None and may_overlap(out, plain(operand)[0]):
             raise UsageError(f"{name}: out overlaps an operand, which a product cannot be written to")

@@ -226,6 +226,7 @@ def _addmv(
     """
     check_operands("addmv", mat, vec, 2, 1)
     _check_factors("addmv", mat.dtype, alpha, beta)
+    _check_added("addmv", input, mat)
     found = _with_input("addmv", input, out, mat.shape[:1], mat, vec, copy=beta != 0)
     multiply(mat, _column(vec), found[:, None], alpha=alpha, beta=beta)
     return found
@@ -278,8 +279,7 @@ def added(
 ) -> DeviceArray:
     """Return ``epilogue(beta * input + alpha * (a @ b))``: a row is the epilogue's, all else is there beforehand."""
     _check_factors(name, a.dtype, alpha, beta)
-    if not isinstance(input, DeviceArray):
-        raise UsageError(f"{name} adds to a DeviceArray, not to {type(input).__name__}")
+    _check_added(name, input, a)
     if beta == 1 and a.shape[-1] and _can_be_bias(input, shape, a.dtype):
         found = room_for(name, out, shape, a.dtype, a.device, a, b, input)
         bias = (input if input.ndim == 1 else input[0]).contiguous()
@@ -296,15 +296,18 @@ def _check_factors(name: str, dtype: np.dtype[np.generic], *factors: complex) ->
         raise UsageError(f"{name}: alpha and beta must be real for {dtype}")
 
 
+def _check_added(name: str, input: object, a: Operand) -> None:
+    if not isinstance(input, DeviceArray):
+        raise UsageError(f"{name} adds to a DeviceArray, not to {type(input).__name__}")
+    if input.dtype != a.dtype or input.device != a.device:
+        raise UsageError(
+            f"{name}: what is added must be {a.dtype} on device {a.device}, as the operands are; it is {input!r}"
+        )
+
+
 def _can_be_bias(input: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
     """Return whether cuBLASLt can add `input` to each row of a result of `shape`."""
-    return (
-        len(shape) == 2
-        and min(shape) > 1
-        and input.shape in (shape[1:], (1, shape[1]))
-        and input.dtype == dtype
-        and dtype in _FUSED_BIAS
-    )
+    return len(shape) == 2 and min(shape) > 1 and input.shape in (shape[1:], (1, shape[1])) and dtype in _FUSED_BIAS
 
 
 def _with_input(
@@ -318,10 +321,6 @@ def _with_input(
     copy: bool,
 ) -> DeviceArray:
     """Return where the result goes, with `input` in it."""
-    if input.dtype != a.dtype or input.device != a.device:
-        raise UsageError(
-            f"{name}: what is added must be {a.dtype} on device {a.device}, as the operands are; it is {input!r}"
-        )
     try:
         np.broadcast_to(input.layout, shape)
     except ValueError:

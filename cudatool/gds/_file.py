@@ -11,7 +11,7 @@ from typing import Any, Self
 from cudatool import _driver
 from cudatool.errors import CudaError, FileFormatError, OutputError, UsageError
 from cudatool.gds._cufile import cufile
-from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.array import DeviceArray, check_writeable
 from cudatool.runtime.calls import operation
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.stream import current_stream
@@ -118,8 +118,7 @@ class GdsFile:
         UsageError
             The array has gaps or cannot be written, or the file is not registered.
         """
-        if not storage.layout.flags.writeable:
-            raise UsageError("this array is read-only: its owner exported it so")
+        check_writeable(storage)
         done = self._transfer("read", storage, offset)
         if done != storage.nbytes:
             raise FileFormatError(self.filename, f"it has {done} of the {storage.nbytes} bytes asked for at {offset}")

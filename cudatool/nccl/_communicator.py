@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, Self
 from cudatool import _driver
 from cudatool.errors import CudaError, UsageError
 from cudatool.nccl._calls import SUM, Name, RankPart, wire
-from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.array import DeviceArray, check_writeable
 from cudatool.runtime.device import DeviceLike, current_device, device_count, device_indices
 from cudatool.runtime.dtypes import require_int
 from cudatool.runtime.extents import emit_extents
@@ -258,8 +258,8 @@ class Communicator:
                 raise UsageError(f"{array!r} is not on device {self.device}, which is the communicator's")
         if stream.device_index != self.device:
             raise UsageError(f"the stream is of device {stream.device_index}, the communicator of device {self.device}")
-        if target is not None and not target.layout.flags.writeable:
-            raise UsageError("this array is read-only: its owner exported it so")
+        if target is not None:
+            check_writeable(target)
         sent = None if source is None else wire(source.layout, name)
         received = sent if target is source else None if target is None else wire(target.layout, name)
         stack = stacks.capture() if hooks.active else 0

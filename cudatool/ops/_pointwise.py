@@ -20,7 +20,7 @@ from cudatool.errors import UsageError
 from cudatool.ops._complex import complex_functions
 from cudatool.ops._layout import LOADS, THREADS, Walk, lines, own_pack, plan_struct, walk
 from cudatool.runtime.allocator import Memory
-from cudatool.runtime.array import ALIGNMENT, DeviceArray, empty, may_overlap, signature
+from cudatool.runtime.array import ALIGNMENT, DeviceArray, check_writeable, empty, may_overlap, signature
 from cudatool.runtime.calls import raise_status
 from cudatool.runtime.device import call_on
 from cudatool.runtime.device import device as on_device
@@ -582,8 +582,7 @@ def writable_out(name: str, out: DeviceArray) -> None:
     UsageError
         It is read-only, or several of its elements are one.
     """
-    if not out.layout.flags.writeable:
-        raise UsageError(f"{name}: out is read-only: its owner exported it so, or it is broadcast")
+    check_writeable(out, f"{name}: out")
     if any(n > 1 and not stride for n, stride in zip(out.shape, out.strides, strict=True)):
         raise UsageError(f"{name}: several elements of out are one in memory; pass a clone()")
 

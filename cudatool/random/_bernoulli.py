@@ -12,7 +12,7 @@ from cudatool.ops._pointwise import Pointwise
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import BLOCK, PHILOX, blocks, draws, fill, operation, real_type, run, take, word_type
 from cudatool.random._layout import by_strides, empty_like, in_memory_order
-from cudatool.runtime.array import DeviceArray, check_array, empty
+from cudatool.runtime.array import DeviceArray, check_array, check_writeable, empty
 from cudatool.runtime.dtypes import real
 from cudatool.runtime.stream import current_stream
 
@@ -68,8 +68,7 @@ def bernoulli_(array: DeviceArray, p: Any = 0.5, *, generator: Generator | None 
 
 def _each(array: DeviceArray, name: str, p: DeviceArray, generator: Generator | None) -> DeviceArray:
     real_type(p.dtype, "the p of bernoulli_")
-    if not array.layout.flags.writeable:
-        raise UsageError("this array is read-only: its owner exported it so")
+    check_writeable(array)
     _same_device(array, p)
     exact = np.float64 if name == "double" else np.float32
     if p.dtype != exact:

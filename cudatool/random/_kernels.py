@@ -20,7 +20,7 @@ from cudatool.ops import Op, op
 from cudatool.random._generator import Drawn, Generator, default_generator
 from cudatool.random._layout import in_memory_order
 from cudatool.runtime import calls
-from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.array import DeviceArray, check_writeable, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.device import get_device_properties
 from cudatool.runtime.kernel import compile_own, launch
@@ -399,8 +399,7 @@ def fill(
     UsageError
         The array is read-only, or the generator cannot be used.
     """
-    if not out.layout.flags.writeable:
-        raise UsageError("this array is read-only: its owner exported it so")
+    check_writeable(out)
     if not out.size:
         return out
     ordered = in_memory_order(out)

@@ -31,6 +31,7 @@ __all__ = [
     "DeviceArray",
     "asarray",
     "check_array",
+    "check_writeable",
     "empty",
     "from_dlpack",
     "full",
@@ -221,8 +222,7 @@ class DeviceArray(ArrayMethods):
         UsageError
             This array is read-only, or the device cannot cast between the dtypes.
         """
-        if not self.layout.flags.writeable:
-            raise UsageError("this array is read-only: its owner exported it so")
+        check_writeable(self)
         stream = current_stream(self.device)
         found = _from_library(source)
         if found is None:
@@ -256,8 +256,7 @@ class DeviceArray(ArrayMethods):
 
     def fill_(self, value: Any) -> DeviceArray:
         """Set every element to `value`, cast to the array's dtype, and return the array."""
-        if not self.layout.flags.writeable:
-            raise UsageError("this array is read-only: its owner exported it so")
+        check_writeable(self)
         transfer.fill(self.layout, value, current_stream(self.device))
         return self
 
@@ -387,6 +386,12 @@ def check_array(name: str, array: object) -> None:
     """Raise UsageError if what is passed to the function `name` is not a DeviceArray."""
     if not isinstance(array, DeviceArray):
         raise UsageError(f"{name} takes a DeviceArray, not {type(array).__name__}")
+
+
+def check_writeable(array: DeviceArray, what: str = "this array") -> None:
+    """Raise UsageError if an array, named `what` in words, must not be written to."""
+    if not array.layout.flags.writeable:
+        raise UsageError(f"{what} is read-only: its owner exported it so, or it is broadcast")
 
 
 def list_of_arrays(name: str, arrays: Any) -> list[DeviceArray]:

@@ -561,3 +561,47 @@ def test_products_of_two_threads(rng):
 def test_infinities_give_nan_without_a_word() -> None:
     found = blas.mm(cudatool.full((2, 2), np.inf), cudatool.zeros((2, 2)))
     assert np.all(np.isnan(found.get()))
+
+
+def _scaled(mat2_device=0, **devices):
+    one = cudatool.ones((), device=devices.pop("scale", 0))
+    bias = cudatool.ones((16,), BF16, device=devices.pop("bias", 0))
+    a, b = (cudatool.ones((16, 16), device=where).astype(E4M3) for where in (0, mat2_device))
+    return blas.scaled_mm(a, b.T, one, cudatool.ones(()), bias=bias)
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda a, other: blas.addmm(other[0], a, a),
+        lambda a, other: blas.linear(a, a, other[0]),
+        lambda a, other: blas.addmv(other[0], a, a[0]),
+        lambda a, other: blas.mm_epilogue(a, a, "bias", bias=other[0]),
+        lambda a, other: blas.mm_epilogue(a, a, "drelu", aux=cudatool.zeros((16, 16), np.uint8, device=other.device)),
+        lambda a, other: blas.int_mm(a.astype("i1"), other.astype("i1")),
+        lambda a, other: _scaled(mat2_device=other.device),
+        lambda a, other: _scaled(scale=other.device),
+        lambda a, other: _scaled(bias=other.device),
+    ],
+)
+def test_arrays_of_two_devices_are_refused(second, product):
+    with pytest.raises(UsageError, match="on device"):
+        product(cudatool.ones((16, 16)), cudatool.ones((16, 16), device=second))
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda a, out: blas.mm(a, a, out=out),
+        lambda a, out: blas.addmm(a[0], a, a, out=out),
+        lambda a, out: blas.matmul(a, a, out=out),
+        lambda a, out: blas.mv(a, a[0], out=out[0]),
+        lambda a, out: blas.addmm_activation(a[0], a, a, out=out),
+    ],
+)
+def test_products_are_not_written_to_what_is_read_only(product):
+    a, kept = cudatool.ones((4, 4)), cudatool.zeros((4, 4))
+    for _ in range(2):  # with a plan, too
+        with pytest.raises(UsageError, match="out is read-only"):
+            product(a, kept.broadcast_to((4, 4)))
+    assert not kept.get().any()
