@@ -485,7 +485,7 @@ class Player:
         number, self._next = self._next, self._next + 1
         if number >= len(self._expected) or described(call, _nowhere) != self._here(self._expected[number]):
             raise GraphBreakError("the function does something else each time it runs")
-        self._trace.note_numbers(call.pointwise.scalars(call))
+        self._trace.note_scalars(call)
         if number in self._repeated:
             return None
         if number not in self._roles:

@@ -112,7 +112,8 @@ class EventCollector:
     rows
         The same of kernels that work on rows.
     numbers
-        The floating-point numbers among the arguments of all kernels, as text.
+        The numbers that fills and elementwise functions are given, and the floating-point numbers among the arguments
+        of other kernels, as text.
     ends_unseen
         Work without an event was enqueued after the last node.
     same, repeated
@@ -187,7 +188,7 @@ class EventCollector:
         with watched(_ignore):  # its accesses are known
             done = call.run()
         self.calls.append(found)
-        self.note_numbers(call.pointwise.scalars(call))
+        self.note_scalars(call)
         if len(self.work) == before + 1:
             work = self.work[-1]
             work.call = found
@@ -202,6 +203,10 @@ class EventCollector:
         self.rows.append(found)
         if len(self.work) == before + 1 and not annotating():
             self.work[-1].rows = found
+
+    def note_scalars(self, call: PointwiseLaunch) -> None:
+        """Note the numbers of an elementwise function, which must be the same in each run."""
+        self.numbers += map(repr, call.pointwise.scalars(call))
 
     def note_numbers(self, values: Sequence[Any]) -> None:
         """Note numbers that must be the same in each run; integers may be addresses, which need not be."""
@@ -237,6 +242,8 @@ class EventCollector:
         if event.correlation:
             self._of_operation[event.correlation] = len(self._nodes)
         self._nodes.append((event.time, node))
+        if event.kind is Kind.MEMSET:
+            self.numbers.append(f"fill {event.aux0}")
         edge = event.kind in _NOT_CAPTURED
         self._launch = len(self.work) if event.kind is Kind.KERNEL_LAUNCH else -1
         early = event.kind is Kind.MEMCPY  # whose event comes before the call

@@ -469,6 +469,25 @@ def test_a_counter_in_python_breaks_the_graph_and_is_right() -> None:
     assert "the function changes self.count" in step.explain()
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda number: ct.ones(4, np.int64) + number,
+        lambda number: ct.ones(4, np.int64).clamp(max=number),
+        lambda number: ct.full(4, number, np.int32) * 1,
+        lambda number: ct.full(4, number, np.float64) * 1,
+    ],
+    ids=["an operand", "a keyword", "a fill", "a fill of two words"],
+)
+def test_whole_numbers_from_elsewhere_break_the_graph_and_are_right(use: Callable[[int], DeviceArray]) -> None:
+    def step() -> DeviceArray:
+        return use(-(time.monotonic_ns() % 2**30))
+
+    step_compiled = compile(step)
+    assert 4 == len({float(step_compiled()[0]) for _ in range(4)})
+    assert "the function computes with other numbers each time it runs" in step_compiled.explain()
+
+
 def test_state_that_is_read_before_it_is_replaced_breaks_the_graph_and_is_right() -> None:
     class Sum:
         def __init__(self) -> None:
