@@ -22,6 +22,7 @@ from cudatool.sim.toolchain import nvrtc
 from cudatool.sim.virtual import VirtualMemory
 
 if TYPE_CHECKING:
+    from cudatool.sim.abi import EntryPoint
     from cudatool.sim.device_runtime import Heap
     from cudatool.sim.graph.model import Condition
     from cudatool.sim.jit import Footprint, Shadow
@@ -55,6 +56,7 @@ _OF_CONTEXT: Final = ("array", "device", "managed", "module")  # kinds of memory
 # Bytes between allocations that are checked, so that a step beyond one does not reach the next; few if memory is short.
 _GAP: Final = 64 << 10
 _SMALL_GAP: Final = 512
+_NEED_NO_INIT: Final = ("cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuInit")
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -217,8 +219,6 @@ class Machine:
 
     def device(self, ordinal: int) -> Device:
         """Return a device, else fail with CUDA_ERROR_INVALID_DEVICE."""
-        if not self.initialized:
-            raise DriverError(Result.NOT_INITIALIZED)
         if not 0 <= ordinal < len(self.devices):
             raise DriverError(Result.INVALID_DEVICE)
         return self.devices[ordinal]
@@ -411,8 +411,15 @@ machine: Machine = None  # type: ignore[assignment]  # set once by create(), bef
 def create(options: MachineOptions) -> Machine:
     """Make the machine of this process."""
     global machine
-    machine = Machine(options)
+    machine, abi.guard = Machine(options), _before_init
     return machine
+
+
+def _before_init(entry: EntryPoint, arguments: tuple[Any, ...]) -> None:
+    """Carry out a driver call before cuInit: all but a few need it, whatever else is wrong with them."""
+    if entry.name not in _NEED_NO_INIT and not entry.name.startswith("cuLogs"):
+        raise DriverError(Result.NOT_INITIALIZED)
+    entry.handler(*arguments)
 
 
 def clamped_priority(priority: int) -> int:
@@ -426,11 +433,9 @@ def current_context() -> Context:
     Raises
     ------
     DriverError
-        NOT_INITIALIZED before cuInit; INVALID_CONTEXT if none is current; CONTEXT_IS_DESTROYED; or the sticky error
+        INVALID_CONTEXT if none is current; CONTEXT_IS_DESTROYED; or the sticky error
         that an earlier kernel left, which ends the context as on a GPU.
     """
-    if not machine.initialized:
-        raise DriverError(Result.NOT_INITIALIZED)
     stack = machine.thread.contexts
     if not stack:
         raise DriverError(Result.INVALID_CONTEXT)
@@ -469,8 +474,6 @@ def stream_of(handle: int, context: Context | None = None) -> StreamState:
             found = StreamState(context, PER_THREAD_STREAM, 0, 0, machine.new_serial())
             context.per_thread[thread] = context.streams[-thread] = found
         return found
-    if not machine.initialized:
-        raise DriverError(Result.NOT_INITIALIZED)
     stream = machine.get(handle, StreamState)
     if stream.green is not None and stream.green.is_destroyed:
         raise DriverError(Result.STREAM_DETACHED)

@@ -1,4 +1,4 @@
-"""NULL where a call stores its results: an error code, and nothing made that the program cannot name."""
+"""Every call with NULL for its pointers: an error code, before cuInit too, and nothing made that has no name."""
 
 from __future__ import annotations
 
@@ -68,6 +68,26 @@ def test_a_call_that_stores_its_result_nowhere_fails_and_makes_nothing():
     assert len({name for name, _, _ in results}) > 200
     assert [] == [name for name, result, _ in results if result == "999"]
     assert [] == [name for name, result, unchanged in results if result != "0" and unchanged == "False"]
+
+
+_EARLY = r"""
+from cudatool import _driver
+_driver.initialize()
+from cudatool.sim import Result, abi
+for name, entry in sorted(abi.ENTRIES.items()):
+    if name != "cuInit" and all(kind in abi._KINDS for kind in entry.types):
+        print(name, Result(abi.invoke(entry, (0,) * len(entry.types), 1)).name)
+"""
+
+
+def test_calls_before_cuinit_say_so():
+    done = run_python(_EARLY)
+    assert 0 == done.returncode, done.stderr
+    results = dict(line.split() for line in done.stdout.splitlines())
+    others = {name for name, result in results.items() if result != "NOT_INITIALIZED"}
+    # NVIDIA's reference has no such result for these.
+    assert {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"} == {n for n in others if "cuLogs" not in n}
+    assert len(results) > 200
 
 
 def test_an_image_is_not_loaded_for_a_module_that_is_stored_nowhere(machine, driver):

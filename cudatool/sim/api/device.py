@@ -10,8 +10,8 @@ import re
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64
 from typing import Final
 
+from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
-from cudatool.sim import profile
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.device_runtime import DEFAULT_LIMITS, check_limit, set_limit
 from cudatool.sim.green import GreenContext
@@ -54,7 +54,8 @@ def cuGetErrorName(error: int, pStr: int) -> None:
 def cuInit(Flags: int) -> None:
     if Flags:
         raise DriverError(Result.INVALID_VALUE)
-    state.machine.initialized = True
+    if not state.machine.initialized:
+        state.machine.initialized, abi.guard = True, None
 
 
 @entry("cuDriverGetVersion(int *driverVersion)")
@@ -72,8 +73,6 @@ def cuDeviceGet(device: int, ordinal: int) -> None:
 
 @entry("cuDeviceGetCount(int *count)")
 def cuDeviceGetCount(count: int) -> None:
-    if not state.machine.initialized:
-        raise DriverError(Result.NOT_INITIALIZED)
     write(count, c_int, len(state.machine.devices))
 
 
@@ -260,8 +259,6 @@ def cuCtxPopCurrent(pctx: int) -> None:
 
 @entry("cuCtxSetCurrent(CUcontext ctx)")
 def cuCtxSetCurrent(ctx: int) -> None:
-    if not state.machine.initialized:
-        raise DriverError(Result.NOT_INITIALIZED)
     stack = state.machine.thread.contexts
     if not ctx:
         del stack[-1:]
@@ -271,8 +268,6 @@ def cuCtxSetCurrent(ctx: int) -> None:
 
 @entry("cuCtxGetCurrent(CUcontext *pctx)")
 def cuCtxGetCurrent(pctx: int) -> None:
-    if not state.machine.initialized:
-        raise DriverError(Result.NOT_INITIALIZED)
     stack = state.machine.thread.contexts
     write(pctx, c_size_t, stack[-1].handle if stack else 0)
 

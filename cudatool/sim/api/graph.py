@@ -23,8 +23,6 @@ _PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 def graph_object(handle: int, kind: type[_T]) -> _T:
     """Return the graph, node or the like of a handle, else fail with CUDA_ERROR_INVALID_VALUE."""
-    if not state.machine.initialized:
-        raise DriverError(Result.NOT_INITIALIZED)
     found = state.machine.objects.get(handle)
     if not isinstance(found, kind):
         raise DriverError(Result.INVALID_VALUE, f"{handle:#x} is not a live {kind.__name__}")
@@ -36,8 +34,6 @@ def graph_object(handle: int, kind: type[_T]) -> _T:
 
 @entry("cuGraphCreate(CUgraph *phGraph, unsigned int flags)")
 def cuGraphCreate(phGraph: int, flags: int) -> None:
-    if not state.machine.initialized:
-        raise DriverError(Result.NOT_INITIALIZED)
     if flags or not phGraph:
         raise DriverError(Result.INVALID_VALUE)
     graph = Graph()

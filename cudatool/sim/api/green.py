@@ -68,7 +68,6 @@ def cuStreamGetDevResource(hStream: int, resource: int, type: int) -> None:
     "CUdevResource *remainder, unsigned int flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS *groupParams)"
 )
 def cuDevSmResourceSplit(result: int, nbGroups: int, input: int, remainder: int, flags: int, groupParams: int) -> None:
-    state.machine.device(0)
     if not nbGroups or not input or not groupParams or flags:
         raise DriverError(Result.INVALID_VALUE)
     groups = (SmGroup * nbGroups).from_address(groupParams)
@@ -87,7 +86,6 @@ def cuDevSmResourceSplit(result: int, nbGroups: int, input: int, remainder: int,
 def cuDevSmResourceSplitByCount(
     result: int, nbGroups: int, input: int, remainder: int, flags: int, minCount: int
 ) -> None:
-    state.machine.device(0)
     if not nbGroups or not input:
         raise DriverError(Result.INVALID_VALUE)
     limit = c_uint.from_address(nbGroups).value if result else None
@@ -108,7 +106,6 @@ def _store_split(result: int, remainder: int, parts: list[Resource], rest: Resou
 
 @entry("cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)")
 def cuDevResourceGenerateDesc(phDesc: int, resources: int, nbResources: int) -> None:
-    state.machine.device(0)
     if not phDesc or not resources or not nbResources:
         raise DriverError(Result.INVALID_VALUE)
     given = list((Resource * nbResources).from_address(resources))

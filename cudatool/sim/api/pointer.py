@@ -84,7 +84,6 @@ def cuPointerGetAttribute(data: int, attribute: int, ptr: int) -> None:
 )
 def cuPointerGetAttributes(numAttributes: int, attributes: int, data: int, ptr: int) -> None:
     # A pointer that CUDA does not know is not an error here: zeros, and ordinal -2 (cuPointerGetAttributes).
-    state.machine.device(0)  # needs no context
     if not attributes or not data:
         raise DriverError(Result.INVALID_VALUE)
     kinds = (c_int * numAttributes).from_address(attributes)

@@ -47,7 +47,6 @@ def _location(address: int) -> tuple[int, int]:
 
 @entry("cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)")
 def cuMemPoolCreate(pool: int, poolProps: int) -> None:
-    state.machine.device(0)  # needs no context
     if not pool or not poolProps:
         raise DriverError(Result.INVALID_VALUE)
     props = _PoolProps.from_address(poolProps)
@@ -199,7 +198,6 @@ def cuMemPoolExportToShareableHandle(handle_out: int, pool: int, handleType: int
     "unsigned long long flags)"
 )
 def cuMemPoolImportFromShareableHandle(pool_out: int, handle: int, handleType: int, flags: int) -> None:
-    state.machine.device(0)
     if not pool_out or handleType != FILE_DESCRIPTOR or flags:
         raise DriverError(Result.INVALID_VALUE, "a pool can only be imported from a file descriptor, with flags 0")
     write(pool_out, c_size_t, Pool.from_file(state.machine, c_int(handle).value).handle)
@@ -207,7 +205,6 @@ def cuMemPoolImportFromShareableHandle(pool_out: int, handle: int, handleType: i
 
 @entry("cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)")
 def cuMemPoolExportPointer(shareData_out: int, ptr: int) -> None:
-    state.machine.device(0)
     found = state.machine.allocations.at(ptr)
     if not shareData_out or found is None or not found.pool:
         raise DriverError(Result.INVALID_VALUE, f"{ptr:#x} is not the start of live memory from a pool")
@@ -219,7 +216,6 @@ def cuMemPoolExportPointer(shareData_out: int, ptr: int) -> None:
 
 @entry("cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)")
 def cuMemPoolImportPointer(ptr_out: int, pool: int, shareData: int) -> None:
-    state.machine.device(0)
     if not ptr_out or not shareData:
         raise DriverError(Result.INVALID_VALUE)
     data = PointerData.from_buffer_copy(ctypes.string_at(shareData, ctypes.sizeof(PointerData)))

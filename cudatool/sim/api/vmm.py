@@ -50,7 +50,6 @@ class _Access(ctypes.Structure):
 )
 def cuMemAddressReserve(ptr: int, size: int, alignment: int, addr: int, flags: int) -> None:
     # `addr` is a hint, which the driver need not follow.
-    state.machine.device(0)
     if not ptr or not size or size % PAGE or flags or alignment & (alignment - 1):
         raise DriverError(Result.INVALID_VALUE, f"a range of {size} bytes: sizes are multiples of 2 MiB")
     write(ptr, c_uint64, state.machine.virtual.reserve(size, alignment))
@@ -58,7 +57,6 @@ def cuMemAddressReserve(ptr: int, size: int, alignment: int, addr: int, flags: i
 
 @entry("cuMemAddressFree(CUdeviceptr ptr, size_t size)")
 def cuMemAddressFree(ptr: int, size: int) -> None:
-    state.machine.device(0)
     state.machine.virtual.unreserve(ptr, size)
 
 
@@ -67,7 +65,6 @@ def cuMemAddressFree(ptr: int, size: int) -> None:
     "unsigned long long flags)"
 )
 def cuMemCreate(handle: int, size: int, prop: int, flags: int) -> None:
-    state.machine.device(0)
     if not handle or not size or size % PAGE or flags:
         raise DriverError(Result.INVALID_VALUE, f"{size} bytes: sizes are multiples of 2 MiB")
     properties = _properties(prop)
@@ -77,7 +74,6 @@ def cuMemCreate(handle: int, size: int, prop: int, flags: int) -> None:
 
 @entry("cuMemRelease(CUmemGenericAllocationHandle handle)")
 def cuMemRelease(handle: int) -> None:
-    state.machine.device(0)
     state.machine.virtual.release(_physical(handle))
 
 
@@ -86,7 +82,6 @@ def cuMemRelease(handle: int) -> None:
     "unsigned long long flags)"
 )
 def cuMemMap(ptr: int, size: int, offset: int, handle: int, flags: int) -> None:
-    state.machine.device(0)
     physical = _physical(handle)
     # "offset ... must be zero", and the memory can be mapped as a whole only (cuMemMap).
     if offset or flags or ptr % PAGE or size != physical.size:
@@ -98,13 +93,11 @@ def cuMemMap(ptr: int, size: int, offset: int, handle: int, flags: int) -> None:
 
 @entry("cuMemUnmap(CUdeviceptr ptr, size_t size)")
 def cuMemUnmap(ptr: int, size: int) -> None:
-    state.machine.device(0)
     state.machine.virtual.unmap(ptr, size)
 
 
 @entry("cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)")
 def cuMemSetAccess(ptr: int, size: int, desc: int, count: int) -> None:
-    state.machine.device(0)
     if not desc or not count:
         raise DriverError(Result.INVALID_VALUE)
     wanted = [(_device(access.location), access.flags) for access in (_Access * count).from_address(desc)]
@@ -116,7 +109,6 @@ def cuMemSetAccess(ptr: int, size: int, desc: int, count: int) -> None:
 
 @entry("cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)")
 def cuMemGetAccess(flags: int, location: int, ptr: int) -> None:
-    state.machine.device(0)
     mapping = state.machine.virtual.mapping_at(ptr)
     if not flags or not location or mapping is None:
         raise DriverError(Result.INVALID_VALUE, f"nothing is mapped at {ptr:#x}")
@@ -129,7 +121,6 @@ def cuMemGetAccess(flags: int, location: int, ptr: int) -> None:
     "CUmemAllocationGranularity_flags option)"
 )
 def cuMemGetAllocationGranularity(granularity: int, prop: int, option: int) -> None:
-    state.machine.device(0)
     if not granularity or option not in (0, 1):
         raise DriverError(Result.INVALID_VALUE)
     _device(_properties(prop).location)
@@ -138,7 +129,6 @@ def cuMemGetAllocationGranularity(granularity: int, prop: int, option: int) -> N
 
 @entry("cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)")
 def cuMemGetAllocationPropertiesFromHandle(prop: int, handle: int) -> None:
-    state.machine.device(0)
     physical = _physical(handle)
     if not prop:
         raise DriverError(Result.INVALID_VALUE)
@@ -149,7 +139,6 @@ def cuMemGetAllocationPropertiesFromHandle(prop: int, handle: int) -> None:
 
 @entry("cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)")
 def cuMemRetainAllocationHandle(handle: int, addr: int) -> None:
-    state.machine.device(0)
     mapping = state.machine.virtual.mapping_at(addr)
     if not handle or mapping is None:
         raise DriverError(Result.INVALID_VALUE, f"nothing is mapped at {addr:#x}")
@@ -163,7 +152,6 @@ def cuMemRetainAllocationHandle(handle: int, addr: int) -> None:
     "CUmemAllocationHandleType handleType, unsigned long long flags)"
 )
 def cuMemExportToShareableHandle(shareableHandle: int, handle: int, handleType: int, flags: int) -> None:
-    state.machine.device(0)
     physical = _physical(handle)
     if not shareableHandle or handleType != _FILE_DESCRIPTOR or not physical.handle_types & handleType or flags:
         raise DriverError(
