@@ -53,6 +53,21 @@ def test_context_has_no_flags_that_there_are_not(driver, ok):
         ok(driver.cuCtxDestroy(ok(driver.cuCtxCreate(None, flags, 0))))
 
 
+def test_flags_of_a_primary_context_are_those_of_its_device(driver, ok):
+    before, _ = ok(driver.cuDevicePrimaryCtxGetState(0))
+    context = ok(driver.cuDevicePrimaryCtxRetain(0))
+    ok(driver.cuCtxPushCurrent(context))
+    try:
+        ok(driver.cuDevicePrimaryCtxSetFlags(0, 4))
+        assert ok(driver.cuCtxGetFlags()) == 4
+        ok(driver.cuCtxSetFlags(2))
+        assert ok(driver.cuDevicePrimaryCtxGetState(0)) == (2, 1)
+    finally:
+        ok(driver.cuDevicePrimaryCtxSetFlags(0, before))
+        ok(driver.cuCtxPopCurrent())
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+
+
 def test_what_is_no_limit_is_told_from_one_that_is_not_supported(driver):
     for name, code in (("MAX", "INVALID_VALUE"), ("CIG_ENABLED", "UNSUPPORTED_LIMIT")):
         limit = getattr(driver.CUlimit, f"CU_LIMIT_{name}")

@@ -187,7 +187,10 @@ def cuDevicePrimaryCtxReset(dev: int) -> None:
 
 @entry("cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)")
 def cuDevicePrimaryCtxSetFlags(dev: int, flags: int) -> None:
-    state.machine.device(dev).primary_flags = _checked(flags)
+    device = state.machine.device(dev)
+    device.primary_flags = _checked(flags)
+    if device.primary is not None:
+        device.primary.flags = flags
 
 
 @entry("cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)")
@@ -289,7 +292,10 @@ def cuCtxGetFlags(flags: int) -> None:
 
 @entry("cuCtxSetFlags(unsigned int flags)")
 def cuCtxSetFlags(flags: int) -> None:
-    current_context().flags = _checked(flags)
+    context = current_context()
+    context.flags = _checked(flags)
+    if context is context.device.primary:
+        context.device.primary_flags = flags
 
 
 @entry("cuCtxResetPersistingL2Cache()")
