@@ -93,6 +93,11 @@ class DiffView {
     return x < this.x[side][rows] || x === 0 ? upperBound(this.x[side], x, 0, rows) - 1 : -1;
   }
 
+  /** Return whether the reserved bytes of a side are drawn: a log of RMM does not have them. */
+  showsReserved(side) {
+    return byId("reserved").checked && this.device.reserved[side] !== null;
+  }
+
   /** Let the highest bytes of the shown range fill the height. */
   fit() {
     const { plane } = this;
@@ -102,7 +107,7 @@ class DiffView {
       const { active, reserved } = this.device.curves[side];
       const first = Math.max(0, upperBound(this.x[side], plane.view.x0, 0, active.length) - 1);
       const last = upperBound(this.x[side], plane.view.x1, 0, active.length);
-      for (let row = first; row < last; row++) most = Math.max(most, byId("reserved").checked ? reserved[row] : 0, active[row]);
+      for (let row = first; row < last; row++) most = Math.max(most, this.showsReserved(side) ? reserved[row] : 0, active[row]);
     }
     Object.assign(plane.bounds, { y0: -most * 1.06 });
     Object.assign(plane.view, { y0: -most * 1.06, y1: 0 });
@@ -124,7 +129,7 @@ class DiffView {
     for (const side of SIDES) {
       if (this.hidden.has(side)) continue;
       const { active, reserved } = this.device.curves[side];
-      if (byId("reserved").checked) this.drawCurve(side, reserved, 1, [4, 3]);
+      if (this.showsReserved(side)) this.drawCurve(side, reserved, 1, [4, 3]);
       this.drawCurve(side, active, 2, []);
     }
     context.restore();

@@ -106,6 +106,24 @@ def test_the_height_follows_what_is_shown(page: Page) -> None:
 
 
 @in_browser
+def test_no_curve_of_reserved_bytes_is_drawn_where_they_are_not_known(page: Page) -> None:
+    drawn = page.read(
+        """(() => {
+          const { reserved } = diffView.device;
+          diffView.device.reserved = { before: 1, after: null };
+          byId("reserved").checked = true;
+          const drawn = [];
+          diffView.drawCurve = (side, values) => drawn.push([side, values === diffView.device.curves[side].reserved]);
+          diffView.draw();
+          delete diffView.drawCurve;
+          diffView.device.reserved = reserved;
+          return drawn;
+        })()"""
+    )
+    assert [["before", True], ["before", False], ["after", False]] == drawn
+
+
+@in_browser
 def test_keys_move_the_cursor_and_what_it_meets_is_said(page: Page) -> None:
     said = page.evaluate("byId('moment').textContent")
     assert "change: " in said
