@@ -77,12 +77,14 @@ class Imports:
     def close(self, address: int) -> None:
         """Take one opening back, and with the last the mapping. What is pending runs first."""
         found = self._by_address.get(address)
-        if found is None:
+        if found is None or not found.count:
             raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not open memory of another process")
         found.count -= 1
         if not found.count:
             self._machine.scheduler.drain()
-            self._unmap(found)
+            # Other threads may have opened it again, or closed that too, during the wait.
+            if not found.count and self._by_address.get(address) is found:
+                self._unmap(found)
 
     def close_all(self, context: Context) -> None:
         """Take back what a context has open."""

@@ -102,12 +102,12 @@ class Library:
         return found
 
     def unload(self) -> None:
+        del state.machine.objects[self.handle]  # first: other threads may unload it again during the wait
         state.machine.scheduler.drain()
         for block in self.blocks:
             state.machine.release(block)
         for function in self.kernels.values():
             state.machine.objects.pop(function.handle, None)
-        del state.machine.objects[self.handle]
 
 
 def _check_shared(source: jit.Source) -> None:

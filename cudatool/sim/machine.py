@@ -241,9 +241,14 @@ class Machine:
         if not device.primary_references:
             raise DriverError(Result.INVALID_CONTEXT)
         device.primary_references -= 1
-        if not device.primary_references and device.primary is not None:
-            self.destroy_context(device.primary)
-            device.primary = None
+        if not device.primary_references:
+            self.end_primary(device)
+
+    def end_primary(self, device: Device) -> None:
+        """Destroy a device's primary context, if it has one; another thread that retains it gets a new one at once."""
+        context, device.primary = device.primary, None
+        if context is not None:
+            self.destroy_context(context)
 
     def new_stream(self, context: Context, flags: int, priority: int, green: GreenContext | None = None) -> StreamState:
         """Make a stream and register its handle."""
@@ -262,6 +267,7 @@ class Machine:
 
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
+        del self.objects[context.handle]  # first: other threads may use or destroy it during the wait
         self.scheduler.wait_context(context)
         self.captures.forget(context)
         for allocation in list(self.allocations):
@@ -275,7 +281,6 @@ class Machine:
                 if isinstance(item, EventState):
                     item.close()
                 del self.objects[handle]
-        self.objects.pop(context.handle, None)
 
     # ---- checkers ----
 

@@ -136,10 +136,10 @@ class VirtualMemory:
 
     def unmap(self, address: int, size: int) -> None:
         """Take whole mappings away. What is pending runs first."""
-        mappings = self._exactly(address, size)
+        self._exactly(address, size)
         self._machine.scheduler.drain()
         self.dropped = []
-        for mapping in mappings:
+        for mapping in self._exactly(address, size):  # again: other threads may have unmapped it during the wait
             if mapping.flags:
                 self._machine.allocations.remove(mapping)
             self._space.unmap(mapping.address, mapping.size)

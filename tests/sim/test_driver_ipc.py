@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cudatool.sim import Result, abi
 from cudatool.sim.abi import IpcHandleStruct
+from cudatool.sim.ipc import Handle, Imports, _Import
 
 # A process that does what it reads, a line at a time, with memory or an event of its parent.
 _CHILD = """
@@ -23,6 +25,7 @@ _driver.initialize()
 from cuda.bindings import driver
 from cudatool.sim import Result, abi
 from cudatool.sim.abi import IpcHandleStruct
+from cudatool.sim.ipc import Handle, Imports, _Import
 
 def ok(result):
     assert result[0] == 0, result
@@ -164,3 +167,17 @@ def test_event_recorded_by_a_process_that_died_is_not_waited_for(driver, ok):
     assert "CUDA_ERROR_NOT_READY" == driver.cuEventQuery(event)[0].name
     dead.wait()
     ok(driver.cuEventDestroy(event))
+
+
+def test_memory_that_another_thread_opens_again_while_it_is_closed_stays_open():
+    handle = Handle(os.getpid() + 1, 3, 0, 7, 0, 4096, 8)  # inode 7, serial number 8
+    context = SimpleNamespace(handle=1)
+    found = _Import((7, 8), SimpleNamespace(address=4096, context=1), 4096, 4096)
+
+    def drain():  # another thread's call comes while this one waits
+        assert imports.open(handle, context) is found.allocation
+
+    imports = Imports(SimpleNamespace(scheduler=SimpleNamespace(drain=drain)))
+    imports._by_key[found.key] = imports._by_address[4096] = found
+    imports.close(4096)
+    assert (1, found) == (found.count, imports._by_address[4096])

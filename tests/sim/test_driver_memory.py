@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 import time
 from pathlib import Path
 
@@ -334,42 +333,3 @@ def test_pool_limits_and_counters(driver, ok):
     assert int(ok(driver.cuMemPoolGetAttribute(pool, used))) == 0
     ok(driver.cuMemPoolDestroy(pool))
     assert driver.cuMemPoolDestroy(pool)[0].name == "CUDA_ERROR_INVALID_HANDLE"
-
-
-@pytest.mark.parametrize("kind", ["device", "host", "registered", "array"])
-def test_memory_that_two_threads_free_at_once_is_freed_once(driver, ok, streams, kind):
-    buffer = ctypes.create_string_buffer(4096)
-    wanted = driver.CUDA_ARRAY3D_DESCRIPTOR()
-    wanted.Width, wanted.NumChannels, wanted.Format = 64, 1, driver.CUarray_format.CU_AD_FORMAT_FLOAT
-    make, free, again = {
-        "device": (lambda: driver.cuMemAlloc(4096), driver.cuMemFree, "CUDA_ERROR_INVALID_VALUE"),
-        "host": (lambda: driver.cuMemHostAlloc(4096, 0), driver.cuMemFreeHost, "CUDA_ERROR_INVALID_VALUE"),
-        "registered": (
-            lambda: (*driver.cuMemHostRegister(buffer, 4096, 0), buffer),
-            driver.cuMemHostUnregister,
-            "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-        ),
-        "array": (lambda: driver.cuArray3DCreate(wanted), driver.cuArrayDestroy, "CUDA_ERROR_INVALID_HANDLE"),
-    }[kind]
-    memory, neighbour = ok(make()), ok(driver.cuMemAlloc(4096))
-    context = ok(driver.cuCtxGetCurrent())
-    entered, results = threading.Event(), []
-
-    def other():
-        ok(driver.cuCtxSetCurrent(context))
-        assert entered.wait(30)
-        results.append(free(memory)[0].name)
-
-    def run(_):  # while this runs, the first thread waits in its call
-        entered.set()
-        thread.join(0.3)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(run)
-    pointer = ctypes.cast(function, ctypes.c_void_p).value
-    ok(driver.cuLaunchHostFunc(streams[0], driver.CUhostFn(pointer), 0))
-    ok(free(memory))
-    thread.join()
-    assert [again] == results
-    ok(driver.cuMemFree(neighbour))

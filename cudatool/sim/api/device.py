@@ -178,11 +178,8 @@ def cuDevicePrimaryCtxRelease(dev: int) -> None:
 
 @entry("cuDevicePrimaryCtxReset(CUdevice dev)")
 def cuDevicePrimaryCtxReset(dev: int) -> None:
-    device = state.machine.device(dev)
-    if device.primary is not None:
-        # "Resetting the primary context does not release it": it is still to be released as often as it was retained.
-        state.machine.destroy_context(device.primary)
-        device.primary = None
+    # "Resetting the primary context does not release it": it is still to be released as often as it was retained.
+    state.machine.end_primary(state.machine.device(dev))
 
 
 @entry("cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)")
