@@ -178,7 +178,7 @@ def size_of(text: str | None, name: str) -> int | None:
     Raises
     ------
     UsageError
-        It is a number without a unit: a device's memory is not given in bytes.
+        It is a number without a unit, as a device's memory is not given in bytes; or it is nothing.
     ConfigError
         It is not a size.
     """
@@ -188,4 +188,6 @@ def size_of(text: str | None, name: str) -> int | None:
     size = parse_bytes(text)
     if not text.strip()[-1:].isalpha():
         raise UsageError(f"{name} {text}: say in which unit, for example {name} {text}GiB")
+    if not size:
+        raise UsageError(f"{name} {text}: a device has more memory than that")
     return size

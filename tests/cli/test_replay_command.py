@@ -172,10 +172,13 @@ def test_memory_of_the_driver_in_an_export_is_not_taken_for_the_allocators(
 @pytest.mark.parametrize(
     ("command", "option"), [("replay", "--memory"), ("replay", "--recorded-memory"), ("snapshot", "--memory")]
 )
-def test_size_of_a_card_needs_a_unit(run_command, command: str, option: str) -> None:
+def test_size_of_a_card_needs_a_unit_and_is_above_0(run_command, command: str, option: str) -> None:
     done = run_command(command, PREFETCH, option, "5")
     assert (2, "") == (done.returncode, done.stdout)
     assert f"{option} 5: say in which unit, for example {option} 5GiB" in done.stderr
+    done = run_command(command, PREFETCH, option, "0GiB")
+    assert (2, "") == (done.returncode, done.stdout)
+    assert f"{option} 0GiB: a device has more memory than that" in done.stderr
 
 
 def test_replay_of_the_recorded_settings_is_shown(run_command) -> None:
