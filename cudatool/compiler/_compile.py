@@ -456,6 +456,8 @@ def compile(
 
 
 def _max_fusion_size(options: Mapping[str, Any]) -> int:
+    if not isinstance(options, Mapping):
+        raise UsageError(f"compile takes a dict of options, not {type(options).__name__}")
     if unknown := options.keys() - {"max_fusion_size"}:
         raise UsageError(f"compile has no option {sorted(map(str, unknown))[0]}; it has max_fusion_size")
     most = require_int("max_fusion_size", options.get("max_fusion_size", _FUSED))

@@ -643,6 +643,8 @@ def test_a_function_is_given_no_more_than_eight_graphs() -> None:
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(UsageError, match="compile takes a function, not int"):
         compile(3)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="compile takes a dict of options, not list"):
+        compile(chain, options=["max_fusion_size"])  # type: ignore[call-overload]
     assert isinstance(compile(chain), CompiledFunction)
 
 
