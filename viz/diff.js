@@ -212,7 +212,7 @@ class DiffView {
       byId("all").checked ? "" : `${counted(same, "call site")} ${same === 1 ? "holds" : "hold"} the same in both`,
       wanted ? `change of those found: ${signed(rows.reduce((sum, row) => sum + row.change, 0))}` : "",
     ].filter(Boolean).join("; ");
-    const most = Math.max(1, ...this.device.rows.map((row) => Math.abs(row.change)));
+    const most = this.device.rows.reduce((so, row) => Math.max(so, Math.abs(row.change)), 1);
     byId("rows").tBodies[0].replaceChildren(...rows.slice(0, MAX_ROWS).map((row) => this.row(row, most)));
     this.keeper.changed();
   }

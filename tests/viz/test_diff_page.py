@@ -135,6 +135,22 @@ def test_keys_move_the_cursor_and_what_it_meets_is_said(page: Page) -> None:
 
 
 @in_browser
+def test_more_call_sites_than_a_call_takes_arguments_are_listed(page: Page) -> None:
+    listed = page.read(
+        """(() => {
+          const { rows } = diffView.device;
+          diffView.device.rows = Array(300000).fill(rows[0]);
+          diffView.list();
+          const listed = [byId("rows").tBodies[0].rows.length, byId("count").textContent];
+          diffView.device.rows = rows;
+          return listed;
+        })()"""
+    )
+    assert listed[0] == 500
+    assert listed[1].startswith("300,000 call sites, the first 500 shown")
+
+
+@in_browser
 def test_a_row_opens_to_show_the_stacks(page: Page) -> None:
     page.evaluate("byId('rows').querySelector('details').open = true")
     page.wait_for("byId('rows').querySelector('details li')?.textContent.includes('.py:')")
