@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 __all__ = ["COLUMN_MAJOR", "ROW_MAJOR", "Matrix", "Order", "Product", "arrange"]
 
 Order = str
-"""Which lines of a matrix are contiguous: ``"rows"`` or ````"columns"``."""
+"""Which lines of a matrix are contiguous: ``"rows"`` or ``"columns"``."""
 
 ROW_MAJOR: Final = "rows"
 COLUMN_MAJOR: Final = "columns"
