@@ -267,7 +267,15 @@ class Machine:
 
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
-        del self.objects[context.handle]  # first: other threads may use or destroy it during the wait
+        # First the handles: other threads may use them, or destroy the context, during the wait.
+        del self.objects[context.handle]
+        inside = {
+            handle: item
+            for handle, item in self.objects.items()
+            if isinstance(item, StreamState | EventState) and item.context is context
+        }
+        for handle in inside:
+            del self.objects[handle]
         self.scheduler.wait_context(context)
         self.captures.forget(context)
         for allocation in list(self.allocations):
@@ -276,11 +284,9 @@ class Machine:
         if context.heap is not None:
             context.heap.close()
         self.imports.close_all(context)
-        for handle, item in list(self.objects.items()):
-            if isinstance(item, StreamState | EventState) and item.context is context:
-                if isinstance(item, EventState):
-                    item.close()
-                del self.objects[handle]
+        for item in inside.values():
+            if isinstance(item, EventState):
+                item.close()
 
     # ---- checkers ----
 

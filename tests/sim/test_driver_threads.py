@@ -100,6 +100,20 @@ def test_a_context_that_two_threads_destroy_at_once_is_destroyed_once(driver, ok
     assert "CUDA_ERROR_INVALID_CONTEXT" == meanwhile(driver, ok, stream, destroy, destroy)[0].name
 
 
+def test_nothing_is_enqueued_in_a_context_that_another_thread_destroys(driver, ok, machine):
+    context = ok(driver.cuCtxCreate(None, 0, 0))
+    stream, event = ok(driver.cuStreamCreate(1)), ok(driver.cuEventCreate(0))
+    memory = ok(driver.cuMemAlloc(4096))
+
+    def enqueue():
+        calls = driver.cuMemsetD8Async(memory, 1, 4096, stream), driver.cuEventRecord(event, stream)
+        return [call[0].name for call in (*calls, driver.cuMemsetD8(memory, 1, 4096))]
+
+    found = meanwhile(driver, ok, stream, lambda: driver.cuCtxDestroy(context), enqueue)
+    assert ["CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_CONTEXT_IS_DESTROYED"] == found
+    assert not machine.scheduler.is_busy
+
+
 @pytest.mark.parametrize("end", ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"])
 def test_a_primary_context_that_is_retained_while_it_ends_is_a_new_one(driver, ok, machine, end):
     ordinal = len(machine.devices) - 1
