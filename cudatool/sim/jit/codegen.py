@@ -6,6 +6,7 @@ top, region k goes on after suspension k. For each region there is
 - ``thread_k``: one thread's way through the region; returns the next suspension, or EXIT;
 - ``all_k``: a loop of that over the threads of a block, which LLVM vectorizes where it can;
 - ``busy_k``: that of a thread which is known to do something there (:mod:`.bounds`);
+- ``asks_k``, ``which_k``: whether a thread does anything in the region, and which of many do (:mod:`.questions`);
 - ``pair_k``: that of a thread and of the one in the next row, side by side (:mod:`.row_pairs`);
 - ``together_k``: the same for threads that go around loops of the region together (:mod:`.together`);
 - ``combine_k``, ``warps_k``: the collective operation of suspension k, for a warp and for the block.
@@ -41,6 +42,7 @@ from cudatool.sim.jit.gathers import gathers_pay
 from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
+from cudatool.sim.jit.questions import Question, find_question
 from cudatool.sim.jit.regions import MANY, touched
 from cudatool.sim.jit.row_pairs import NEXT_ROW, indices_of_both, is_chain, of_next_row, written_twice
 from cudatool.sim.jit.rows import ByRow
@@ -50,6 +52,7 @@ from cudatool.sim.jit.thread_code import POLLS, ThreadCode, whole
 from cudatool.sim.jit.thread_loops import (
     ThreadLoop,
     all_threads,
+    asked_row,
     bounded_row,
     each_thread,
     in_parts,
@@ -263,6 +266,9 @@ class _Kernel(ThreadCode):
             self._together(Stretches, number, index, region, cut, cells, notes=loop.notes)
             function = "stretches"
             row = whole_row(loop, function, None)
+        elif not apart and (question := self._question(loop, index, region, after)) is not None:
+            self._asks(number, index, region, question, cells)
+            row = asked_row(loop)
         elif only is not None and self._is_chain(index, region, only):
             self._pair(number, index, region, cells, only)
             row = pair_of_rows(loop)
@@ -373,6 +379,64 @@ class _Kernel(ThreadCode):
             return self.marching is not None and register in self.marching.registers and is_known
 
         return first_threads(self.flow, self._first(index), self.definitions, self.indices, is_uniform, leaves_nothing)
+
+    def _question(
+        self, loop: ThreadLoop, index: int | None, region: list[Instruction], after: set[int]
+    ) -> Question | None:
+        """Return what threads ask first in a `region` that leads to the suspensions `after` it, None if nothing."""
+        if self.counts_rounds or loop.notes or ASYNC_QUEUE in self.layout.local:
+            return None
+        if self._runs_side_by_side(by_row=False):
+            return None  # rows of blocks beside each other do not come here
+        if index is not None and self.rows[index].kind != Kind.BARRIER:
+            return None
+        ends = self._ends(region)
+        written = {name for one in self._with_suspension(index, region) for name in writes(one)}
+        for at in (at for at, number in self.region_of.items() if number in after):
+            left = {name for name, _, _ in self.rows[at].leave(self.code[at])}
+            if left - self.constants.keys() or self.kept(at, written):
+                return None
+        if ends is None or (self.rows and self.marching is None):
+            return None
+        alike = None if self.marching is None else self.marching.registers
+        return find_question(self.flow, self._first(index), ends, alike)
+
+    def _asks(
+        self,
+        number: int,
+        index: int | None,
+        region: list[Instruction],
+        question: Question,
+        cells: dict[str, Cell],
+    ) -> None:
+        """Emit ``asks_<number>``: whether a thread comes to an effect in a `region`."""
+        e = self.emitter()
+        if index is not None:
+            for register, cell in cells.items():
+                e.write(register, cell.value, cell.kind)
+            self._take_all(e, index, self._with_suspension(index, region), {})
+        e.emit(f"br label %b{question.blocks[0]}")
+        leads: set[int] = set()
+        for block_number in question.blocks:
+            block = self.flow.blocks[block_number]
+            leads.update(block.successors)
+            e.label(f"b{block_number}")
+            for one in self.code[block.start : block.stop]:
+                if opcode_of(one.opcode).control is Control.BRANCH:
+                    self._begin(e, one)
+                    self.branch(e, one, block_number, set())
+                    break
+                self.instruction(e, one)
+            else:
+                e.emit(f"br label %b{block_number + 1}")
+        for block_number in sorted(leads - set(question.blocks)):
+            e.label(f"b{block_number}")
+            e.emit(f"ret i1 {'true' if block_number in question.effects else 'false'}")
+        self.finish(e)
+        header = (
+            f"define internal i1 @asks_{number}({ENVIRONMENT}, {THREAD}{scheduler.parameters(cells.values())}) #0 {{"
+        )
+        self.parts.append("\n".join([header, "entry:", *self.header(e), *e.lines, "}"]))
 
     def _before(self, bound: Bound) -> list[Instruction]:
         """Return what the region computes before the comparison that tells a `bound`."""

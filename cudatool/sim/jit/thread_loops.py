@@ -26,6 +26,7 @@ __all__ = [
     "Row",
     "ThreadLoop",
     "all_threads",
+    "asked_row",
     "bounded_row",
     "each_thread",
     "in_parts",
@@ -327,6 +328,77 @@ def whole_row(loop: ThreadLoop, function: str, bound: Bound | None) -> Row:
     count = "%nx" if bound is None else "%most"
     enter = _BY_ROW.format(rows=function, number=loop.number, values=VALUES, given=loop.given, count=count)
     return Row(enter, "none.x", end=count, on_entry="" if bound is None else _most(loop, bound))
+
+
+# ---- threads that are asked first ----
+
+_ASKED = 64  # threads of a row that are asked at once
+# So many threads at a time, of which those run the region that do anything in it. What is left of the row is not asked.
+_ASK = """  br label %many
+many:
+  %from = phi i32 [ 0, %y ], [ %to, %asked ]
+  %to = add nuw nsw i32 %from, {asked}
+  %fits = icmp ule i32 %to, %nx
+  br i1 %fits, label %ask, label %rest
+ask:
+  %ask.t = add nuw nsw i32 %first, %from
+  %those = call i64 @which_{number}({values}, i32 %from, i32 %ty, i32 %tz, i32 %ask.t{given}) #1
+  br label %asked
+asked:
+  %left = phi i64 [ %those, %ask ], [ %others, %act ]
+  %none = icmp eq i64 %left, 0
+  br i1 %none, label %many, label %act
+act:
+  %place = call i64 @llvm.cttz.i64(i64 %left, i1 true)
+  %place.x = trunc i64 %place to i32
+  %act.tx = add nuw nsw i32 %from, %place.x
+  %act.t = add nuw nsw i32 %first, %act.tx
+  %act.next = call i32 @thread_{number}({values}, i32 %act.tx, i32 %ty, i32 %tz, i32 %act.t{given}) #1
+  %less = sub i64 %left, 1
+  %others = and i64 %left, %less
+  br label %asked
+rest:
+  %is.rest = icmp ult i32 %from, %nx
+  br i1 %is.rest, label %x, label %y.end"""
+# Which of the threads from one on come to an effect.
+_WHICH = """
+declare i64 @llvm.cttz.i64(i64, i1)
+define internal i64 @which_{number}({environment}, i32 %tx, i32 %ty, i32 %tz, i32 %t{given}) #0 {{
+entry:
+  %answers = alloca [{asked} x i8], align {asked}
+  br label %one
+one:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %one ]
+  %i.x = trunc i64 %i to i32
+  %one.tx = add nuw nsw i32 %tx, %i.x
+  %one.t = add nuw nsw i32 %t, %i.x
+  %does = call i1 @asks_{number}({values}, i32 %one.tx, i32 %ty, i32 %tz, i32 %one.t{given}) #1
+  %answer = zext i1 %does to i8
+  %answer.p = getelementptr i8, ptr %answers, i64 %i
+  store i8 %answer, ptr %answer.p
+  %i.next = add nuw nsw i64 %i, 1
+  %all = icmp eq i64 %i.next, {asked}
+  br i1 %all, label %end, label %one, !llvm.loop !{loop}
+end:
+  %given.answers = load <{asked} x i8>, ptr %answers, align {asked}
+  %acting = icmp ne <{asked} x i8> %given.answers, zeroinitializer
+  %those = bitcast <{asked} x i1> %acting to i{asked}
+  ret i64 %those
+}}
+!{loop} = distinct !{{!{loop}, {properties}}}
+"""
+_NO_VECTORS = '!{!"llvm.loop.vectorize.enable", i1 false}'
+
+
+def asked_row(loop: ThreadLoop) -> Row:
+    """Return rows of which those threads run the region of which ``asks_<number>`` says that they do anything in it.
+
+    See :mod:`cudatool.sim.jit.questions`.
+    """
+    names = {"number": loop.number, "values": VALUES, "given": loop.given, "asked": _ASKED}
+    of_asking = _OF_ROWS + loop.metadata
+    which = _WHICH.format(**names, environment=ENVIRONMENT, loop=of_asking, properties=_properties(loop, "!5"))
+    return Row(_ASK.format(**names), "rest", "%from", properties=f"!7, {_NO_VECTORS}", outside=which)
 
 
 # A row and the one after it (:mod:`cudatool.sim.jit.row_pairs`), if there is one.

@@ -16,8 +16,9 @@ _EDGES = (0, 1, 15, 16, 17, 31, 100, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
 class _MarchingWriter(Writer):
-    def __init__(self, seed: int, threads: int) -> None:
+    def __init__(self, seed: int, threads: int, *, has_questions: bool) -> None:
         super().__init__(seed, threads)
+        self.has_questions = has_questions
         self.uniform: list[str] = []
         self.counters: list[str] = []  # what loops around count: only read
 
@@ -116,13 +117,39 @@ class _MarchingWriter(Writer):
         self.emit(f"shfl.sync.bfly.b32 {result}, {self.word()}, {self.rng.randrange(32)}, 31, 0xffffffff;")
         self.emit(f"add.u32 {self.own()}, {self.own()}, {result};")
 
+    def question(self) -> None:
+        """Write what few threads do, because of what they have loaded: a search, or a loop."""
+        skip, p, mine, other, base = self.label(), self.new(0), self.new(4), self.new(4), self.new(8)
+        # Word 0 of the block's first thread is alike for all.
+        self.emit(f"bar.sync 0;\nld.param.u64 {base}, [in];\nld.global.u32 {other}, [{base}];")
+        self.emit(f"ld.{self.rng.choice(('shared.u32 {}, [%shared_at]', 'global.u32 {}, [%in+4]')).format(mine)};")
+        if self.rng.random() < 0.5:
+            self.emit(f"and.b32 {mine}, {mine}, 63;\nand.b32 {other}, {other}, 63;")
+        self.emit(f"setp.{self.rng.choice(('eq', 'ne', 'lt', 'gt'))}.u32 {p}, {mine}, {other};\n@!{p} bra {skip};")
+        if self.rng.random() < 0.5:
+            more, limit = self.new(4), self.new(0)
+            self.emit(f"ld.global.u32 {more}, [%in+8];\nsetp.lt.u32 {limit}, {more}, {self.number()};")
+            self.emit(f"@{limit} bra {skip};")
+        if self.rng.random() < 0.5:
+            place = self.new(8)
+            self.emit(f"ld.param.u64 {place}, [counters];")
+            self.emit(f"st.global.u32 [{place}+{4 * self.rng.randrange(WORDS)}], {self.rng.choice((mine, '%me'))};")
+        else:
+            top, left, again = self.label(), self.new(4), self.new(0)
+            self.emit(f"mov.u32 {left}, {self.rng.randrange(1, 4)};\n{top}:\nadd.u32 {mine}, {mine}, {left};")
+            self.emit(f"st.shared.u32 [%shared_at], {mine};\nsub.u32 {left}, {left}, 1;")
+            self.emit(f"setp.ne.u32 {again}, {left}, 0;\n@{again} bra {top};")
+        self.emit(f"{skip}:\nbar.sync 0;")
+
     # ---- control ----
 
     def block(self, length: int, depth: int) -> None:
         known = list(self.pool[4])
         for _ in range(length):
             what = self.rng.random()
-            if what < 0.5 or depth > 1:
+            if self.has_questions and self.rng.random() < 0.4:
+                self.question()
+            elif what < 0.5 or depth > 1:
                 self.rng.choice((self.varying, self.steps, self.derives, self.uses, self.some))()
             elif what < 0.75:
                 self.exchange()
@@ -152,9 +179,9 @@ class _MarchingWriter(Writer):
         self.emit(f"setp.gt.s32 {more}, {counter}, 0;\n@{more} bra {top};\n{out}:")
 
 
-def marching_kernel(seed: int, threads: int) -> str:
+def marching_kernel(seed: int, threads: int, *, has_questions: bool = False) -> str:
     """Return a kernel ``k(in, out, counters)`` for one block of so many threads."""
-    writer = _MarchingWriter(seed, threads)
+    writer = _MarchingWriter(seed, threads, has_questions=has_questions)
     writer.begin()
     writer.emit("mov.u32 %other, shared_k;")
     for _ in range(writer.rng.randrange(1, 3)):
