@@ -1,6 +1,6 @@
 """Rodinia's CUDA programs on the software device: are the results right, and how long do they take?
 
-    python tests/peers/rodinia_suite.py DIR [--only TEXT] [--times N] [--seconds S] [--threads N] [--table FILE]
+    python tests/peers/rodinia_suite.py DIR [--only TEXT] [--times N] [--seconds S] [--threads N] [--touch N] [--table FILE]
 
 DIR is a checkout of yuhc/gpu-rodinia. Its programs are C++: hosts are compiled with g++, kernels with NVRTC, and
 ``cudart.cpp`` stands in for the part of CUDA's runtime that they call, on the driver API of the software device.
@@ -14,6 +14,9 @@ processes stand the parts of them that are counterparts: calls of the driver by 
 These are of runs of their own, as looking at the clock around each call takes time, too: nn has 100,000 parallel regions. On
 a machine that does other work as well, processor time with ``--threads 1`` is what can be compared.
 
+A virtual machine may give memory that was free for two seconds back to its host. ``--touch 256`` touches and frees as many
+MiB before each run of either side, so that neither pays for what the other had just before.
+
 Whole suites take a while: ``--times 3 --seconds 20`` begins no more turns of a program after 20 s of them, those that
 take long come last, and ``--only-times`` compares no results. ``--table`` adds a row to a table in Markdown when a program is measured, so that a run that is
 interrupted keeps what it has.
@@ -24,6 +27,7 @@ Not here: mummergpu, which binds CUDA arrays to references of textures.
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import re
 import resource
@@ -623,11 +627,21 @@ class Run:
     output: str
 
 
-def _measured(command: Sequence[str], work: Path, watch: Mapping[str, str], **environment: str) -> Run:
+def _measured(command: Sequence[str], work: Path, watch: Mapping[str, str], touched: int, **environment: str) -> Run:
     """Return what a run takes, and the parts of another one, whose environment has `watch`, too."""
+    _touch(touched)
     whole = _timed(command, work, **environment)
+    _touch(touched)
     watched = _timed(command, work, TIMES=str(work / "times"), **environment, **watch)
     return replace(whole, start=watched.start, parts=watched.parts, status=min(whole.status, watched.status))
+
+
+def _touch(size: int) -> None:
+    """Use so many bytes of memory, in large pages, and free them."""
+    if size:
+        with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory[:: mmap.PAGESIZE] = bytes(len(range(0, size, mmap.PAGESIZE)))
 
 
 def _timed(command: Sequence[str], work: Path, **environment: str) -> Run:
@@ -707,9 +721,18 @@ def compare(program: Program, folder: Path, work: Path) -> str:
 
 
 def measure(
-    program: Program, folder: Path, work: Path, rounds: int, threads: int, seconds: float = float("inf")
+    program: Program,
+    folder: Path,
+    work: Path,
+    rounds: int,
+    threads: int,
+    seconds: float = float("inf"),
+    touched: int = 0,
 ) -> dict[str, list[Run]]:
-    """Return the runs of a program on large inputs, by who made them: ours, and OpenMP's if there is one."""
+    """Return the runs of a program on large inputs, by who made them: ours, and OpenMP's if there is one.
+
+    Before each, so many bytes are `touched`.
+    """
     openmp = build_openmp(program, folder, work)
     place = work / "a" / "b"
     place.mkdir(parents=True, exist_ok=True)
@@ -723,11 +746,11 @@ def measure(
         _timed(ours, place, CUDATOOL_DEVICE=device)
     begin = time.monotonic()
     while len(times["ours"]) < rounds and (not times["ours"] or time.monotonic() - begin < seconds):
-        times["ours"].append(_measured(ours, place, {}, CUDATOOL_DEVICE=device))
+        times["ours"].append(_measured(ours, place, {}, touched, CUDATOOL_DEVICE=device))
         if openmp is not None and program.openmp is not None:
             command = [str(openmp), *program.openmp[2].replace(THREADS, str(threads)).split()]
             watched = {"LD_PRELOAD": str(watch)}
-            times["openmp"].append(_measured(command, place, watched, OMP_NUM_THREADS=str(threads)))
+            times["openmp"].append(_measured(command, place, watched, touched, OMP_NUM_THREADS=str(threads)))
     for run in (*times["ours"], *times["openmp"]):
         works = {"cuLaunchKernel", "regions"} & run.parts.keys()
         if not works or run.status < 0 or _ERROR.search(run.output) or "Traceback" in run.output:
@@ -799,6 +822,7 @@ def main() -> None:
         "--seconds", type=float, default=float("inf"), metavar="S", help="begin no more turns of a program after S s"
     )
     parser.add_argument("--only-times", action="store_true", help="compare no results")
+    parser.add_argument("--touch", type=int, default=0, metavar="N", help="touch N MiB of memory before each run")
     parser.add_argument("--table", type=Path, metavar="FILE", help="add the rows of a table to a file")
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="that kernels and OpenMP use"
@@ -818,7 +842,8 @@ def main() -> None:
         try:
             text = "not compared" if arguments.only_times else compare(program, folder, work)
             if arguments.times and not text.startswith("WRONG"):
-                times = measure(program, folder, work, arguments.times, arguments.threads, arguments.seconds)
+                bounds = arguments.times, arguments.threads, arguments.seconds, arguments.touch << 20
+                times = measure(program, folder, work, *bounds)
                 text += "\n" + describe(times)
                 if arguments.table and "openmp" in times:
                     with arguments.table.open("a") as table:

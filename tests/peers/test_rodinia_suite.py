@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,23 @@ def test_instances_of_kernels_are_read_from_the_symbols_of_an_object() -> None:
 """.strip()
     found = rodinia_suite.instances(symbols, ("transform", "plain", "copy"))
     assert ["dwt::transform<64, (Kind)2>", "copy<std::pair<int, float> >"] == found
+
+
+@needs_compiler
+def test_memory_is_touched_before_each_run_of_either_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write_program(tmp_path)
+    openmp = tmp_path / "openmp" / "sum"
+    openmp.mkdir(parents=True)
+    (openmp / "sum.c").write_text("int main() { int n = 0;\n#pragma omp parallel\nn = 1;\nreturn n - 1; }")
+    monkeypatch.chdir(tmp_path)
+    program = rodinia_suite.Program("sum", ("sum.cu",), "256", "256", openmp=("sum", ("sum.c",), ""))
+    done: list[object] = []
+    timed = rodinia_suite._timed
+    monkeypatch.setattr(rodinia_suite, "_touch", done.append)
+    monkeypatch.setattr(rodinia_suite, "_timed", lambda *a, **b: (done.append(Path(a[0][0]).name), timed(*a, **b))[1])
+    rodinia_suite.measure(program, tmp_path, tmp_path / "work", 1, 1, touched=4096)
+    python = Path(sys.executable).name
+    assert [python, python, *(4096, python) * 2, *(4096, "openmp") * 2] == done
 
 
 def test_row_is_of_the_median_runs() -> None:
