@@ -73,6 +73,8 @@ class FindingKind(StrEnum):
     """Not all threads come to a barrier that is for all."""
     BAD_MASK = "bad-mask"
     """The member mask of a warp operation lacks a thread that executes it."""
+    ABSENT_LANE = "absent-lane"
+    """A shuffle takes the value of a lane that its mask names, and that has ended or never was."""
     INVALID_FREE = "invalid-free"
     DOUBLE_FREE = "double-free"
     INVALID_COPY = "invalid-copy"

@@ -140,6 +140,12 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "A thread executes a warp-wide operation whose member mask does not name it. Compute the mask with "
         "`__ballot_sync` before the branch, or call the operation where the whole warp is.",
     ),
+    FindingKind.ABSENT_LANE: KindText(
+        "a shuffle from a lane that is not there",
+        "A shuffle takes the value of a lane that its member mask names, but that has returned from the kernel or that "
+        "the block is too small to have. Such a value is undefined. Let all 32 lanes reach the shuffle, those without "
+        "work with a neutral value, or pass a `width` that the lanes fill.",
+    ),
     FindingKind.INVALID_FREE: KindText(
         "free of what is no allocation",
         "An address was given back that no allocation begins at. Pass the pointer exactly as the allocation returned "

@@ -28,6 +28,7 @@ ON_DEVICE = {
     FindingKind.STALE_READ: "racecheck",
     FindingKind.BARRIER_DIVERGENCE: "synccheck",
     FindingKind.BAD_MASK: "synccheck",
+    FindingKind.ABSENT_LANE: "synccheck",
     FindingKind.INVALID_FREE: "memcheck",
     FindingKind.DOUBLE_FREE: "memcheck",
     FindingKind.INVALID_COPY: "memcheck",

@@ -17,6 +17,7 @@ from cudatool.ptx import Immediate, Instruction, Operand, Pair
 from cudatool.sim.jit import races
 from cudatool.sim.jit.context import ARGUMENT_ARRAYS, ROW, array_offset
 from cudatool.sim.jit.emit import Emitter
+from cudatool.sim.jit.instrument import DefectCode, Instrument
 from cudatool.sim.jit.table import types_of
 
 __all__ = [
@@ -191,13 +192,16 @@ def _combine_shuffle(e: Emitter, i: Instruction) -> None:
         places = [_source(_mode(i), lane, b, c) for lane in range(32)]
         order = ", ".join(f"i32 {place}" for place, _ in places)
         value = e.op(f"shufflevector {_V} {_load(e, 'a')}, {_V} poison, {_V} <{order}>")
-        known = ", ".join(f"i32 {inside:d}" for _, inside in places)
-        predicate = f"<{known}>"
+        source = f"<{order}>"
+        inside = "<" + ", ".join(f"i1 {inside:d}" for _, inside in places) + ">"
     else:
-        value, predicate = _shuffled(e, i)
+        source, inside = _sources(e, i)
+        value = _gathered(e, source)
+    if e.instrument & Instrument.SYNCCHECK:
+        _check_sources(e, i, source)
     _leave_result(e, "result", value)
     if isinstance(i.operands[0], Pair):
-        _leave_result(e, "predicate", predicate)
+        _leave_result(e, "predicate", e.op(f"zext <32 x i1> {inside} to {_V}"))
 
 
 def _source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
@@ -210,8 +214,8 @@ def _source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
     return source if inside else lane, inside
 
 
-def _shuffled(e: Emitter, i: Instruction) -> tuple[str, str]:
-    """Return the values of a shuffle whose lanes are found when it runs, and the predicates."""
+def _sources(e: Emitter, i: Instruction) -> tuple[str, str]:
+    """Return which lanes' values a shuffle gives, where that is found when it runs, and the predicates."""
     mode = _mode(i)
     b = e.op(f"and {_V} {_operand_vector(e, i, 2, 'b')}, splat (i32 31)")
     c = _operand_vector(e, i, 3, "c")
@@ -225,13 +229,51 @@ def _shuffled(e: Emitter, i: Instruction) -> tuple[str, str]:
     else:
         source = e.op(f"{ {'up': 'sub', 'down': 'add', 'bfly': 'xor'}[mode] } {_V} {_IOTA}, {b}")
     inside = e.op(f"icmp {'sge' if mode == 'up' else 'sle'} {_V} {source}, {limit}")
-    source = e.op(f"select <32 x i1> {inside}, {_V} {source}, {_V} {_IOTA}")
+    return e.op(f"select <32 x i1> {inside}, {_V} {source}, {_V} {_IOTA}"), inside
+
+
+def _gathered(e: Emitter, source: str) -> str:
+    """Return the values that the lanes `source` left."""
     pointers = e.op(f"getelementptr i32, ptr {_row(e, 'a')}, {_V} {source}")
     lanes = "splat (i1 true)"
-    value = e.op(
+    return e.op(
         f"call {_V} @llvm.masked.gather.v32i32.v32p0(<32 x ptr> {pointers}, i32 4, <32 x i1> {lanes}, {_V} poison)"
     )
-    return value, e.op(f"zext <32 x i1> {inside} to {_V}")
+
+
+def _check_sources(e: Emitter, i: Instruction, source: str) -> None:
+    """Report a lane that takes the value of a lane that the mask names and that has ended, or that no thread is.
+
+    No others are missing, since the operation waits for them. Only a lane that its own mask lacks does not; that is
+    reported as such. A source that the mask does not name may be one on purpose, whose value nothing uses: lanes 8 to
+    15 of ``__shfl_down_sync(0xffff, x, 8)`` have such sources.
+    """
+    masks = _operand_vector(e, i, len(i.operands) - 1, "mask")
+    there = _bits_at(e, _splat(e, "%lanes"), source)
+    named = e.op(f"and <32 x i1> {_bits_at(e, masks, source)}, {_bits_at(e, masks, _IOTA)}")
+    absent = e.op(f"bitcast <32 x i1> {e.op(f'and <32 x i1> {named}, {_not(e, there)}')} to i32")
+    lanes = e.op(f"and i32 {absent}, %lanes")
+    bad, after = e.new_label(), e.new_label()
+    e.emit(f"br i1 {e.op(f'icmp ne i32 {lanes}, 0')}, label %{bad}, label %{after}")
+    e.label(bad)
+    lane = e.call("i32", "llvm.cttz.i32", f"i32 {lanes}", "i1 true")
+    first = e.op(f"shl i32 {e.op('trunc i64 %warp to i32')}, 5")
+    thread = e.op(f"add i32 {first}, {lane}")
+    e.emit(
+        f"call void @report(ptr %context, i32 {int(DefectCode.ABSENT_LANE)}, i32 {i.line}, i64 0, i32 0, i32 0, i32 0, "
+        f"i32 %bx, i32 %by, i32 %bz, i32 {thread})"
+    )
+    e.emit(f"br label %{after}")
+    e.label(after)
+
+
+def _bits_at(e: Emitter, words: str, places: str) -> str:
+    """Return bit number `places` of `words`, for each lane."""
+    return e.op(f"trunc {_V} {e.op(f'lshr {_V} {words}, {places}')} to <32 x i1>")
+
+
+def _not(e: Emitter, bits: str) -> str:
+    return e.op(f"xor <32 x i1> {bits}, splat (i1 true)")
 
 
 def _combine_vote(e: Emitter, i: Instruction) -> None:

@@ -97,6 +97,8 @@ class DefectCode(IntEnum):
     """No defect: from some moment on, races were not looked for, as the history took too much memory."""
     STALE_READ = 9
     """A read through a cache that does not see what the launch writes, of what it writes."""
+    ABSENT_LANE = 10
+    """A shuffle that takes the value of a lane that its member mask names, and that has ended or never was."""
 
 
 KINDS = len(DefectCode)

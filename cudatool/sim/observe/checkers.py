@@ -46,6 +46,11 @@ _DEFECTS: Final = {
     "WRITE_AFTER_WRITE": ("racecheck", "kernel-race", ""),
     "BARRIER_DIVERGED": ("synccheck", "barrier-divergence", "not all threads of the block come to this barrier"),
     "MASK_WITHOUT_CALLER": ("synccheck", "bad-mask", "the member mask lacks a thread that executes the operation"),
+    "ABSENT_LANE": (
+        "synccheck",
+        "absent-lane",
+        "this lane takes the value of a lane that has ended or that the block does not have: it may be anything",
+    ),
     "STALE_READ": ("racecheck", "stale-read", ""),
     "UNCHECKED": (
         "racecheck",
@@ -66,7 +71,8 @@ class CheckFinding:
     kind
         ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"peer-access"``, ``"read-only"``,
         ``"misaligned"``, ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``,
-        ``"bad-mask"``, ``"invalid-free"``, ``"double-free"``, ``"invalid-copy"`` or ``"kernel-error"``;
+        ``"bad-mask"``, ``"absent-lane"``, ``"invalid-free"``, ``"double-free"``, ``"invalid-copy"`` or
+        ``"kernel-error"``;
         ``"unchecked"`` for a launch of which racecheck looked at a part, ``"unmeasured"`` for one whose accesses are
         not all known.
     mode

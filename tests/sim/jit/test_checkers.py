@@ -638,3 +638,64 @@ def test_bytes_before_the_first_gap_are_those_that_may_be_used_one_by_one():
         size = min(chance.choice((5, 300, 2 * page)), pages * page - start)
         gap = next((at for at in range(size) if not usable[start + at]), size)
         assert gap == shadow.usable_before_gap(base + start, size)
+
+
+# ---- synccheck ----
+
+SHUFFLE = """ld.global.u32 %r2, [%a2+1024];
+setp.ne.u32 %p1, %r2, 0;
+@%p1 ret;
+ld.global.u32 %r3, [%a1];
+ld.global.u32 %r4, [%a1+4];
+ld.global.u32 %r5, [%a1+8];
+"""
+
+
+def source_lane(mode: str, lane: int, b: int, c: int) -> int:
+    """Return the lane whose value a lane gets (PTX ISA, ``shfl.sync``, Semantics)."""
+    clamp, segment = c & 31, c >> 8 & 31
+    highest = (lane & segment) | (clamp & ~segment)
+    wanted = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": (lane & segment) | (b & ~segment)}[mode]
+    return wanted if (wanted >= highest if mode == "up" else wanted <= highest) else lane
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+def test_the_value_of_a_lane_that_the_mask_names_and_that_is_gone_is_reported(check, memory, mode, constant):
+    draw = random.Random(mode)
+    numbers = memory[:4096].view(np.uint32)
+    outcomes = set()
+    b, width = 1, 32
+    for turn in range(4 if constant else 40):
+        if not constant or not turn:
+            b, width = draw.choice((1, 2, 8, 16, 31)), draw.choice((4, 16, 32))
+        c = (32 - width) << 8 | (0 if mode == "up" else 31)
+        gone = [draw.random() < draw.choice((0, 0.03, 0.5)) for _ in range(48)]
+        here = {lane for lane in range(32) if not gone[lane]} if turn % 2 else set()
+        gone = [lane not in here if lane < 32 else gone[lane] for lane in range(48)]
+        # All lanes there, and some of those that have ended or, in the second warp of 16, never were.
+        lanes = [
+            [lane for lane in range(32) if 32 * warp + lane < 48 and not gone[32 * warp + lane]] for warp in (0, 1)
+        ]
+        mask = sum(1 << lane for lane in {*lanes[0], *lanes[1], *draw.sample(range(32), draw.choice((0, 8, 32)))})
+        numbers[:3], numbers[256:304] = (b, c, mask), gone
+        operands = f"{b}, {c}" if constant else "%r3, %r4"
+        body = f"{SHUFFLE}shfl.sync.{mode}.b32 %r6, %r1, {operands}, %r5;\nst.global.u32 [%a2+2048], %r6;\nret;"
+        found = check(Instrument.SYNCCHECK, body, block=48)
+        bad = []
+        for warp, there in enumerate(lanes):
+            sources = {lane: source_lane(mode, lane, b, c) for lane in there}
+            bad += [32 * warp + lane for lane, of in sources.items() if of not in there and mask >> of & 1][:1]
+        assert [(DefectCode.ABSENT_LANE, thread) for thread in bad[:1]] == [(one.defect, one.thread) for one in found]
+        assert len(bad) == sum(one.count for one in found)
+        outcomes.add(bool(bad))
+    assert constant or {True, False} == outcomes
+
+
+def test_a_lane_outside_of_the_mask_may_be_a_source_whose_value_is_not_used(check, memory):
+    # As a reduction of 16 lanes has them: __shfl_down_sync(0xffff, x, 8).
+    body = "setp.gt.u32 %p1, %r1, 15;\n@%p1 ret;\nshfl.sync.down.b32 %r2, %r1, 8, 31, 65535;\nret;"
+    assert [] == check(Instrument.SYNCCHECK, body, block=32)
+    body = body.replace("65535", "-1")
+    (found,) = check(Instrument.SYNCCHECK, body, block=32)
+    assert (DefectCode.ABSENT_LANE, 8) == (found.defect, found.thread)
