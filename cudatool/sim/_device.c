@@ -251,6 +251,19 @@ uint32_t cudatool_heap_blocks(heap_t *heap) {
     return used;
 }
 
+/* Write address and bytes of the blocks that are in use, up to `room` of them, to `found`; return how many it wrote. */
+uint32_t cudatool_heap_list(heap_t *heap, uint64_t (*found)[2], uint32_t room) {
+    uint32_t count = 0;
+    enter(&heap->lock);
+    for (uint32_t at = 0; at < heap->count && count < room; at += heap->units[at] & ~USED) {
+        if (!(heap->units[at] & USED)) continue;
+        found[count][0] = (uint64_t)(uintptr_t)heap->base + (uint64_t)at * GRANULE;
+        found[count++][1] = (uint64_t)(heap->units[at] & ~USED) * GRANULE;
+    }
+    leave(&heap->lock);
+    return count;
+}
+
 /* Return `size` bytes that begin at a multiple of 16, NULL if there are not so many (CUDA C++ Programming Guide,
  * "Dynamic Global Memory Allocation and Operations"). */
 void *cudatool_malloc(heap_t *heap, uint64_t size) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Final
 
 from cudatool.sim import machine as state
@@ -38,13 +39,16 @@ class Heap:
 
     Attributes
     ----------
+    address, size
+        The memory.
     handle
-        What native code knows it by.
+        What native code knows it by; 0 once it is closed.
     kernels
         Names of those that were launched and may call ``malloc``.
     """
 
     def __init__(self, address: int, size: int) -> None:
+        self.address, self.size = address, size
         self.handle: int = library().cudatool_heap_create(address, size) or 0
         if not self.handle:
             raise DriverError(Result.OUT_OF_MEMORY)
@@ -58,6 +62,13 @@ class Heap:
     def taken(self) -> int:
         """Return the number of blocks that kernels have taken since :meth:`begin`, and not given back."""
         return (int(library().cudatool_heap_blocks(self.handle)) if self.handle else self._left) - self._before
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """Return the address and size of each block that kernels have; sizes are multiples of 16."""
+        room = library().cudatool_heap_blocks(self.handle)
+        found = (ctypes.c_uint64 * (2 * room))()
+        count = library().cudatool_heap_list(self.handle, found, room)
+        return [(found[2 * i], found[2 * i + 1]) for i in range(count)]
 
     def close(self) -> None:
         """Forget its blocks, but for their number."""

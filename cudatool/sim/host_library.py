@@ -34,7 +34,8 @@ def library() -> ctypes.CDLL:
     found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     found.cudatool_heap_create.restype = ctypes.c_void_p
     found.cudatool_heap_destroy.argtypes = found.cudatool_heap_blocks.argtypes = [ctypes.c_void_p]
-    found.cudatool_heap_blocks.restype = ctypes.c_uint32
+    found.cudatool_heap_list.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32]
+    found.cudatool_heap_blocks.restype = found.cudatool_heap_list.restype = ctypes.c_uint32
     _calls.set_guard(_address(found.cudatool_guarded_call))
     _queue.set_native(
         _address(found.cudatool_guarded_calls),

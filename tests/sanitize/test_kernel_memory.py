@@ -26,6 +26,12 @@ extern "C" __global__ void chosen(int i) { extern __shared__ int d[]; d[i] = i; 
 extern "C" __global__ void local(int n) { int p[8]; fill(p, n); table[1] = sum(p); }
 """
 
+HEAP = """
+extern "C" __global__ void keep(volatile int **p, int n) { *p = (int *)malloc(4 * n); **p = 1; }
+extern "C" __global__ void use(volatile int **p, int i) { (*p)[i] = (*p)[0]; }
+extern "C" __global__ void drop(volatile int **p, int i) { free((void *)*p); (*p)[i] = 1; }
+"""
+
 LAST = """
 __device__ int alone[64];
 extern "C" __global__ void last(int i) { alone[i + 64] = 1; }
@@ -63,6 +69,27 @@ def test_an_access_beyond_shared_memory_says_how_much_the_block_has(tmp_path, na
 def test_a_write_beyond_an_array_of_a_thread_is_found(tmp_path):
     assert [] == _found(tmp_path, "local", 8)
     assert ["out-of-bounds"] == [kind for kind, _ in _found(tmp_path, "local", 9)]
+
+
+def test_the_heap_of_kernels_is_checked_though_it_exists_when_checks_begin(tmp_path):
+    """As it does for the second test of a run, or the second cell of a notebook."""
+    kernels = {name: ct.compile(HEAP, name) for name in ("keep", "use", "drop")}
+    block = ct.zeros(1, np.int64)
+
+    def run(name, value):
+        with record(tmp_path / "run.ctrace", checks=["memcheck", "initcheck"], force=True):
+            kernels[name][1, 1](block, np.int32(value))
+            ct.synchronize()
+        return [one.kind.value for one in check(reader.read(tmp_path / "run.ctrace")).on_device]
+
+    numbers = 3000  # of 4 B, in several pages
+    assert [] == run("keep", numbers)
+    assert [] == run("use", numbers - 1)
+    assert ["out-of-bounds"] == run("use", numbers + 4)  # the 16 bytes that memcheck left after it count as its own
+    assert [] == run("use", 0)
+    assert ["use-after-free"] == run("drop", numbers - 1)
+    assert ["out-of-bounds"] * 2 == run("use", 1)  # its read and its write
+    assert [] == run("keep", 1)
 
 
 def test_a_kernel_that_writes_to_a_mapping_for_reading_is_reported_and_goes_on(tmp_path):

@@ -174,13 +174,20 @@ class Shadow:
             self._pages.view[pages] = states
             self.changed()
 
-    def heap(self, address: int, size: int) -> None:
-        """This memory belongs to ``malloc`` in kernels, which has given out none of it."""
+    def heap(self, address: int, size: int, blocks: Sequence[tuple[int, int]] = ()) -> None:
+        """This memory belongs to ``malloc`` in kernels, which has given out only `blocks` of it (address and size).
+
+        What was written to those is not known, nor how many of their last bytes were asked for: all of them count.
+        """
         start, stop = address - self.base, address - self.base + size
         self._valid.view[start:stop] = 0
+        for block, bytes_ in blocks:
+            self._valid.view[block - self.base :][:bytes_] = 1
         self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
         self.changed()
         self._may_lack_values(start, size)
+        for block, bytes_ in blocks:
+            self.written(block, bytes_)
 
     def read_only(self, address: int, size: int) -> None:
         """From now on kernels must not write to these bytes, which they may read."""

@@ -143,6 +143,9 @@ class Checkers:
             self.added(allocation)
             if allocation.device >= 0:  # what was written before is not known
                 self.shadow.written(allocation.address, allocation.size)
+        for _, heap in machine.heaps:
+            if heap.handle:  # its context exists
+                self.shadow.heap(heap.address, heap.size, heap.blocks())
 
     def narrow(self, checks: Iterable[str]) -> None:
         """Check kernels only for these of the checks that are on, until the next call.
