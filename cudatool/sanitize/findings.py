@@ -74,7 +74,7 @@ class FindingKind(StrEnum):
     BAD_MASK = "bad-mask"
     """The member mask of a warp operation lacks a thread that executes it."""
     ABSENT_LANE = "absent-lane"
-    """A shuffle takes the value of a lane that its mask names, and that has ended or never was."""
+    """A shuffle from a lane that its mask names, or a matrix operation, though the lane has ended or never was."""
     INVALID_FREE = "invalid-free"
     DOUBLE_FREE = "double-free"
     INVALID_COPY = "invalid-copy"

@@ -141,10 +141,11 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "`__ballot_sync` before the branch, or call the operation where the whole warp is.",
     ),
     FindingKind.ABSENT_LANE: KindText(
-        "a shuffle from a lane that is not there",
-        "A shuffle takes the value of a lane that its member mask names, but that has returned from the kernel or that "
-        "the block is too small to have. Such a value is undefined. Let all 32 lanes reach the shuffle, those without "
-        "work with a neutral value, or pass a `width` that the lanes fill.",
+        "a warp operation on a lane that is not there",
+        "A shuffle takes the value of a lane that its member mask names, or a matrix operation works on all lanes of "
+        "its warp, but a lane has returned from the kernel, or the block is too small to have it. The result is "
+        "undefined. Let all 32 lanes reach the operation, those without work with a neutral value, or pass a shuffle "
+        "a `width` that the lanes fill.",
     ),
     FindingKind.INVALID_FREE: KindText(
         "free of what is no allocation",

@@ -30,7 +30,7 @@ from cudatool.ptx.isa import Control
 from cudatool.sim.jit import asynchronous, scheduler
 from cudatool.sim.jit.bounds import Bound, first_threads
 from cudatool.sim.jit.checking import functions
-from cudatool.sim.jit.collective import Kind, suspension_of
+from cudatool.sim.jit.collective import Kind, check_whole_warp, suspension_of
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.edges import edges
@@ -42,6 +42,7 @@ from cudatool.sim.jit.gathers import gathers_pay
 from cudatool.sim.jit.grid import SIDE_BY_SIDE, block, grid, in_step, side_by_side
 from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.layout import ASYNC_QUEUE, Layout
+from cudatool.sim.jit.matrix import EVERYONE
 from cudatool.sim.jit.questions import Question, find_question
 from cudatool.sim.jit.regions import MANY, touched
 from cudatool.sim.jit.row_pairs import NEXT_ROW, indices_of_both, is_chain, of_next_row, written_twice
@@ -525,6 +526,8 @@ class _Kernel(ThreadCode):
         e = self.emitter()
         self._begin(e, instruction)
         with whole(e):
+            if self.instrument & Instrument.SYNCCHECK and any(left is EVERYONE for left in row.leave(instruction)):
+                check_whole_warp(e, instruction)
             row.combine(e, instruction)
         self.finish(e)
         self.parts.append(

@@ -27,6 +27,7 @@ __all__ = [
     "SUSPENSIONS",
     "Suspension",
     "array_offset",
+    "check_whole_warp",
     "following_array",
     "read_array",
     "suspension_of",
@@ -253,6 +254,17 @@ def _check_sources(e: Emitter, i: Instruction, source: str) -> None:
     named = e.op(f"and <32 x i1> {_bits_at(e, masks, source)}, {_bits_at(e, masks, _IOTA)}")
     absent = e.op(f"bitcast <32 x i1> {e.op(f'and <32 x i1> {named}, {_not(e, there)}')} to i32")
     lanes = e.op(f"and i32 {absent}, %lanes")
+    _report_lanes(e, i, DefectCode.ABSENT_LANE, lanes)
+
+
+def check_whole_warp(e: Emitter, i: Instruction) -> None:
+    """Report an operation of a whole warp of which a lane has ended, or that no thread is."""
+    missing = e.op("icmp ne i32 %lanes, -1")
+    _report_lanes(e, i, DefectCode.PART_OF_WARP, e.op(f"select i1 {missing}, i32 %lanes, i32 0"))
+
+
+def _report_lanes(e: Emitter, i: Instruction, defect: DefectCode, lanes: str) -> None:
+    """Report a defect of the first of `lanes`, if there are any."""
     bad, after = e.new_label(), e.new_label()
     e.emit(f"br i1 {e.op(f'icmp ne i32 {lanes}, 0')}, label %{bad}, label %{after}")
     e.label(bad)
@@ -260,7 +272,7 @@ def _check_sources(e: Emitter, i: Instruction, source: str) -> None:
     first = e.op(f"shl i32 {e.op('trunc i64 %warp to i32')}, 5")
     thread = e.op(f"add i32 {first}, {lane}")
     e.emit(
-        f"call void @report(ptr %context, i32 {int(DefectCode.ABSENT_LANE)}, i32 {i.line}, i64 0, i32 0, i32 0, i32 0, "
+        f"call void @report(ptr %context, i32 {int(defect)}, i32 {i.line}, i64 0, i32 0, i32 0, i32 0, "
         f"i32 %bx, i32 %by, i32 %bz, i32 {thread})"
     )
     e.emit(f"br label %{after}")

@@ -99,6 +99,8 @@ class DefectCode(IntEnum):
     """A read through a cache that does not see what the launch writes, of what it writes."""
     ABSENT_LANE = 10
     """A shuffle that takes the value of a lane that its member mask names, and that has ended or never was."""
+    PART_OF_WARP = 11
+    """A matrix operation of a warp of which a lane has ended or never was."""
 
 
 KINDS = len(DefectCode)

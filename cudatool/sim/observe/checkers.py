@@ -51,6 +51,11 @@ _DEFECTS: Final = {
         "absent-lane",
         "this lane takes the value of a lane that has ended or that the block does not have: it may be anything",
     ),
+    "PART_OF_WARP": (
+        "synccheck",
+        "absent-lane",
+        "this is an operation of a whole warp, of which a lane has ended or that the block does not have",
+    ),
     "STALE_READ": ("racecheck", "stale-read", ""),
     "UNCHECKED": (
         "racecheck",

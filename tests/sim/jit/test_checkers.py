@@ -699,3 +699,26 @@ def test_a_lane_outside_of_the_mask_may_be_a_source_whose_value_is_not_used(chec
     body = body.replace("65535", "-1")
     (found,) = check(Instrument.SYNCCHECK, body, block=32)
     assert (DefectCode.ABSENT_LANE, 8) == (found.defect, found.thread)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "movmatrix.sync.aligned.m8n8.trans.b16 %r2, %r1;",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [m];",
+        "stmatrix.sync.aligned.m8n8.x1.shared.b16 [m], {%r1};",
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r2, %r3}, {%r1}, {%r1}, {%r4, %r5};",
+        "wmma.load.a.sync.aligned.row.m8n8k32.shared.s4 {%r2}, [m];",
+    ],
+)
+def test_a_matrix_operation_of_a_part_of_a_warp_is_reported(check, operation):
+    body = ".shared .align 16 .b8 m[1024];\nmov.b32 %r4, 0; mov.b32 %r5, 0;\n"
+    body += "setp.eq.u32 %p1, %r1, 31;\n@%p1 mov.b32 %r5, %r4;\n"
+    assert [] == check(Instrument.SYNCCHECK, f"{body}{operation}\nret;", block=64)
+    outcomes = [
+        check(Instrument.SYNCCHECK, f"{body}@%p1 ret;\n{operation}\nret;", block=64),  # one has ended
+        check(Instrument.SYNCCHECK, f"{body}{operation}\nret;", block=63),  # one never was
+    ]
+    assert [[(DefectCode.PART_OF_WARP, first, 1)] for first in (0, 32)] == [
+        [(one.defect, one.thread, one.count) for one in found] for found in outcomes
+    ]
