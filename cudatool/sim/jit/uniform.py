@@ -91,14 +91,11 @@ def find_renewable(
         return {}
     holds = _holding(flow, definitions, sources)
     ends = [(flow.blocks[flow.at[index]].live_out, holds[flow.at[index]]) for index in suspensions]
-    while lost := {
-        name
-        for live, held in ends
-        for name in live & sources.keys()
-        if name not in held or not sources[name] <= alike | (held & sources.keys())
-    }:
+    lost = {name for live, held in ends for name in (live & sources.keys()) - held}
+    while lost:
         for name in lost:
             del sources[name]
+        lost = {name for name, used in sources.items() if not used <= alike | sources.keys()}
     found: dict[str, frozenset[str]] = {}
     for name, used in sources.items():  # each after those that it is computed from
         found[name] = frozenset().union(*(found.get(other, {other}) for other in used))
@@ -106,11 +103,16 @@ def find_renewable(
 
 
 def _holding(flow: Flow, definitions: Mapping[str, int], sources: Mapping[str, Set[str]]) -> list[set[str]]:
-    """Return, by block, which registers are at its end what would be computed there from their `sources`."""
+    """Return, by block, which registers are at its end what would be computed there from their `sources`.
+
+    Where one is, so are those of its sources that have sources themselves.
+    """
     code = flow.function.instructions
     stale: dict[str, set[str]] = {}  # what does not hold any more when a register is set
-    for name, used in sources.items():
-        for one in used:
+    behind: dict[str, set[str]] = {}  # a register's sources, and theirs
+    for name, used in sources.items():  # each after those that it is computed from
+        behind[name] = set(used).union(*(behind.get(one, ()) for one in used))
+        for one in behind[name]:
             stale.setdefault(one, set()).add(name)
     before: list[list[int]] = [[] for _ in flow.blocks]
     for number, block in enumerate(flow.blocks):
@@ -125,7 +127,7 @@ def _holding(flow: Flow, definitions: Mapping[str, int], sources: Mapping[str, S
         for index in range(block.start, block.stop):
             for name in writes(code[index]):
                 now -= stale.get(name, set())
-                if definitions.get(name) == index and name in sources:
+                if definitions.get(name) == index and name in sources and sources[name] & sources.keys() <= now:
                     now.add(name)
         if now != held[number]:
             held[number] = now

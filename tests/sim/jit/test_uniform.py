@@ -72,6 +72,21 @@ KERNEL asked(int *y, int n) {
     for (; n > 0; n -= 3) { int a = T < n ? s[T + 1] : 0; SYNC; if (T < n) s[T] += a; SYNC; }
     y[T] = s[T];
 }
+KERNEL sorts(int *y, int n) {  // down is computed in steps, of the stride before it changes, and needed after that
+    __shared__ int s[512];
+    s[T] = y[T];
+    s[T + blockDim.x] = -y[T];
+    for (unsigned size = 2; size < n; size *= 2) {
+        unsigned down = n ^ ((T & (size / 2)) != 0);
+        for (unsigned stride = size / 2; stride > 0; stride /= 2) {
+            SYNC;
+            int at = 2 * T - (T & (stride - 1)), a = s[at], b = s[at + stride];
+            if ((a > b) == (down & 1)) { s[at] = b; s[at + stride] = a; }
+        }
+    }
+    SYNC;
+    y[T] = s[T];
+}
 KERNEL wraps(int *y, int n) {  // at another thread in each round, and in some of none
     int i = (int)((unsigned)n + T);
     long long s = 0;
@@ -95,7 +110,7 @@ KERNEL local(int *y, int n) {
     for (int k = 0; k < n; k++) { at[k & 3] = y[T] + k; SYNC; y[T] = at[k & 3] + own[0]; at = own + (k & 1); SYNC; }
 }
 """
-MARCHING = ["counted", "halved", "over_all", "summed", "asked", "asked_before", "wraps", "local"]
+MARCHING = ["counted", "halved", "over_all", "summed", "asked", "asked_before", "sorts", "wraps", "local"]
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +168,17 @@ def asked_before(y, n):
     return y
 
 
+def sorts(y, n):
+    t, s = np.arange(len(y)), np.concatenate([y, -y])
+    for size in (2**k for k in range(1, 9) if 2**k < n):
+        for stride in (size >> k for k in range(1, 9) if size >> k):
+            at = 2 * t - (t & (stride - 1))
+            a, b = s[at], s[at + stride]
+            swaps = (a > b) == (n % 2 ^ ((t & (size // 2)) != 0))
+            s[at], s[at + stride] = np.where(swaps, b, a), np.where(swaps, a, b)
+    return s[: len(y)]
+
+
 def summed(y, n):
     for k in range(1, n):
         y = y + y[np.arange(len(y)) // 32 * 32 + (np.arange(len(y)) % 32 ^ k)] * k
@@ -161,7 +187,7 @@ def summed(y, n):
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 7, 16])
 @pytest.mark.parametrize("threads", [32, 64, 128])
-@pytest.mark.parametrize("reference", [counted, halved, asked, asked_before, summed], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("reference", [counted, halved, asked, asked_before, sorts, summed], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("optimized", [True, False], ids=["optimized", "not optimized"])
 def test_marching_threads_do_what_each_does(launch, kernels, reference, threads, rounds, optimized):
     y = np.random.default_rng(rounds).integers(0, 100, threads).astype(np.int32)
