@@ -74,6 +74,15 @@ class _MarchingWriter(Writer):
         self.emit(f"{what} {result}, %me, {self.alike()};")
         self.pool[4].append(result)
 
+    def outlasts(self) -> None:
+        """Write what is made of a uniform register in steps, and used after a barrier before which that changes."""
+        source, result = self.rng.choice(self.uniform), "%me"
+        for operand in (source, *self.rng.sample(["3", self.alike(), "7"], self.rng.randrange(1, 4))):
+            before, result = result, self.new(4)
+            self.emit(f"{self.rng.choice(('add.u32', 'xor.b32', 'mul.lo.u32'))} {result}, {before}, {operand};")
+        target = self.own()
+        self.emit(f"add.u32 {source}, {source}, {self.number()};\nbar.sync 0;\nadd.u32 {target}, {target}, {result};")
+
     def uses(self) -> None:
         if len(self.pool[4]) > WORDS // 2:
             target = self.own()
@@ -151,8 +160,10 @@ class _MarchingWriter(Writer):
                 self.question()
             elif what < 0.5 or depth > 1:
                 self.rng.choice((self.varying, self.steps, self.derives, self.uses, self.some))()
-            elif what < 0.75:
+            elif what < 0.72:
                 self.exchange()
+            elif what < 0.75:
+                self.outlasts()
             elif what < 0.8 and self.threads % 32 == 0:
                 self.shuffled()
             elif what < 0.9:
