@@ -29,6 +29,8 @@ class Callers:
         for other work, too.
         """
         records, stack, others = self._trace.records, self._user_stack(record), self._user_stack(other)
+        if stack is others:
+            return next(iter(stack), None)  # nothing parts them, and a long one is not to be searched for that
         if records["thread"][record] == records["thread"][other]:
             depth = _parting(stack, others)
             if depth >= 0:

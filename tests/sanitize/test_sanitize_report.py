@@ -12,7 +12,8 @@ import pytest
 from sanitize_program import Program, R, W
 
 import cudatool.sanitize
-from cudatool.sanitize import Gap, GapKind, Outcome, Report, ReportContext, check, render_json, render_text
+from cudatool.sanitize import Gap, GapKind, Outcome, Report, ReportContext, callers, check, render_json, render_text
+from cudatool.sanitize.callers import Callers
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.report.github import render_summary
 from cudatool.sanitize.report.junit import render_junit
@@ -250,3 +251,13 @@ def test_place_of_an_operation_of_a_library_is_the_line_that_called_the_library(
     ).findings
     assert "_launcher.py" not in finding.repair + finding.reason
     assert ["11", "10"] == re.findall(r"program\.py:(\d+)", finding.repair)
+
+
+def test_frames_that_two_calls_have_in_common_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tuple(("again", 5) for _ in range(1000))
+    compared: list[Frame] = []
+    monkeypatch.setattr(callers, "_function", lambda frame: compared.append(frame))
+    trace = _with_frames(racy(iterations=1), {10: deep})
+    record = int(np.flatnonzero(trace.records["stack"])[0])
+    assert trace.stack(int(trace.records["stack"][record]))[0] == Callers(trace).frame(record, record)
+    assert [] == compared

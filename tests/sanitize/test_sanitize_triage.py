@@ -22,12 +22,14 @@ from cudatool.sanitize.findings import (
 )
 from cudatool.sanitize.fingerprints import fingerprint, functions
 from cudatool.sanitize.kinds import CHECKS
+from cudatool.sanitize.report import comments
 from cudatool.sanitize.report.outputs import Outputs
 from cudatool.source_text import SourceLine
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame
 
 TODAY = date(2026, 6, 1)
+SIDES = ("first", "second")
 
 
 @pytest.fixture
@@ -100,6 +102,18 @@ class TestComments:
         assert [] == left(accepted(Report((), on_device=(finding,))))
         other = replace(finding, source=SourceLine(str(kernel), 3))
         assert ["fp-out-of-bounds"] == left(accepted(Report((), on_device=(other,))))
+
+    def test_a_line_that_is_often_in_the_stack_of_many_findings_is_looked_at_once_for_each(self, file, monkeypatch):
+        deep = (Frame(file, "again", 8),) * 1000
+        one = race(file)
+        findings = [
+            replace(one, fingerprint=f"fp{n}", **{side: replace(getattr(one, side), stack=deep) for side in SIDES})
+            for n in range(10)
+        ]
+        looked, at = [], comments._Source.at
+        monkeypatch.setattr(comments._Source, "at", lambda *where: looked.append(where) or at(*where))
+        assert findings == list(accepted(Report(tuple(findings))).findings)
+        assert len(findings) <= len(looked) <= 2 * 2 * len(findings)  # sides; on which others depend, and which count
 
     def test_an_unknown_name_is_a_remark_and_accepts_nothing(self, file):
         self.put(file, 7, "# cudatool: ignore[rase]")

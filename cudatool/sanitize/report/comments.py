@@ -14,7 +14,7 @@ import difflib
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cudatool.limits import COMMENTED_SOURCE
@@ -25,6 +25,7 @@ from cudatool.sanitize.report.views import sites
 from cudatool.source_text import SourceLine
 from cudatool.text import quoted
 from cudatool.trace.frames import user_frames
+from cudatool.trace.model import Frame
 
 __all__ = ["Comments"]
 
@@ -50,10 +51,11 @@ class Comments:
 
     remarks: list[Remark] = field(default_factory=list)
     _files: dict[str, _Source] = field(default_factory=dict)
+    _lines: dict[int, tuple[Sequence[Frame], list[SourceLine]]] = field(default_factory=dict)  # of stacks, by identity
 
     def accepting(self, finding: Finding | DeviceFinding) -> SourceLine | None:
         """Return where the comment is that accepts `finding`, None without one."""
-        places = [SourceLine(frame.file, frame.line) for site in sites(finding) for frame in user_frames(site.stack)]
+        places = [line for site in sites(finding) for line in self._lines_of(site.stack)]
         if isinstance(finding, DeviceFinding):
             places += [source for source in (finding.source, finding.other_source) if source and source.file]
         names = _EVERYTHING, finding.kind.value, check_of(finding)
@@ -64,6 +66,14 @@ class Comments:
             if lines:
                 return SourceLine(file, min(lines))
         return None
+
+    def _lines_of(self, stack: Sequence[Frame]) -> list[SourceLine]:
+        """Return the lines of the user's own code in a stack: found once where many findings have one long stack."""
+        known = self._lines.get(id(stack))
+        if known is None:  # kept with the stack, so that no other gets its identity
+            lines = dict.fromkeys(SourceLine(frame.file, frame.line) for frame in user_frames(stack))
+            known = self._lines[id(stack)] = stack, list(lines)
+        return known[1]
 
     def read(self, files: Iterable[str]) -> None:
         """Read the comments of files to which no finding points: there may be remarks on them."""
