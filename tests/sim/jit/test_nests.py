@@ -63,6 +63,12 @@ extern "C" __global__ void of_each_round(const float *x, const int *counts, floa
 }
 """
 # With as many barriers as a kernel has whose regions are functions of their own.
+MEAN = """
+    __syncthreads();
+    sum = s[threadIdx.x ^ 1];
+    __syncthreads();
+    s[threadIdx.x] = (s[threadIdx.x] + sum) * 0.5f;
+"""
 LARGE = f"""
 extern "C" __global__ void large(const float *x, const int *counts, float *y) {{
     __shared__ float s[64];
@@ -70,7 +76,7 @@ extern "C" __global__ void large(const float *x, const int *counts, float *y) {{
     for (int i = 0; i < counts[threadIdx.x]; i++)
         for (int k = 0; k < counts[threadIdx.x + i]; k++) sum += x[k];
     s[threadIdx.x] = sum;
-    {"__syncthreads(); s[threadIdx.x] += s[threadIdx.x ^ 1]; __syncthreads(); s[threadIdx.x] *= 0.5f;" * (MANY // 2)}
+    {MEAN * (MANY // 2)}
     y[threadIdx.x] = s[threadIdx.x];
 }}
 """

@@ -41,7 +41,7 @@ def test_rounds_of_all_threads_are_counted(looping, launch, threads):
 
 def test_optimized_code_counts_nothing(looping, launch):
     kernel = looping()
-    launch(kernel, 1, 64, np.zeros(640, "i4"), np.zeros(640, "i4"), np.full(640, 9, "i4"))
+    launch(kernel, 1, 64, np.zeros(640, "i4"), np.zeros(640, "i4"), np.full(640, 9, "i4"), optimized=True)
     assert 0 == kernel.rounds
 
 
