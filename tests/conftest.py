@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import warm_process
 from hypothesis import HealthCheck, settings
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Choose the device, let programs that tests start be interrupted, and keep the modules that they compile.
 
     The software device has two devices in tests: what needs them needs no process of its own.
@@ -32,10 +34,30 @@ def pytest_configure() -> None:
     if not os.path.exists("/dev/nvidiactl"):
         os.environ.setdefault("CUDATOOL_DEVICE", "sim:count=2")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _keep_temporary_files_in_memory(config)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_MEMORY = "/dev/shm"  # of Linux
+_ROOM = 2 << 30
+
+
+def _keep_temporary_files_in_memory(config: pytest.Config) -> None:
+    """Let the temporary files of this run, and of programs that it starts, lie there if it has room and runs programs.
+
+    On a disk the processor waits: some 10 ms to delete a recording, and until a report is there for good. The files go at
+    the end, unlike those of failed tests in a folder that TMPDIR names.
+    """
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return
+    found = os.statvfs(_MEMORY)
+    if found.f_bavail * found.f_frsize >= _ROOM and not found.f_flag & os.ST_NOEXEC:
+        folder = tempfile.mkdtemp(prefix="t", dir=_MEMORY)  # a short one: paths of sockets have 107 bytes
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
