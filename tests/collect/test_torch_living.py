@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-from recordings import all_of_them, read
+from recordings import converted, read
 from snapshot_files import segment, stats_of
 
 from cudatool.analyze import report
@@ -18,7 +17,7 @@ from cudatool.trace.frames import MissingStack, missing_stack
 from cudatool.trace.recorder import Recorder
 
 
-@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@converted()
 def test_a_recording_that_begins_there_has_the_bytes_that_pytorch_counted(path: Path, tmp_path: Path) -> None:
     events = torch_living.events_of(read(path).segments)
     with Recorder(

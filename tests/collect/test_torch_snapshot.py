@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recordings import HERE, SHARED, all_of_them, read, report_of
+from recordings import HERE, SHARED, all_of_them, converted, read, report_of
 from snapshot_files import dump, event, plain, segment, stats_of
 
 from cudatool import analyze
@@ -38,7 +38,7 @@ def final(snapshot: torch_snapshot.MemorySnapshot) -> list[tuple[int, int, str]]
     return sorted((b["address"], b["size"], b["state"]) for b in blocks)
 
 
-@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@converted()
 def test_a_recording_gives_the_bytes_that_pytorch_counted(path: Path) -> None:
     snapshot = read(path)
     device = report_of(path).summary.devices[0]
