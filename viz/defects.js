@@ -56,7 +56,4 @@ class DefectsView {
   }
 }
 
-/** Return a text as pieces, with the parts between backquotes as code. */
-const inCode = (text) => text.split("`").map((piece, i) => (i % 2 ? element("code", {}, piece) : piece)).filter((piece) => piece !== "");
-
 const letter = (i) => String.fromCharCode(65 + i);

@@ -161,13 +161,13 @@ class DiagnosisView {
   drawLeaks({ leaks, unclear, why, steps, verdict }) {
     byId("leaks-card").hidden = !leaks.length && verdict !== "could not tell";
     byId("leaks-title").textContent = leaks.length ? "Grows step after step" : "Could not tell whether anything leaks";
-    byId("leaks-steps").textContent = why ?? (steps.count
-      ? `${formatCount(steps.count)} steps: ${steps.source} (confidence ${steps.confidence})` : `${steps.source}.`);
+    byId("leaks-steps").replaceChildren(...inCode(why ?? (steps.count
+      ? `${formatCount(steps.count)} steps: ${steps.source} (confidence ${steps.confidence})` : `${steps.source}.`)));
     byId("leaks").hidden = !leaks.length && !unclear.length;
     fill(byId("leaks"), null, [...leaks, ...unclear], leaks.length + unclear.length, (leak) => this.shared.row({
       name: leak.label,
-      detail: (leak.why ? `could not tell: ${leak.why} It ` : "") + (leak.steps ? `grew in ${formatCount(leak.grew)} of ${counted(leak.steps, "step")}, by ` : "grew by ") +
-        `${formatBytes(leak.growth)} in all; confidence ${leak.confidence}`,
+      detail: [leak.why ? ["could not tell: ", ...inCode(leak.why), " It "] : [], leak.steps ? `grew in ${formatCount(leak.grew)} of ${counted(leak.steps, "step")}, by ` : "grew by ",
+        `${formatBytes(leak.growth)} in all; confidence ${leak.confidence}`].flat(),
       numbers: leak.per_step ? `${formatBytes(leak.per_step)} each step` : formatBytes(leak.growth), stack: leak.stack }));
   }
 

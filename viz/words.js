@@ -67,6 +67,9 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+/** Return a text as pieces, with the parts between backquotes as code. */
+const inCode = (text) => text.split("`").map((piece, i) => (i % 2 ? element("code", {}, piece) : piece)).filter((piece) => piece !== "");
+
 /** Return a frame of a stack as a list item, with its line of source below if it is known. */
 const frameItem = (text, code) => element("li", {}, text, code ? element("code", {}, code) : null);
 

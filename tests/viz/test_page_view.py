@@ -264,3 +264,22 @@ def test_the_page_says_so_where_leaks_could_not_be_told(page: Page, sites: int) 
     assert page.evaluate("byId('leaks-card').hidden")
     assert "Could not tell whether anything leaks" in said
     assert ("train.py:3 could not tell: It grew too few times." if sites else "No steps.") in said
+
+
+@in_browser
+@pytest.mark.parametrize("sites", [0, 1])
+def test_code_in_the_reason_why_leaks_could_not_be_told_stands_as_code(page: Page, sites: int) -> None:
+    why = str(analyze.Doubt.NOTHING_REPEATS.why)
+    grown = {"label": "train.py:3", "why": why, "growth": 9, "confidence": "low", "stack": 0}
+    shown = {
+        "leaks": [],
+        "unclear": [grown] * sites,
+        "why": None if sites else why,
+        "verdict": "could not tell",
+        "steps": {"count": 0, "source": "no steps", "confidence": "low"},
+    }
+    page.evaluate(f"DiagnosisView.prototype.drawLeaks.call(memoryView, {json.dumps(shown)})")
+    assert ['with cudatool.range("step"):'] == page.evaluate(
+        "[...document.querySelectorAll('#leaks-card code')].map((code) => code.textContent)"
+    )
+    assert "`" not in page.evaluate("byId('leaks-card').innerText")
