@@ -192,7 +192,8 @@ class CallEvents:
         kernel_names = np.empty(0, np.uint32)
         if self.launches is None and is_launch.any():
             kernel_names = self._texts_of(self._tables.names[len(WORK) :], self._kernel_texts)
-        points = np.flatnonzero(is_launch | (what == What.RANGE))
+        is_range = what == What.RANGE
+        points = np.flatnonzero(is_range if self.launches is None else is_range | is_launch)
         pointed_at = np.where(is_launch[points], calls["words"][points, 5], calls["words"][points, 1])
         works = int(np.count_nonzero(self._is_work[what] | is_launch))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
@@ -204,10 +205,12 @@ class CallEvents:
                 records = np.empty(max(len(calls) - at, _ROOM), RECORD)
             next_ = points.searchsorted(at)
             begins, pointed = self.pointed.part(int(pointed_at[next_])) if next_ < len(points) else (0, b"")
-            how = self._nothing_by_itself if self._graphs.captures else self._how
+            how, kernels = self._how, kernel_names
+            if self._graphs.captures:  # nothing is C's: what is captured does not run
+                how, kernels = self._nothing_by_itself, kernel_names[:0]
             # fmt: off
             at, made, works, is_pythons, key = _log_rows.translate(
-                calls, at, how, ids, module_names, kernel_names, correlations, begins, pointed, self._reporter.texts,
+                calls, at, how, ids, module_names, kernels, correlations, begins, pointed, self._reporter.texts,
                 self._reporter.stream_of, hooks.event_ids(), hooks.native_threads(), self.memory.of_graphs,
                 self._judged_launches(), records, enqueued,
             )
