@@ -482,11 +482,28 @@ void cudatool_release_interrupts(void) {
 /* The signal that ends the guarded call of the thread that it is sent to. */
 int cudatool_stop_signal(void) { return SIGRTMIN + 12; }
 
-static void install(void) {
+static struct sigaction of_faults(void) {
     struct sigaction action = {0};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
+    return action;
+}
+
+/* Have our handler be the one that is called, whatever has been installed since. Libraries that put back the handler that
+ * they found, but not in the reverse order, as two copies of LLVM on two threads, leave one of theirs, which then raises
+ * the signal again for ever. */
+static void come_first(void) {
+    struct sigaction action, now;
+    if (sigaction(SIGSEGV, NULL, &now) || now.sa_sigaction == on_fault) return;
+    action = of_faults();
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+    sigaction(SIGFPE, &action, NULL);
+}
+
+static void install(void) {
+    struct sigaction action = of_faults();
     sigaction(SIGSEGV, &action, &previous_segv);
     sigaction(SIGBUS, &action, &previous_bus);
     sigaction(SIGFPE, &action, &previous_fpe);
@@ -521,6 +538,7 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
     timer_t timer;
     volatile int is_timed = 0; /* read after a jump */
     pthread_once(&installed, install);
+    come_first();
     interruptible = interruptible && !holds_interrupts;
     if (interruptible) catch_interrupts();
     if (limit_ns) is_timed = set_timer(&timer, limit_ns);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from shutil import which
+from shutil import copy, which
 
 import pytest
 
@@ -47,7 +47,7 @@ def run(address):
 
 @pytest.fixture(scope="module")
 def recovering(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A library with such a handler: code that loads it."""
+    """A library with such a handler, and a copy of it: code that loads both."""
     compiler = which("cc") or which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -55,7 +55,9 @@ def recovering(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "recovering.c").write_text(RECOVERING)
     library = folder / "librecovering.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "recovering.c"], check=True, timeout=60)
-    return f"import ctypes\nrecovering = ctypes.CDLL({str(library)!r})\n"
+    copy(library, folder / "other.so")
+    load = f"recovering, other = ctypes.CDLL({str(library)!r}), ctypes.CDLL({str(folder / 'other.so')!r})"
+    return f"import ctypes\n{load}\n"
 
 
 def finished(code: str) -> subprocess.CompletedProcess[str]:
@@ -77,3 +79,12 @@ def test_fault_of_the_program_ends_it_where_the_handler_before_ours_raises_the_s
     code += "faulthandler.enable(); recovering.disable(); faulthandler.disable()\nctypes.string_at(8)"
     done = finished(code)
     assert -signal.SIGSEGV == done.returncode, done.stderr
+
+
+def test_fault_of_a_kernel_has_its_address_where_two_libraries_left_a_handler(recovering):
+    """Each puts back the handler that it found, but the first one first: then its own handler is what the second found."""
+    code = recovering + BEGIN + "run(x.data_ptr())\n"
+    code += "recovering.enable(); other.enable(); recovering.disable(); other.disable()\n"
+    code += "try: run(0x10)\nexcept ct.CudaError as error: print(error)\n"
+    done = finished(code)
+    assert "illegal access at 0x10," in done.stdout, (done.returncode, done.stderr)
