@@ -3,8 +3,10 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 /* --- a map from numbers to numbers --- */
 
@@ -96,67 +98,141 @@ static int is_column(Py_ssize_t length, Py_ssize_t size, Py_ssize_t offset, Py_s
     return 0;
 }
 
+enum { MOST_COLUMNS = 4 };
+
+struct column {
+    Py_ssize_t offset, width;
+    struct map map;
+    uint32_t *values, count, room; /* found by distinct() */
+};
+
+/* Note the value of each row that is new; returns -1 if there is no memory. */
+static int find_distinct(const Py_buffer *rows, Py_ssize_t size, struct column *column)
+{
+    uint32_t before = 0;
+    for (const char *row = rows->buf, *end = row + rows->len; row < end; row += size) {
+        uint32_t value = get_column(row + column->offset, column->width);
+        if (column->count && value == before)
+            continue;
+        before = value;
+        int is_new = put(&column->map, value, 1);
+        if (is_new > 0 && column->count == column->room) {
+            uint32_t more = column->room * 2 + 256;
+            uint32_t *larger = PyMem_RawRealloc(column->values, more * sizeof *larger);
+            if (!larger)
+                return -1;
+            column->values = larger;
+            column->room = more;
+        }
+        if (is_new < 0)
+            return -1;
+        if (is_new)
+            column->values[column->count++] = value;
+    }
+    return 0;
+}
+
+static void free_columns(struct column *columns)
+{
+    for (Py_ssize_t i = 0; i < MOST_COLUMNS; ++i) {
+        free_map(&columns[i].map);
+        PyMem_RawFree(columns[i].values);
+    }
+}
+
 static PyObject *distinct(PyObject *module, PyObject *arguments)
 {
     (void)module;
     Py_buffer rows;
-    Py_ssize_t size, offset, width;
-    if (!PyArg_ParseTuple(arguments, "y*nnn", &rows, &size, &offset, &width))
+    Py_ssize_t size;
+    PyObject *asked;
+    if (!PyArg_ParseTuple(arguments, "y*nO!", &rows, &size, &PyTuple_Type, &asked))
         return NULL;
+    struct column columns[MOST_COLUMNS] = {0};
+    Py_ssize_t count = PyTuple_GET_SIZE(asked);
     PyObject *found = NULL;
-    struct map seen = {0};
-    uint32_t *values = NULL;
-    uint32_t count = 0, room = 0;
     int failed = 0;
-    if (!is_column(rows.len, size, offset, width))
+    if (count > MOST_COLUMNS) {
+        PyErr_SetString(PyExc_ValueError, "too many columns");
         goto done;
-    Py_BEGIN_ALLOW_THREADS
-    uint32_t before = 0;
-    for (const char *row = rows.buf, *end = row + rows.len; row < end && !failed; row += size) {
-        uint32_t value = get_column(row + offset, width);
-        if (count && value == before)
-            continue;
-        before = value;
-        int is_new = put(&seen, value, 1);
-        if (is_new > 0 && count == room) {
-            uint32_t more = room * 2 + 256;
-            uint32_t *larger = PyMem_RawRealloc(values, more * sizeof *values);
-            if (larger)
-                values = larger, room = more;
-            else
-                is_new = -1;
-        }
-        if (is_new > 0)
-            values[count++] = value;
-        failed = is_new < 0;
     }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(asked, i), "nn", &columns[i].offset, &columns[i].width) ||
+            !is_column(rows.len, size, columns[i].offset, columns[i].width))
+            goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count && !failed; ++i)
+        failed = find_distinct(&rows, size, &columns[i]) < 0;
     Py_END_ALLOW_THREADS
-    if (failed)
-        PyErr_NoMemory();
-    else
-        found = PyBytes_FromStringAndSize((const char *)values, (Py_ssize_t)(count * sizeof *values));
+    found = failed ? PyErr_NoMemory() : PyTuple_New(count);
+    for (Py_ssize_t i = 0; found && i < count; ++i) {
+        const char *values = (const char *)columns[i].values;
+        PyObject *one = PyBytes_FromStringAndSize(values, (Py_ssize_t)(columns[i].count * sizeof(uint32_t)));
+        if (one)
+            PyTuple_SET_ITEM(found, i, one);
+        else
+            Py_CLEAR(found);
+    }
 done:
-    free_map(&seen);
-    PyMem_RawFree(values);
+    free_columns(columns);
     PyBuffer_Release(&rows);
     return found;
 }
 
-enum { MOST_COLUMNS = 4 };
+/* Replace the columns' values in rows; returns whether one has a value that nothing replaces. */
+static int replace(char *rows, size_t length, Py_ssize_t size, const struct column *columns, Py_ssize_t count)
+{
+    int failed = 0;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        const struct map *map = &columns[i].map;
+        uint32_t before = 0, value = 0;
+        for (char *row = rows + columns[i].offset, *end = row + length; row < end; row += size) {
+            uint32_t key = get_column(row, columns[i].width);
+            if (!value || key != before) {
+                value = map->mask ? map->values[slot_of(map, key)] : 0;
+                before = key;
+                failed |= !value;
+            }
+            set_column(row, columns[i].width, value - 1);
+        }
+    }
+    return failed;
+}
 
-static PyObject *copy(PyObject *module, PyObject *arguments)
+static int write_all(int descriptor, const char *data, size_t length, off_t at)
+{
+    while (length) {
+        ssize_t written = pwrite(descriptor, data, length, at);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return written < 0 ? errno : EIO;
+        data += written;
+        at += written;
+        length -= (size_t)written;
+    }
+    return 0;
+}
+
+enum { PIECE = 1 << 16 }; /* that stays in a processor's cache while it is changed and written */
+
+static PyObject *write_rows(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    Py_buffer rows, out;
+    Py_buffer rows;
     Py_ssize_t size;
+    int descriptor;
+    long long at;
     PyObject *replaced;
-    if (!PyArg_ParseTuple(arguments, "y*w*nO!", &rows, &out, &size, &PyTuple_Type, &replaced))
+    if (!PyArg_ParseTuple(arguments, "y*niLO!", &rows, &size, &descriptor, &at, &PyTuple_Type, &replaced))
         return NULL;
-    struct { Py_ssize_t offset, width; struct map map; } columns[MOST_COLUMNS] = {0};
+    struct column columns[MOST_COLUMNS] = {0};
     Py_ssize_t count = PyTuple_GET_SIZE(replaced);
-    int failed = 1;
-    if (count > MOST_COLUMNS || out.len != rows.len) {
-        PyErr_SetString(PyExc_ValueError, "too many columns, or no room for the rows");
+    int unknown = 0, error = 0, is_good = 0;
+    char *piece = NULL;
+    if (count > MOST_COLUMNS || size <= 0 || size > PIECE || rows.len % size) {
+        PyErr_SetString(PyExc_ValueError, "too many columns, or no whole rows");
         goto done;
     }
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -168,54 +244,58 @@ static PyObject *copy(PyObject *module, PyObject *arguments)
         }
         if (!PyArg_ParseTuple(column, "nny*y*", &columns[i].offset, &columns[i].width, &from, &to))
             goto done;
-        int is_good = is_column(rows.len, size, columns[i].offset, columns[i].width) && from.len == to.len;
-        for (Py_ssize_t k = 0; is_good && k < from.len / 4; ++k) {
+        int fits = is_column(rows.len, size, columns[i].offset, columns[i].width) && from.len == to.len;
+        for (Py_ssize_t k = 0; fits && k < from.len / 4; ++k) {
             uint32_t value = ((const uint32_t *)to.buf)[k];
             /* stored one higher: 0 marks a free slot */
             if (value == UINT32_MAX || put(&columns[i].map, ((const uint32_t *)from.buf)[k], value + 1) < 0)
-                is_good = 0;
+                fits = 0;
         }
         PyBuffer_Release(&from);
         PyBuffer_Release(&to);
-        if (!is_good) {
+        if (!fits) {
             if (!PyErr_Occurred())
                 PyErr_SetString(PyExc_ValueError, "a column cannot be replaced by these values");
             goto done;
         }
     }
-    failed = 0;
+    if (!(piece = PyMem_RawMalloc(PIECE))) {
+        PyErr_NoMemory();
+        goto done;
+    }
     Py_BEGIN_ALLOW_THREADS
-    memcpy(out.buf, rows.buf, (size_t)rows.len);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        uint32_t before = 0, value = 0;
-        for (char *row = out.buf, *end = row + out.len; row < end; row += size) {
-            uint32_t key = get_column(row + columns[i].offset, columns[i].width);
-            if (!value || key != before) {
-                value = columns[i].map.mask ? columns[i].map.values[slot_of(&columns[i].map, key)] : 0;
-                before = key;
-                failed |= !value;
-            }
-            set_column(row + columns[i].offset, columns[i].width, value - 1);
-        }
+    size_t most = (size_t)(PIECE / size * size), left = (size_t)rows.len;
+    for (const char *from = rows.buf; left && !unknown && !error; from += most) {
+        size_t length = left < most ? left : most;
+        memcpy(piece, from, length);
+        unknown = replace(piece, length, size, columns, count);
+        if (!unknown)
+            error = write_all(descriptor, piece, length, (off_t)at);
+        at += (long long)length;
+        left -= length;
     }
     Py_END_ALLOW_THREADS
-    if (failed)
+    if (unknown)
         PyErr_SetString(PyExc_ValueError, "a column has a value that nothing replaces");
+    errno = error;
+    if (error)
+        PyErr_SetFromErrno(PyExc_OSError);
+    is_good = !unknown && !error;
 done:
-    for (Py_ssize_t i = 0; i < MOST_COLUMNS; ++i)
-        free_map(&columns[i].map);
+    PyMem_RawFree(piece);
+    free_columns(columns);
     PyBuffer_Release(&rows);
-    PyBuffer_Release(&out);
-    if (failed)
+    if (!is_good)
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"distinct", distinct, METH_VARARGS,
-     "distinct(rows, size of a row, offset, width): the values of a column, as uint32 in the order of their first rows"},
-    {"copy", copy, METH_VARARGS,
-     "copy(rows, out, size of a row, ((offset, width, values, what replaces them), ...))"},
+     "distinct(rows, size of a row, ((offset, width), ...)): the values of each column, as uint32 in the order of their "
+     "first rows"},
+    {"write", write_rows, METH_VARARGS,
+     "write(rows, size of a row, descriptor, place in the file, ((offset, width, values, what replaces them), ...))"},
     {NULL, NULL, 0, NULL},
 };
 

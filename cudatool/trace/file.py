@@ -69,7 +69,9 @@ RECORD_COUNT: Final = Struct("<Q")
 
 
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc = ctypes.PyDLL(
+    None, use_errno=True
+)  # with the interpreter's lock: to get it again may take longer than these calls
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -173,23 +175,14 @@ class OpenChunk(Tail):
         super().__init__(self.map[before:], CHUNK_HEADER.size)
 
     @property
+    def at(self) -> int:
+        """Where the next byte belongs in the file: to write much there costs no page faults, as the mapping does."""
+        return self.offset + CHUNK_HEADER.size + self.used
+
+    @property
     def end(self) -> int:
         """Where the next chunk starts in the file."""
         return self.offset + CHUNK_HEADER.size + self.capacity
-
-    def write(self, descriptor: int, data: memoryview) -> None:
-        """Add much data at once, by a call: each new page of the mapping would cost a fault.
-
-        Raises
-        ------
-        OSError
-            The file system does not take it. Nothing was added.
-        """
-        written = 0
-        while written < len(data):
-            at = self.offset + CHUNK_HEADER.size + self.used + written
-            written += os.pwrite(descriptor, data[written:], at)
-        self.filled(len(data))
 
     def mark_stopped(self) -> None:
         """Note that more would have followed."""

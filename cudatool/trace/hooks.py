@@ -30,6 +30,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic_ns
@@ -226,9 +227,12 @@ def new_graph() -> int:
     return next(_graphs)
 
 
-def new_correlations(count: int) -> list[int]:
-    """Return as many of :func:`new_correlation`."""
-    return list(itertools.islice(_correlations, count))
+def new_correlations(count: int) -> range:
+    """Return as many of :func:`new_correlation`, one after the other."""
+    last = deque(
+        itertools.islice(_correlations, count), maxlen=1
+    )  # one step of the interpreter: no thread comes between
+    return range(last[0] - count + 1, last[0] + 1) if last else range(0)
 
 
 def _emit_with_care(

@@ -47,8 +47,14 @@ from cudatool.trace.packages import package_of
 __all__ = ["Recorder"]
 
 _RECORDS_CAPACITY = 4096 * RECORD.itemsize
+_MOST_AT_ONCE = 65536 * RECORD.itemsize
 _TABLES_CAPACITY = 32 * 1024 - 64
 _MAX_THREAD = 0xFFFF
+_OFFSETS = {column: offset for column, (_, offset, *_) in (RECORD.fields or {}).items()}
+_INTERNED = tuple((_OFFSETS[column], RECORD[column].itemsize) for column in ("name", "stack", "thread"))
+"""Offset and bytes of the columns that are indices into the file's tables."""
+
+_Replaced = tuple[int, int, bytes, npt.NDArray[np.uint32]]
 
 _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -90,7 +96,6 @@ class Recorder(Writer):
         self._installed: tuple[str, ...] = ()
         self._threads = {}
         self._end = 0
-        self._copied = bytearray(_RECORDS_CAPACITY)  # rows on their way to the file
         head = _header(header)
         self._descriptor, made = _create(self.path, force=force)
         self._place = os.path.abspath(self.path)  # the program may change directory
@@ -194,22 +199,27 @@ class Recorder(Writer):
             if self._closed:
                 return
             rows = np.ascontiguousarray(rows, RECORD)
-            replaced = (
-                _replaced(rows, "name", lambda name: self._name(names[name])),
-                _replaced(rows, "stack", self._stack),
-                _replaced(rows, "thread", self._thread),
-            )
+            replaced = self._replaced(rows, names)
             while len(rows):
                 if self._records.used == self._records.capacity:
-                    full, more = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
+                    room = min(max(rows.nbytes, _RECORDS_CAPACITY), _MOST_AT_ONCE)  # many are one chunk
+                    full, more = self._records, self._open_chunk(Chunk.RECORDS, room)
                     self._full_bytes, self._records = self._full_bytes + full.used, more
                     full.seal()
-                room = (self._records.capacity - self._records.used) // RECORD.itemsize
-                size = len(rows[:room]) * RECORD.itemsize
-                with memoryview(self._copied)[:size] as out:
-                    _rows.copy(rows[:room], out, RECORD.itemsize, replaced)
-                    self._records.write(self._file(), out)
-                rows = rows[room:]
+                chunk = self._records
+                part = rows[: (chunk.capacity - chunk.used) // RECORD.itemsize]
+                _rows.write(part, RECORD.itemsize, self._file(), chunk.at, replaced)
+                chunk.filled(part.nbytes)
+                rows = rows[len(part) :]
+
+    def _replaced(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> tuple[_Replaced, ...]:
+        """Return what the file has for the values of columns, for ``_rows.write``; new ones get into its tables."""
+        indices_of: list[Callable[[int], int]] = [lambda name: self._name(names[name]), self._stack, self._thread]
+        found = _rows.distinct(rows, RECORD.itemsize, _INTERNED)
+        return tuple(
+            (*column, values, np.array([index_of(value) for value in memoryview(values).cast("I")], np.uint32))
+            for column, values, index_of in zip(_INTERNED, found, indices_of, strict=True)
+        )
 
     def dropped(self, error: BaseException) -> None:
         """Note in the file that events are missing from here on: the hooks have removed this subscriber."""
@@ -362,16 +372,6 @@ class Recorder(Writer):
         self._add_entry(Table.THREADS, index, _utf8(name))
         self._threads[thread] = index
         return index
-
-
-def _replaced(
-    rows: npt.NDArray[np.void], column: str, index_of: Callable[[int], int]
-) -> tuple[int, int, bytes, npt.NDArray[np.uint32]]:
-    """Return what replaces the values of a column, for ``_rows.copy``; `index_of` is asked once for each of them."""
-    dtype, offset = RECORD.fields[column][:2]  # type: ignore[index]
-    values = _rows.distinct(rows, RECORD.itemsize, offset, dtype.itemsize)
-    indices = [index_of(value) for value in memoryview(values).cast("I")]
-    return offset, dtype.itemsize, values, np.array(indices, np.uint32)
 
 
 @cache

@@ -23,6 +23,7 @@ from warm_process import run_python
 from cudatool.errors import OutputError
 from cudatool.trace import Recorder, Trace, hooks, read, stacks, threads
 from cudatool.trace.events import RECORD, Event, Kind, WarningFlag
+from cudatool.trace.file import CHUNK_MAGIC, Chunk
 from cudatool.trace.model import Ending
 from cudatool.trace.validate import _LIMITS, MAX_ADDRESS, MAX_MEMORY, MAX_TIME
 
@@ -112,6 +113,24 @@ def test_events_cross_chunks_of_the_real_size(tmp_path: Path) -> None:
     trace = read(tmp_path / "trace.ctrace")
     assert addresses(trace) == list(range(10_000))
     assert trace.names[trace.records["name"][9_999]] == "9999" + "." * 20
+
+
+def test_many_rows_at_once_are_few_chunks(tmp_path: Path) -> None:
+    """Each chunk takes some ten steps in which the program's threads wait for the interpreter's lock."""
+    rows = np.zeros(100_000, RECORD)
+    rows["kind"], rows["address"], rows["name"] = Kind.MEM_ALLOC, np.arange(2, 100_002), np.arange(100_000) % 3
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        emit_numbered([0, 1])
+        hooks.forward_rows(rows, ["", "one", "two"])
+        emit_numbered([100_002])
+        assert recorder.recorded == 100_003
+    trace = read(tmp_path / "trace.ctrace")
+    assert addresses(trace) == list(range(100_003))
+    assert [trace.names[name] for name in trace.records["name"][2:8]] == ["", "one", "two"] * 2
+    data = (tmp_path / "trace.ctrace").read_bytes()
+    assert (
+        sum(data[at : at + 8] == CHUNK_MAGIC + bytes([Chunk.RECORDS, 0, 0, 0]) for at in range(0, len(data), 64)) <= 4
+    )
 
 
 def test_name_larger_than_a_chunk_of_tables_is_kept(tmp_path: Path) -> None:
