@@ -2,7 +2,11 @@
 // streams, memory or code is left to Python (cupti_events.py); most rows, and most launches of loops, are not.
 //
 //   sort        by what rows are: calls, work that was done, contexts, operations; what is not reported is dropped
+//   count       what calls there are
 //   translate   calls that are a record each, and launches like earlier ones, whose accesses are known
+//   remember    the calls that enqueued work
+//   look_up     the call that enqueued what ran
+//   streams     the streams of what no call stands for
 //   ran         when work ran, and the launches that no call stands for
 
 #define PY_SSIZE_T_CLEAN
@@ -85,6 +89,23 @@ done:
   return result;
 }
 
+static PyObject* py_count(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer rows, is_work;
+  if (!PyArg_ParseTuple(arguments, "y*y*", &rows, &is_work)) return NULL;
+  const uint8_t* flags = is_work.buf;
+  Py_ssize_t works = 0, launches = 0, ranges = 0;
+  Py_BEGIN_ALLOW_THREADS
+  for (const Row *row = rows.buf, *end = row + rows.len / (Py_ssize_t)sizeof *row; row < end; row++) {
+    launches += row->what == LAUNCH;
+    ranges += row->what == RANGE;
+    works += row->what < is_work.len && flags[row->what];
+  }
+  Py_END_ALLOW_THREADS
+  PyBuffer_Release(&rows), PyBuffer_Release(&is_work);
+  return Py_BuildValue("(nnn)", works + launches, launches, ranges);
+}
+
 // ---- from rows to records of a trace ----
 
 enum { LEFT_OUT = 255 };  // a kind of rows that become nothing
@@ -135,26 +156,140 @@ static uint32_t name_of_work(const Row* row) {
   return row->what == KERNEL ? (uint32_t)row->words[3] + GRAPH - KERNEL : (uint32_t)row->what - KERNEL;
 }
 
+// A call that enqueued work, by CUPTI's number and by ours.
+typedef struct {
+  uint32_t called, correlation, stream;
+} Work;
+
+// The latest calls that enqueued work: each is in one of the WAYS places that the last bits of its number select, and
+// there takes the place of the oldest.
+enum { WAYS = 4 };
+
+static Work* places_of(const Py_buffer* known, uint32_t called) {
+  size_t places = (size_t)known->len / sizeof(Work) / WAYS;
+  return (Work*)known->buf + (called & (places - 1)) * WAYS;
+}
+
+static int is_power_of_2(Py_ssize_t number) { return number > 0 && !(number & (number - 1)); }
+
+static PyObject* py_remember(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer known, calls;
+  if (!PyArg_ParseTuple(arguments, "w*y*", &known, &calls)) return NULL;
+  int fits = is_power_of_2(known.len / (Py_ssize_t)sizeof(Work) / WAYS);
+  if (!fits) PyErr_SetString(PyExc_ValueError, "room for a power of 2 of calls is needed");
+  Py_BEGIN_ALLOW_THREADS
+  for (const Work *call = calls.buf, *end = call + calls.len / (Py_ssize_t)sizeof *call; fits && call < end; call++) {
+    Work *places = places_of(&known, call->called), *oldest = places;
+    for (Work* one = places; one < places + WAYS; one++) {
+      if (!one->called || one->called == call->called) {
+        oldest = one;
+        break;
+      }
+      if ((int32_t)(oldest->called - one->called) > 0) oldest = one;
+    }
+    if (oldest->called != call->called) *oldest = *call;
+  }
+  Py_END_ALLOW_THREADS
+  PyBuffer_Release(&known), PyBuffer_Release(&calls);
+  if (!fits) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject* py_look_up(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer known, given, out;
+  if (!PyArg_ParseTuple(arguments, "y*y*w*", &known, &given, &out)) return NULL;
+  const Row* rows = given.buf;
+  Work* found = out.buf;
+  Py_ssize_t count = given.len / (Py_ssize_t)sizeof *rows, unknown = 0, kernels = 0, operations = 0;
+  int fits = is_power_of_2(known.len / (Py_ssize_t)sizeof(Work) / WAYS) && out.len / (Py_ssize_t)sizeof *found >= count;
+  if (!fits) PyErr_SetString(PyExc_ValueError, "calls of a power of 2, and room for one for each row, are needed");
+  Py_BEGIN_ALLOW_THREADS
+  for (Py_ssize_t i = 0; fits && i < count; i++) {
+    uint32_t called = rows[i].correlation;
+    const Work* one = places_of(&known, called);
+    const Work* end = one + WAYS;
+    while (one < end && one->called != called) one++;
+    found[i] = called && one < end ? *one : (Work){0};
+    unknown += !found[i].called;
+    kernels += !found[i].called && rows[i].what == KERNEL;
+    operations += found[i].called && !found[i].stream;
+  }
+  Py_END_ALLOW_THREADS
+  PyBuffer_Release(&known), PyBuffer_Release(&given), PyBuffer_Release(&out);
+  return fits ? Py_BuildValue("(nnn)", unknown, kernels, operations) : NULL;
+}
+
+// CUPTI's number of the stream of what ran, with the device.
+static uint64_t stream_number(const Row* row) { return (uint64_t)row->device << 32 | (uint32_t)row->words[2]; }
+
+static PyObject* py_streams(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer given, calls;
+  if (!PyArg_ParseTuple(arguments, "y*y*", &given, &calls)) return NULL;
+  const Row* rows = given.buf;
+  const Work* by = calls.buf;
+  Py_ssize_t count = given.len / (Py_ssize_t)sizeof *rows, found = 0, room = 0, last = 0;
+  if (calls.len / (Py_ssize_t)sizeof *by < count) count = calls.len / (Py_ssize_t)sizeof *by;
+  uint64_t* numbers = NULL;
+  int failed = 0;
+  Py_BEGIN_ALLOW_THREADS
+  for (Py_ssize_t i = 0; i < count && !failed; i++) {
+    uint64_t number = stream_number(&rows[i]);
+    if (by[i].called || (found && numbers[last] == number)) continue;
+    for (last = 0; last < found && numbers[last] != number; last++) {}
+    if (last == room) {
+      room = room * 2 + 64;
+      uint64_t* more = PyMem_RawRealloc(numbers, (size_t)room * sizeof *more);
+      if ((failed = !more)) break;
+      numbers = more;
+    }
+    numbers[last] = number;
+    found += last == found;
+  }
+  Py_END_ALLOW_THREADS
+  PyObject* result = failed ? PyErr_NoMemory() : PyBytes_FromStringAndSize((const char*)numbers, found * (Py_ssize_t)sizeof *numbers);
+  PyMem_RawFree(numbers);
+  PyBuffer_Release(&given), PyBuffer_Release(&calls);
+  return result;
+}
+
 static PyObject* py_ran(PyObject* self, PyObject* arguments) {
   (void)self;
-  Py_buffer given, calls, out;
+  Py_buffer given, calls, numbers, ids, out;
+  unsigned int first;
   long long time;
-  if (!PyArg_ParseTuple(arguments, "y*y*Lw*", &given, &calls, &time, &out)) return NULL;
+  if (!PyArg_ParseTuple(arguments, "y*y*y*y*ILw*", &given, &calls, &numbers, &ids, &first, &time, &out)) return NULL;
   const Row* rows = given.buf;
-  const uint32_t(*by)[3] = calls.buf;
+  const Work* by = calls.buf;
+  const uint64_t* streams = numbers.buf;
+  const uint32_t* ids_of_streams = ids.buf;
   Record* records = out.buf;
-  Py_ssize_t count = given.len / (Py_ssize_t)sizeof *rows, launched = 0, made = 0;
+  Py_ssize_t count = given.len / (Py_ssize_t)sizeof *rows, launched = 0, made = 0, last = 0, unknown = 0;
+  Py_ssize_t known = numbers.len / (Py_ssize_t)sizeof *streams;
   PyObject* result = NULL;
-  if (calls.len / (Py_ssize_t)sizeof *by < count || out.len / (Py_ssize_t)sizeof *records < 2 * count) {
-    PyErr_SetString(PyExc_ValueError, "a call for each row, and room for two records, are needed");
+  if (calls.len / (Py_ssize_t)sizeof *by < count || ids.len / (Py_ssize_t)sizeof *ids_of_streams < known) {
+    PyErr_SetString(PyExc_ValueError, "a call for each row, and an id for each stream, are needed");
+    goto done;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) launched += !by[i].called;
+  if (out.len / (Py_ssize_t)sizeof *records < count + launched) {
+    PyErr_SetString(PyExc_ValueError, "there is no room for the records");
     goto done;
   }
   Py_BEGIN_ALLOW_THREADS
-  for (Py_ssize_t i = 0; i < count; i++) launched += !by[i][0];
   for (Py_ssize_t i = 0; i < count; i++) {
     const Row* row = &rows[i];
-    Record record = {.device = (int8_t)row->device, .correlation = by[i][1], .stream = by[i][2], .name = name_of_work(row)};
-    if (!by[i][0]) {
+    Record record = {.device = (int8_t)row->device, .correlation = by[i].correlation, .stream = by[i].stream, .name = name_of_work(row)};
+    if (!by[i].called) {
+      uint64_t number = stream_number(row);
+      if (last >= known || streams[last] != number) {
+        for (last = 0; last < known && streams[last] != number; last++) {}
+      }
+      unknown += last == known;
+      record.stream = last < known ? ids_of_streams[last] : 0;
+      record.correlation = first++;
       Record launch = record;
       launch.kind = KERNEL_LAUNCHED;
       launch.time = (int64_t)row->words[0];
@@ -164,13 +299,14 @@ static PyObject* py_ran(PyObject* self, PyObject* arguments) {
     record.kind = EXECUTED;
     record.time = time;
     record.aux0 = row->words[0], record.aux1 = row->words[1];
-    record.flags = row->what == KERNEL && by[i][0] && row->words[7];
+    record.flags = row->what == KERNEL && by[i].called && row->words[7];
     records[launched + i] = record;
   }
   Py_END_ALLOW_THREADS
-  result = PyLong_FromSsize_t(launched + count);
+  if (unknown) PyErr_SetString(PyExc_ValueError, "a stream has no id");
+  else result = PyLong_FromSsize_t(launched + count);
 done:
-  PyBuffer_Release(&given), PyBuffer_Release(&calls), PyBuffer_Release(&out);
+  PyBuffer_Release(&given), PyBuffer_Release(&calls), PyBuffer_Release(&numbers), PyBuffer_Release(&ids), PyBuffer_Release(&out);
   return result;
 }
 
@@ -265,6 +401,7 @@ typedef struct {
   PyObject *texts, *streams, *events, *threads, *of_graphs;
   PyObject *plans, *judged;  // of launches; NULL if nothing is said of what they touch
   PyObject *memory, *add_block, *remove_block;  // the first memory is the blocks of pools
+  int has_graphs;  // whether blocks may be of graphs
   Memory memories[MOST_MEMORIES];
   Py_ssize_t memory_count, stacks_known, made, works;
   uint64_t begins;  // where the bytes begin that rows point to
@@ -275,20 +412,20 @@ typedef struct {
   PyObject* missing;  // the key of a launch of which nothing but its records is missing
 } Translation;
 
-// A call that enqueued work, by CUPTI's number and by ours.
-typedef struct {
-  uint32_t called, correlation, stream;
-} Work;
-
 static int64_t thread_of(Translation* of, const Row* row) {
   if (of->thread < 0 || of->of_thread != row->thread) of->thread = found_in(of->threads, of->of_thread = row->thread);
   return of->thread;
 }
 
-static int64_t stream_of(Translation* of, const Row* row, uint64_t handle, int per_thread) {
+// What a stream is known by: its handle, with the thread of a thread's default stream, and the device.
+static uint64_t handle_of(const Row* row, uint64_t handle, int per_thread) {
   if (!handle && per_thread) handle = 2;
   if (handle == 2) handle |= (uint64_t)row->thread << 8;
-  handle |= (uint64_t)row->device << 56;
+  return handle | (uint64_t)row->device << 56;
+}
+
+static int64_t stream_of(Translation* of, const Row* row, uint64_t handle, int per_thread) {
+  handle = handle_of(row, handle, per_thread);
   if (of->stream < 0 || of->of_handle != handle) of->stream = found_in(of->streams, of->of_handle = handle);
   return of->stream;
 }
@@ -371,7 +508,7 @@ static Outcome translate_call(Translation* of, const Row* row, const How* is) {
   if (!has_room(of, 1, is_work)) return NO_ROOM;
   const char* text = row->what == RANGE ? pointed_to(of, words[1], words[2]) : "";
   if (!text) return PYTHONS;
-  if (is_block && PySet_GET_SIZE(of->of_graphs)) {
+  if (is_block && of->has_graphs) {
     PyObject* address = PyLong_FromUnsignedLongLong(words[1]);
     int is_graphs = address ? PySet_Contains(of->of_graphs, address) : -1;
     Py_XDECREF(address);
@@ -456,6 +593,51 @@ static Outcome translate_launch(Translation* of, const Row* row) {
   return MADE;
 }
 
+static Outcome translate_row(Translation* of, const Row* row, const How* is) {
+  return row->what == LAUNCH ? translate_launch(of, row) : translate_call(of, row, is);
+}
+
+static int is_of_last_stream(const Translation* of, const Row* row, uint64_t handle, int per_thread) {
+  return of->stream >= 0 && handle_of(row, handle, per_thread) == of->of_handle;
+}
+
+// Whether a row is translated without a look at any object of Python's.
+static int is_plain(const Translation* of, const Row* row, const How* is) {
+  if (of->thread < 0 || row->thread != of->of_thread) return 0;
+  if (row->what == LAUNCH) return !of->plans && is_of_last_stream(of, row, row->words[1], row->words[4] >> 32 & PER_THREAD);
+  if (!is->kind || is->event >= 0 || row->what == RANGE || (row->what == BLOCK && of->has_graphs)) return 0;
+  if ((row->what == POOL_ALLOC || row->what == POOL_FREE) && of->plans) return 0;
+  return is->stream < 0 || is_of_last_stream(of, row, row->words[is->stream], is->per_thread);
+}
+
+static const How* how_of(const Row* row, const How* how, Py_ssize_t kinds) { return &how[row->what < kinds ? row->what : 0]; }
+
+enum { FEW = 32 };  // rows for which the interpreter's lock is not given to a thread that waits for it
+
+// Translate rows from *at on until Python, or room, is needed. Most are plain, and the program's thread goes on meanwhile.
+static Outcome translate_rows(Translation* of, const Row* rows, Py_ssize_t count, Py_ssize_t* at, const How* how, Py_ssize_t kinds) {
+  Outcome outcome = MADE;
+  Py_ssize_t plain = 0;  // in a row
+  while (outcome == MADE && *at < count) {
+    const Row* row = &rows[*at];
+    const How* is = how_of(row, how, kinds);
+    plain = is_plain(of, row, is) ? plain + 1 : 0;
+    if (plain < FEW) {
+      outcome = translate_row(of, row, is);
+      *at += outcome == MADE;
+      continue;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    do {
+      outcome = translate_row(of, &rows[*at], how_of(&rows[*at], how, kinds));
+      *at += outcome == MADE;
+    } while (outcome == MADE && *at < count && is_plain(of, &rows[*at], how_of(&rows[*at], how, kinds)));
+    Py_END_ALLOW_THREADS
+    plain = 0;
+  }
+  return outcome;
+}
+
 static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   (void)self;
   Translation of = {.thread = -1, .stream = -1};
@@ -467,6 +649,7 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
                         &PyDict_Type, &of.events, &PyDict_Type, &of.threads, &PySet_Type, &of.of_graphs, &launches,
                         &of.records, &of.enqueued)) return NULL;
   of.begins = begins;
+  of.has_graphs = PySet_GET_SIZE(of.of_graphs) > 0;
   of.stacks_known = (of.stack_ids.len < of.module_names.len ? of.stack_ids.len : of.module_names.len) / 4;
   int is_open = launches == Py_None ||
                 (PyArg_ParseTuple(launches, "O!OOO!O!", &PyTuple_Type, &of.memory, &of.add_block, &of.remove_block, &PyDict_Type,
@@ -475,12 +658,8 @@ static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   const Row* rows = of.rows.buf;
   const How* how = of.how.buf;
   Py_ssize_t count = of.rows.len / (Py_ssize_t)sizeof *rows, kinds = of.how.len / (Py_ssize_t)sizeof *how;
-  Outcome outcome = is_open ? MADE : FAILED;
-  while (outcome == MADE && at < count) {
-    const Row* row = &rows[at];
-    outcome = row->what == LAUNCH ? translate_launch(&of, row) : translate_call(&of, row, &how[row->what < kinds ? row->what : 0]);
-    at += outcome == MADE;
-  }
+  Outcome outcome = FAILED;
+  if (is_open) outcome = translate_rows(&of, rows, count, &at, how, kinds);
   if (outcome != FAILED) {
     result = Py_BuildValue("(nnniO)", at, of.made, of.works, outcome == PYTHONS, of.missing ? of.missing : Py_None);
   }
@@ -496,6 +675,8 @@ static PyMethodDef methods[] = {
     {"sort", py_sort, METH_VARARGS,
      "sort(rows, whether each stack is our runtime's, whether each call asks, which are reported or None for all): "
      "rows of calls, of work that was done, of contexts, and of operations of our runtime"},
+    {"count", py_count, METH_VARARGS,
+     "count(rows, whether each call enqueues work): rows that enqueue work; launches of these; and ranges"},
     {"translate", py_translate, METH_VARARGS,
      "translate(rows, first, how, stack ids, names of their modules, names of kernels, correlations, where the bytes begin that rows point to, "
      "these bytes, names, streams, events, threads, blocks of graphs, launches, records, work enqueued): "
@@ -503,9 +684,17 @@ static PyMethodDef methods[] = {
      "launch of which only the records are missing. "
      "`launches`: memory as starts and sizes of each kind, of which the first is the blocks of pools, what adds one and what "
      "removes one, plans of functions, records by key; or None if nothing is said of what they touch"},
+    {"remember", py_remember, METH_VARARGS,
+     "remember(known, calls): add calls that enqueued work, of each CUPTI's number, our correlation and the stream, to a table "
+     "of such, which had zeros at first"},
+    {"look_up", py_look_up, METH_VARARGS,
+     "look_up(known, rows, calls): the call of each row, or zeros; rows without one, kernels of these, and rows of operations "
+     "of our runtime"},
+    {"streams", py_streams, METH_VARARGS,
+     "streams(rows, calls): device and CUPTI's number of the streams of rows without a call, as uint64"},
     {"ran", py_ran, METH_VARARGS,
-     "ran(rows, for each the number of the call that enqueued it or 0, correlation and stream, time, records): records made; "
-     "those of launches that no call stands for, and then what ran"},
+     "ran(rows, the call of each, streams, their ids, the correlation of the first row without a call, time, records): "
+     "records made; those of launches that no call stands for, and then what ran"},
     {NULL, NULL, 0, NULL},
 };
 

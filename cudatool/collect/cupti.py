@@ -357,7 +357,7 @@ class CuptiCollector:
             self._enqueued.add_operation(called, operation)
         if work:
             done = np.frombuffer(work, ROW)
-            self._work_done.append(done[self._enqueued.of(done)[:, 0] != 0] if elsewhere else done)
+            self._work_done.append(done[self._enqueued.of(done).calls[:, 0] != 0] if elsewhere else done)
 
 
 _running: weakref.WeakSet[CuptiCollector] = weakref.WeakSet()

@@ -187,22 +187,25 @@ class CallEvents:
         self._reporter.stream_of.clear()
         ids, _, modules = self._tables.columns()
         module_names = self._texts_of(self._tables.paths, self._module_texts)[modules]
-        what = calls["what"]
-        is_launch = what == What.LAUNCH
+        works, launched, ranges = _log_rows.count(calls, self._is_work)
         kernel_names = np.empty(0, np.uint32)
-        if self.launches is None and is_launch.any():
+        if self.launches is None and launched:
             kernel_names = self._texts_of(self._tables.names[len(WORK) :], self._kernel_texts)
-        is_range = what == What.RANGE
-        points = np.flatnonzero(is_range if self.launches is None else is_range | is_launch)
-        pointed_at = np.where(is_launch[points], calls["words"][points, 5], calls["words"][points, 1])
-        works = int(np.count_nonzero(self._is_work[what] | is_launch))
-        correlations = np.array(hooks.new_correlations(works), np.uint32)
+        points, pointed_at = np.empty(0, np.int64), np.empty(0, np.uint64)
+        if ranges or (launched and self.launches is not None):
+            is_launch, is_range = calls["what"] == What.LAUNCH, calls["what"] == What.RANGE
+            points = np.flatnonzero(is_range if self.launches is None else is_range | is_launch)
+            pointed_at = np.where(is_launch[points], calls["words"][points, 5], calls["words"][points, 1])
+        numbers = hooks.new_correlations(works)
+        correlations = np.arange(numbers.start, numbers.stop, dtype=np.uint32)
         enqueued = np.empty((works, 3), np.uint32)
-        records = np.empty(0, RECORD)
-        at = 0
+        records, filled, at = np.empty(0, RECORD), 0, 0
         while at < len(calls):
-            if len(records) < _ROOM:  # that of one launch
-                records = np.empty(max(len(calls) - at, _ROOM), RECORD)
+            waiting = len(self._reporter.reported)  # records that come before those that C makes now
+            if len(records) - filled - waiting < _ROOM:  # that of one launch
+                if filled:
+                    self._out.append(records[:filled])
+                records, filled = np.empty(len(calls) - at + waiting + _ROOM, RECORD), 0
             next_ = points.searchsorted(at)
             begins, pointed = self.pointed.part(int(pointed_at[next_])) if next_ < len(points) else (0, b"")
             how, kernels = self._how, kernel_names
@@ -212,15 +215,16 @@ class CallEvents:
             at, made, works, is_pythons, key = _log_rows.translate(
                 calls, at, how, ids, module_names, kernels, correlations, begins, pointed, self._reporter.texts,
                 self._reporter.stream_of, hooks.event_ids(), hooks.native_threads(), self.memory.of_graphs,
-                self._judged_launches(), records, enqueued,
+                self._judged_launches(), records[filled + waiting :], enqueued,
             )
             # fmt: on
             if made:
-                self._send()
-                self._out.append(records[:made])
+                if (earlier := self._reporter.take()) is not None:
+                    records[filled : filled + waiting] = earlier
+                filled += waiting + made
                 if works:
                     self._enqueued.add_all(enqueued[:works])
-                records, correlations, enqueued = records[made:], correlations[works:], enqueued[works:]
+                correlations, enqueued = correlations[works:], enqueued[works:]
             if is_pythons:
                 first_reported = len(self._reporter.reported)
                 *head, words = calls[at].item()
@@ -230,6 +234,8 @@ class CallEvents:
                 if key is not None:
                     self._keep_launch(key, self._reporter.reported[first_reported:])
                 at += 1
+        if filled:
+            self._out.append(records[:filled])
         self._reporter.called = self._tables.stacks[0]
 
     def _texts_of(self, names: Sequence[str], known: list[int]) -> npt.NDArray[np.uint32]:
@@ -550,16 +556,13 @@ class CallEvents:
             self._enqueued.add(row.correlation, correlation, id_)
         return id_, correlation
 
-    def streams_of(self, rows: npt.NDArray[np.void]) -> list[int]:
-        """Return the id of the stream of each row, which CUPTI gives a number of its own."""
-        keys = rows["device"].astype(np.uint64) << np.uint64(32) | rows["words"][:, 2]
-        values, inverse = np.unique(keys, return_inverse=True)
+    def streams_of(self, numbers: list[int]) -> list[int]:
+        """Return the ids of streams by the numbers that CUPTI gives them, with the device in the upper half."""
         ids = []
-        for device, number in ((key >> 32, key & 0xFFFFFFFF) for key in values.tolist()):
+        for device, number in ((number >> 32, number & 0xFFFFFFFF) for number in numbers):
             self._reporter.row = self._reporter.row._replace(device=device, time=monotonic_ns(), thread=0)
             handle = _streams.get((device, number))
             flags = StreamFlag.NON_BLOCKING if handle is None else BLOCKING  # do not invent an order
             ids.append(self._stream(_UNKNOWN + number if handle is None else handle, "", flags))
         self.pass_on()
-        found: list[int] = np.array(ids, np.int64)[inverse].tolist()
-        return found
+        return ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,10 @@ _OF_OPERATION = 0
 
 
 class Enqueued:
-    """The calls that enqueued work, by the number that CUPTI gives to both."""
+    """The latest calls that enqueued work, by the number that CUPTI gives to both."""
 
     def __init__(self) -> None:
-        self._sorted = np.empty((0, 3), np.uint32)  # CUPTI's correlation, ours, the stream
+        self._known = np.zeros((_MOST_LAUNCHED, 3), np.uint32)  # takes memory as far as there are calls
         self._new: list[tuple[int, int, int]] = []
         self._new_parts: list[npt.NDArray[np.uint32]] = []
 
@@ -45,18 +46,33 @@ class Enqueued:
         self._new.clear()
         self._new_parts.clear()
 
-    def of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
-        """Return the calls that enqueued what ran: CUPTI's correlation, ours, the stream; zeros where none is known."""
-        if self._new or self._new_parts:
-            new = np.array(self._new, np.uint32).reshape(-1, 3)
-            known = np.concatenate([self._sorted[-_MOST_LAUNCHED:], *self._new_parts, new])
-            self._sorted, self._new, self._new_parts = known[np.argsort(known[:, 0], kind="stable")], [], []
-        found = np.zeros((len(rows), 3), np.uint32)
-        if len(self._sorted):
-            at = np.minimum(self._sorted[:, 0].searchsorted(rows["correlation"]), len(self._sorted) - 1)
-            is_known = self._sorted[at, 0] == rows["correlation"]
-            found[is_known] = self._sorted[at[is_known]]
-        return found
+    def of(self, rows: npt.NDArray[np.void]) -> Found:
+        """Return the calls that enqueued what ran."""
+        for part in (*self._new_parts, np.array(self._new, np.uint32)):
+            _log_rows.remember(self._known, part)
+        self.clear()
+        calls = np.empty((len(rows), 3), np.uint32)
+        unknown, kernels, operations = _log_rows.look_up(self._known, rows, calls)
+        return Found(calls, unknown, kernels, operations)
+
+
+class Found(NamedTuple):
+    """The calls that enqueued work.
+
+    Attributes
+    ----------
+    calls
+        CUPTI's correlation, ours, the stream; zeros where none is known.
+    unknown, kernels
+        The number of rows for which none is known, and of kernels of these.
+    operations
+        The number of rows that are of an operation of our runtime.
+    """
+
+    calls: npt.NDArray[np.uint32]
+    unknown: int
+    kernels: int
+    operations: int
 
 
 class WorkDone:
@@ -69,7 +85,7 @@ class WorkDone:
     names
         The log's names, see :class:`~cudatool.collect.cupti_log.Tables`.
     streams_of
-        Returns the id of the stream of each row.
+        Returns the ids of streams, given as the device in the upper half of a number, and CUPTI's number.
     source
         The subscriber that is not to be called for what is reported here.
     """
@@ -78,7 +94,7 @@ class WorkDone:
         self,
         enqueued: Enqueued,
         names: list[str],
-        streams_of: Callable[[npt.NDArray[np.void]], list[int]],
+        streams_of: Callable[[list[int]], list[int]],
         source: Callable[[Event], None],
     ) -> None:
         self._enqueued, self._names, self._streams_of, self._source = enqueued, names, streams_of, source
@@ -102,22 +118,30 @@ class WorkDone:
         """Report when kernels, copies, fills and graphs ran, and the launches of kernels outside of graphs."""
         parts = [self._to_look_at, *done] if self.is_waiting else done
         rows = parts[0] if len(parts) == 1 else join_records(parts)
-        launches = self._enqueued.of(rows)
+        launches, unknown, kernels, operations = self._enqueued.of(rows)
+        # A kernel may end before the call that launches it does.
+        may_be_early = self.calls_are_noted and kernels > 0
+        if may_be_early or operations or unknown > kernels or self.is_waiting:
+            rows, launches = self._reported(rows, launches)
+            unknown = len(launches) - int(np.count_nonzero(launches[:, 0]))
+        first = hooks.new_correlations(unknown).start
+        streams = np.frombuffer(_log_rows.streams(rows, launches), np.uint64)
+        ids = np.array(self._streams_of(streams.tolist()), np.uint32)
+        records = np.empty(len(rows) + unknown, RECORD)
+        _log_rows.ran(rows, launches, streams, ids, first, monotonic_ns(), records)  # it is known now
+        hooks.forward_rows(records, self._names, source=self._source)
+
+    def _reported(
+        self, rows: npt.NDArray[np.void], launches: npt.NDArray[np.uint32]
+    ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.uint32]]:
+        """Return what is reported now, with the calls that enqueued it."""
         is_known = launches[:, 0] != 0
         kept = is_known | (rows["what"] == What.KERNEL)
         is_ours = is_known & (launches[:, 2] == _OF_OPERATION)
-        # A kernel may end before the call that launches it does.
         is_early = ~is_known & kept if self.calls_are_noted else np.zeros(len(rows), np.bool_)
-        if is_ours.any() or is_early.any() or len(self._to_look_at):
+        if is_ours.any() or is_early.any() or self.is_waiting:
             kept &= self._find_streams(rows, launches, is_ours, is_early)
-        if not kept.all():
-            rows, launches, is_known = rows[kept], launches[kept], is_known[kept]
-        is_launch = ~is_known
-        launches[is_launch, 1] = hooks.new_correlations(int(np.count_nonzero(is_launch)))
-        launches[is_launch, 2] = self._streams_of(rows if is_launch.all() else rows[is_launch])
-        records = np.empty(2 * len(rows), RECORD)
-        made = _log_rows.ran(rows, launches, monotonic_ns(), records)  # it is known now
-        hooks.forward_rows(records[:made], self._names, source=self._source)
+        return rows[kept], launches[kept]
 
     def _find_streams(
         self,

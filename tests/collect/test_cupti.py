@@ -437,8 +437,18 @@ def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkey
         rest = {"stack": draw.choice(stacks_known), "result": 600 * draw.randrange(2) if "Query" in str(what) else 0}
         return what, words[what], {"thread": draw.choice([tests_thread, 4711]), **rest}
 
+    def many():
+        """Rows of one thread and one stream, which C makes without the interpreter's lock, as long as it can."""
+        thread, action = draw.choice([tests_thread, 4711]), draw.randrange(8, 10)
+        for _ in range(80):
+            block = draw.randrange(action), draw.choice(blocks), draw.randrange(5000), 0xA00, 0, 1, 2
+            copy = 0x5000, 0x10, draw.randrange(99), 0xA00
+            what, words = (What.BLOCK, block) if draw.randrange(9) else ("cuMemcpyHtoDAsync_v2", copy)
+            yield what, words, {"thread": thread, "stack": draw.choice(stacks_known)}
+
     tests_thread = threading.get_native_id()
-    rows = [(what, words, {**rest, "time": time}) for time, (what, words, rest) in enumerate(one() for _ in range(300))]
+    drawn = [*many(), *(one() for _ in range(150)), *many(), *(one() for _ in range(150))]
+    rows = [(what, words, {**rest, "time": time}) for time, (what, words, rest) in enumerate(drawn)]
 
     def as_at_first():
         calls = collected.collector._calls

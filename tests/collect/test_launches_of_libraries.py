@@ -278,7 +278,7 @@ def test_a_launch_is_reported_again_only_while_all_that_it_depends_on_is_the_sam
         made = made[made["kind"] != Kind.STREAM_CREATE]  # streams are reported once in a process
         ran = np.zeros(len(rows), ROW)
         ran["correlation"] = np.arange(1, len(rows) + 1)
-        enqueued_by = enqueued.of(ran)
+        enqueued_by = enqueued.of(ran).calls
         enqueued_by = enqueued_by[enqueued_by[:, 0] != 0]
         assert enqueued_by[:, 1].tolist() == made["correlation"][made["kind"] == Kind.KERNEL_LAUNCH].tolist()
         assert enqueued_by[:, 2].tolist() == made["stream"][made["kind"] == Kind.KERNEL_LAUNCH].tolist()
