@@ -681,7 +681,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cupti", "The driver
 
 static void in_child(void) {  // another thread may have held the lock, and the log is the parent's
   recording = 0;
-  pthread_mutex_init(&lock, NULL);
+  lock = (pthread_mutex_t)NEW_LOCK;
   row_count = waiting = 0;
   thread_number = 0;  // the one thread of a child has another one
 }

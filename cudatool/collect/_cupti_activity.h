@@ -87,8 +87,28 @@ static int describe_work(Row* row, const void* record) {
   return 1;
 }
 
+// The numbers of the kernels' names in one buffer, by their addresses: to look one up by its text, which may have hundreds
+// of letters, takes longer than all else of its row.
+enum { MOST_KNOWN_NAMES = 256 };
+typedef struct {
+  const char* name;
+  uint32_t number;
+} KnownName;
+
+static uint32_t number_of_name(KnownName* known, const char* name) {
+  if (!name) name = "";
+  KnownName* one = &known[((uintptr_t)name >> 4 ^ (uintptr_t)name >> 12) % MOST_KNOWN_NAMES];
+  if (one->name != name) {
+    pthread_mutex_lock(&lock);
+    one->number = intern(&names, name, strlen(name));
+    pthread_mutex_unlock(&lock);
+    one->name = name;
+  }
+  return one->number;
+}
+
 // The program waits for the lock at its next call of the driver: a few rows at a time.
-enum { AT_ONCE = 64 };
+enum { AT_ONCE = 16 };
 
 static void put_work(const Row* found, const KernelRecord* const* kernels, int count) {
   pthread_mutex_lock(&lock);
@@ -98,9 +118,7 @@ static void put_work(const Row* found, const KernelRecord* const* kernels, int c
     waiting--;
     *row = found[i];
     const KernelRecord* kernel = kernels[i];
-    if (!kernel) continue;
-    row->words[3] = intern(&names, kernel->name ? kernel->name : "", kernel->name ? strlen(kernel->name) : 0);
-    if (kernel->device < MOST_DEVICES && kernel->local_per_thread > sampled_devices[kernel->device].local) {
+    if (kernel && kernel->device < MOST_DEVICES && kernel->local_per_thread > sampled_devices[kernel->device].local) {
       sampled_devices[kernel->device].local = kernel->local_per_thread;
       took(kernel->device, USE_KERNEL);
     }
@@ -112,10 +130,12 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
   (void)size;
   Row found[AT_ONCE];
   const KernelRecord* kernels[AT_ONCE];
+  KnownName known[MOST_KNOWN_NAMES] = {0};
   int count = 0;
   for (void* record = NULL; buffer && valid && !cupti.ActivityGetNextRecord(buffer, valid, &record);) {
     if (!describe_work(&found[count], record)) continue;
     kernels[count] = found[count].what == KERNEL ? record : NULL;
+    if (kernels[count]) found[count].words[3] = number_of_name(known, kernels[count]->name);
     if (++count == AT_ONCE) put_work(found, kernels, count), count = 0;
   }
   put_work(found, kernels, count);

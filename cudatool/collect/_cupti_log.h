@@ -2,9 +2,15 @@
 
 #pragma once
 
-enum { MOST_SPARE = 1 << 17 };
+enum { MOST_SPARE = 1 << 17, LINE = 64 };  // bytes of a line of a processor's cache
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards all that follows
+// Guards all that follows. It is held for less than a microsecond, mostly, and to sleep and be woken takes fifty.
+#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+#define NEW_LOCK PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+#else
+#define NEW_LOCK PTHREAD_MUTEX_INITIALIZER
+#endif
+static pthread_mutex_t lock = NEW_LOCK;
 static Row* rows;
 static size_t row_count, row_capacity, most_rows;
 static Row* spare;  // a buffer that was read: fresh memory costs the program a page fault for each 4 KiB
@@ -118,6 +124,10 @@ static Row* new_row(void) {
     row_capacity = capacity;
   }
   Row* row = &rows[row_count++];
+  // The next row, which the reader may have in its processor's cache, is here by the time that it is needed.
+  for (size_t ahead = sizeof *row; row_count < row_capacity && ahead < 2 * sizeof *row; ahead += LINE) {
+    __builtin_prefetch((const char*)row + ahead, 1);
+  }
   memset(row, 0, sizeof *row);
   rows_so_far++;
   waiting++;
