@@ -396,6 +396,18 @@ static void repeat_launch(Record* to, PyObject* judged, const Row* row, uint16_t
 // C has made the records of a row; Python is to make them; there is no room for them; an exception is set.
 typedef enum { MADE, PYTHONS, NO_ROOM, FAILED } Outcome;
 
+enum { KNOWN = 64 };
+typedef struct {
+  uint64_t key;
+  int64_t value;
+  int has_value;
+} Known;
+typedef struct {
+  const char* text;  // in the bytes that rows point to
+  uint64_t length;
+  int64_t index;
+} KnownText;
+
 typedef struct {
   Py_buffer rows, how, stack_ids, module_names, kernel_names, correlations, pointed, records, enqueued;
   PyObject *texts, *streams, *events, *threads, *of_graphs;
@@ -405,16 +417,23 @@ typedef struct {
   Memory memories[MOST_MEMORIES];
   Py_ssize_t memory_count, stacks_known, made, works;
   uint64_t begins;  // where the bytes begin that rows point to
-  // What the dictionaries said last: most rows are of one thread and one stream.
-  int64_t thread, stream;
-  uint32_t of_thread;
-  uint64_t of_handle;
+  // What the dictionaries said before: most rows are of few threads, streams, events and texts.
+  Known known_threads[KNOWN], known_streams[KNOWN], known_events[KNOWN];
+  KnownText known_texts[KNOWN];
   PyObject* missing;  // the key of a launch of which nothing but its records is missing
 } Translation;
 
-static int64_t thread_of(Translation* of, const Row* row) {
-  if (of->thread < 0 || of->of_thread != row->thread) of->thread = found_in(of->threads, of->of_thread = row->thread);
-  return of->thread;
+static Known* place_of(Known* all, uint64_t key) { return &all[key * 0x9E3779B97F4A7C15u >> 32 & (KNOWN - 1)]; }
+
+static int is_known(const Known* one, uint64_t key) { return one->has_value && one->key == key; }
+
+// What a dictionary has for a key, as found_in() says it.
+static int64_t known_in(Known* all, PyObject* dictionary, uint64_t key) {
+  Known* one = place_of(all, key);
+  if (is_known(one, key)) return one->value;
+  int64_t value = found_in(dictionary, key);
+  if (value >= 0) *one = (Known){key, value, 1};
+  return value;
 }
 
 // What a stream is known by: its handle, with the thread of a thread's default stream, and the device.
@@ -424,10 +443,35 @@ static uint64_t handle_of(const Row* row, uint64_t handle, int per_thread) {
   return handle | (uint64_t)row->device << 56;
 }
 
+static int64_t thread_of(Translation* of, const Row* row) { return known_in(of->known_threads, of->threads, row->thread); }
+
 static int64_t stream_of(Translation* of, const Row* row, uint64_t handle, int per_thread) {
-  handle = handle_of(row, handle, per_thread);
-  if (of->stream < 0 || of->of_handle != handle) of->stream = found_in(of->streams, of->of_handle = handle);
-  return of->stream;
+  return known_in(of->known_streams, of->streams, handle_of(row, handle, per_thread));
+}
+
+static int64_t event_of(Translation* of, uint64_t handle) { return known_in(of->known_events, of->events, handle); }
+
+static KnownText* place_of_text(Translation* of, const char* text, uint64_t length) {
+  uint64_t hash = length, word = 0;
+  for (uint64_t at = 0; at < length; at += length / 4 + 1) {  // a sample: what it has is compared
+    memcpy(&word, text + at, length - at < sizeof word ? length - at : sizeof word);
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 29;
+  }
+  return &of->known_texts[hash & (KNOWN - 1)];
+}
+
+static int is_known_text(const KnownText* one, const char* text, uint64_t length) {
+  return one->text && one->length == length && !memcmp(one->text, text, length);
+}
+
+// The index of a text that a row points to, as index_of() says it.
+static int64_t index_of_text(Translation* of, const char* text, uint64_t length) {
+  KnownText* one = place_of_text(of, text, length);
+  if (is_known_text(one, text, length)) return one->index;
+  int64_t index = index_of(of->texts, text, length);
+  if (index >= 0) *one = (KnownText){text, length, index};
+  return index;
 }
 
 // Where the bytes are that a row points to; NULL if they are not at hand.
@@ -514,7 +558,7 @@ static Outcome translate_call(Translation* of, const Row* row, const How* is) {
     Py_XDECREF(address);
     if (is_graphs) return is_graphs < 0 ? FAILED : PYTHONS;
   }
-  int64_t thread = thread_of(of, row), event = is->event >= 0 ? found_in(of->events, words[is->event]) : 0;
+  int64_t thread = thread_of(of, row), event = is->event >= 0 ? event_of(of, words[is->event]) : 0;
   int64_t stream = is->stream >= 0 ? stream_of(of, row, words[is->stream], is->per_thread) : 0;
   if (thread == -2 || stream == -2 || event == -2) return FAILED;
   if (thread < 0 || stream < 0 || event < 0) return PYTHONS;  // which gives it a number
@@ -535,7 +579,7 @@ static Outcome translate_call(Translation* of, const Row* row, const How* is) {
   } else if (is_block) {
     describe_block(of, row, to);
   } else if (row->what == RANGE) {
-    int64_t name = index_of(of->texts, text, words[2]);
+    int64_t name = index_of_text(of, text, words[2]);
     if (name < 0) return FAILED;
     to->kind = (uint8_t)words[0];
     to->device = -1;
@@ -597,17 +641,26 @@ static Outcome translate_row(Translation* of, const Row* row, const How* is) {
   return row->what == LAUNCH ? translate_launch(of, row) : translate_call(of, row, is);
 }
 
-static int is_of_last_stream(const Translation* of, const Row* row, uint64_t handle, int per_thread) {
-  return of->stream >= 0 && handle_of(row, handle, per_thread) == of->of_handle;
+static int is_of_known_stream(Translation* of, const Row* row, uint64_t handle, int per_thread) {
+  handle = handle_of(row, handle, per_thread);
+  return is_known(place_of(of->known_streams, handle), handle);
+}
+
+static int has_known_text(Translation* of, const Row* row) {
+  const char* text = pointed_to(of, row->words[1], row->words[2]);
+  return text && is_known_text(place_of_text(of, text, row->words[2]), text, row->words[2]);
 }
 
 // Whether a row is translated without a look at any object of Python's.
-static int is_plain(const Translation* of, const Row* row, const How* is) {
-  if (of->thread < 0 || row->thread != of->of_thread) return 0;
-  if (row->what == LAUNCH) return !of->plans && is_of_last_stream(of, row, row->words[1], row->words[4] >> 32 & PER_THREAD);
-  if (!is->kind || is->event >= 0 || row->what == RANGE || (row->what == BLOCK && of->has_graphs)) return 0;
+static int is_plain(Translation* of, const Row* row, const How* is) {
+  const uint64_t* words = row->words;
+  if (!is_known(place_of(of->known_threads, row->thread), row->thread)) return 0;
+  if (row->what == LAUNCH) return !of->plans && is_of_known_stream(of, row, words[1], words[4] >> 32 & PER_THREAD);
+  if (!is->kind || (row->what == BLOCK && of->has_graphs)) return 0;
   if ((row->what == POOL_ALLOC || row->what == POOL_FREE) && of->plans) return 0;
-  return is->stream < 0 || is_of_last_stream(of, row, row->words[is->stream], is->per_thread);
+  if (is->event >= 0 && !is_known(place_of(of->known_events, words[is->event]), words[is->event])) return 0;
+  if (is->stream >= 0 && !is_of_known_stream(of, row, words[is->stream], is->per_thread)) return 0;
+  return row->what != RANGE || has_known_text(of, row);
 }
 
 static const How* how_of(const Row* row, const How* how, Py_ssize_t kinds) { return &how[row->what < kinds ? row->what : 0]; }
@@ -640,7 +693,7 @@ static Outcome translate_rows(Translation* of, const Row* rows, Py_ssize_t count
 
 static PyObject* py_translate(PyObject* self, PyObject* arguments) {
   (void)self;
-  Translation of = {.thread = -1, .stream = -1};
+  Translation of = {0};
   PyObject *launches, *result = NULL;
   Py_ssize_t at;
   unsigned long long begins;

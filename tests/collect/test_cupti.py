@@ -524,6 +524,8 @@ def test_ranges_of_a_known_thread_take_no_python_and_are_as_pythons(collected, m
         (Kind.RANGE_END, b"", 7),
     ]
     given += [(Kind.RANGE_PUSH, b"twice", 0), (Kind.RANGE_PUSH, b"twice", 0), *[(Kind.RANGE_POP, b"", 0)] * 3]
+    texts = [f"{number % 90}: op ".encode() * (number % 7) for number in range(600)]  # more than C keeps
+    given += [(Kind.MARK, text, 0) for text in texts]
 
     def reported():
         for time, (kind, text, number) in enumerate(given, start=1):
@@ -538,7 +540,7 @@ def test_ranges_of_a_known_thread_take_no_python_and_are_as_pythons(collected, m
     monkeypatch.undo()
     monkeypatch.setitem(calls._readers, What.RANGE, None)
     assert by_python == reported()
-    names = ["XlaModule:é", "step \ufffd", "", "twice", "twice", "", "", ""]
+    names = ["XlaModule:é", "step \ufffd", "", "twice", "twice", "", "", "", *(text.decode() for text in texts)]
     assert [(event.name, event.device, event.aux0) for event in by_python] == [
         (name, -1, number) for name, (_, _, number) in zip(names, given, strict=True)
     ]
