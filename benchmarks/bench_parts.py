@@ -21,7 +21,7 @@ blocks
 history
     PyTorch's history of its allocator, as `cudatool.arm()` turns it on.
 
-The log is dropped, not written: what the reader takes runs beside the program, on another processor.
+The log is dropped, not written: what its reader costs the program, `bench_reader.py` measures.
 
 `alloc` is the time of an allocation and its release before anything is watched; with PyTorch's events; and with ours.
 With --armed the program then runs armed, and a line says for which part of the time the history was on: being armed
