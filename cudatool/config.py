@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_CHECKS",
     "DEVICE",
     "DOCS",
+    "KERNEL_CHECKS",
     "QUIET",
     "TABLE",
     "TUNABLEOP",
@@ -83,6 +84,8 @@ TUNABLEOP_PREFIXES: Final = (TUNABLEOP.name.removesuffix("*"), "PYTORCH_TUNABLEO
 TABLE: Final = (DEVICE, ALLOC_CONF, CACHE_DIR, CACHE_SIZE, TUNABLEOP, DOCS, DEBUG)
 """Those that people set."""
 
+KERNEL_CHECKS: Final = ("memcheck", "initcheck", "racecheck", "synccheck")
+"""The checkers that the software device runs kernels under."""
 DEFAULT_CHECKS: Final = "race,memcheck,synccheck"
 """What ``sanitize``, ``%%cudatool sanitize`` and the pytest plugin look for unless told otherwise."""
 

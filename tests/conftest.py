@@ -143,13 +143,13 @@ def checked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[bool]:
     if request.param == "unchecked":
         yield False
         return
+    from cudatool.config import KERNEL_CHECKS
     from cudatool.recording import record
     from cudatool.sanitize import check
-    from cudatool.sim.observe.checkers import CHECKS
     from cudatool.trace.reader import read
 
     path = tmp_path / "checked.ctrace"
-    with record(path, checks=CHECKS):
+    with record(path, checks=KERNEL_CHECKS):
         yield True
     report = check(read(path), ())
     assert () == report.on_device

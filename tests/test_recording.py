@@ -229,15 +229,16 @@ _NAMED = """
 import cudatool as ct
 from cudatool.errors import UsageError
 from cudatool.trace import read
-for given in ("memcheck, initcheck", ["memcheck"]):
+for given in ("memcheck, initcheck", ["memcheck"], "", "memcheck,"):
     with ct.record("a.ctrace", device="sim", checks=given, force=True):
         ct.zeros(4)
     print(read("a.ctrace").header["checks"])
-try:
-    with ct.record("b.ctrace", checks="race"):
-        pass
-except UsageError as error:
-    print(error)
+for given in ("race", 5, [5]):
+    try:
+        with ct.record("b.ctrace", checks=given):
+            pass
+    except UsageError as error:
+        print(error)
 """
 
 
@@ -246,5 +247,9 @@ def test_checks_of_kernels_are_named_by_a_text_or_a_list(tmp_path):
     assert done.stdout.splitlines() == [
         "['memcheck', 'initcheck']",
         "['memcheck']",
+        "[]",
+        "['memcheck']",
         "there is no check of kernels 'race'; did you mean 'racecheck'?",
+        "a check of kernels is named by a text, such as 'memcheck', not by 5",
+        "a check of kernels is named by a text, such as 'memcheck', not by [5]",
     ], done.stderr

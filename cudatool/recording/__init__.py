@@ -16,7 +16,8 @@ from cudatool.collect.children import child_processes
 from cudatool.collect.hand_overs import HandOvers
 from cudatool.collect.levels import Level
 from cudatool.collect.nvtx_ranges import RangeLog, nvtx_ranges
-from cudatool.errors import OutputError
+from cudatool.config import KERNEL_CHECKS
+from cudatool.errors import OutputError, names_given
 from cudatool.loading.after_import import AfterImport
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
@@ -130,7 +131,6 @@ def record(
         There is no such check or level.
     """
 
-    checks = _listed(checks)
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape, level=level
     ) as header:
@@ -146,7 +146,7 @@ def record(
             run.get("run", ""),
             with_stacks,
             measure_accesses,
-            tuple(checks),
+            header["checks"],
             str(level),
             on_oom,
             children_forget,
@@ -195,11 +195,11 @@ def sources(
     changes nothing: the outermost one decides.
     """
     global _observing, _ranges
+    level, checks = Level(level), names_given("check of kernels", checks, KERNEL_CHECKS)
     if _observing is not None:
         yield dict(_observing)
         return
 
-    level, checks = Level(level), _listed(checks)
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
@@ -338,10 +338,6 @@ def _held() -> list[Event]:
 def observing() -> dict[str, Any]:
     """Return what a trace's header says of the open :func:`record` or :func:`sources` block."""
     return dict(_observing or {})
-
-
-def _listed(checks: str | Sequence[str]) -> Sequence[str]:
-    return [name.strip() for name in checks.split(",")] if isinstance(checks, str) else checks
 
 
 def is_observing() -> bool:

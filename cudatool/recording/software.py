@@ -13,12 +13,10 @@ from cudatool.collect.nvtx_ranges import RangeLog
 from cudatool.collect.sim_driver import SimDriverCollector
 from cudatool.collect.sim_host import watched_host_memory
 from cudatool.collect.sim_living import in_flight
-from cudatool.errors import names_given
 from cudatool.memory.allocator import CachingAllocator, in_operation
 from cudatool.memory.pluggable import UncachedAllocator
 from cudatool.recording.before import Before
 from cudatool.sim import abi, drain, signals
-from cudatool.sim.observe.checkers import CHECKS
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind
 
@@ -43,7 +41,6 @@ def driver(
 
     `held` returns what the caching allocator already holds.
     """
-    checks = names_given("check of kernels", checks, CHECKS)
     exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
 
     def record_host_write(event: Event) -> None:

@@ -291,7 +291,7 @@ class Machine:
     # ---- checkers ----
 
     def check(self, checks: Iterable[str]) -> None:
-        """Check everything that happens from now on with these :data:`.checkers.CHECKS`; none ends it."""
+        """Check everything that happens from now on with these :data:`~cudatool.config.KERNEL_CHECKS`; none ends it."""
         from cudatool.sim.observe.checkers import Checkers  # only a run under the sanitizer asks
 
         if self.checkers is not None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
+from cudatool.config import KERNEL_CHECKS
 from cudatool.loading.late_dataclasses import dataclass
 from cudatool.sim import abi, jit
 from cudatool.sim.addresses import place_of, pointer_behind
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
     from cudatool.sim.queue import Operation
     from cudatool.source_text import SourceLine
 
-__all__ = ["CHECKS", "CheckFinding", "Checkers"]
+__all__ = ["CheckFinding", "Checkers"]
 
-CHECKS: Final = ("memcheck", "initcheck", "racecheck", "synccheck")
 _QUARANTINE: Final = 64 << 20  # bytes of freed memory that are not given out again
 _OWNED: Final = ("device", "pool")  # kinds of allocations whose memory can be held back
 _FRESH: Final = (*_OWNED, "array")  # kinds in which nothing has a value before the program writes it
 
-_KINDS: Final = {check: Instrument[check.upper()] for check in CHECKS}
+_KINDS: Final = {check: Instrument[check.upper()] for check in KERNEL_CHECKS}
 
 # By a `sim.jit.DefectCode`'s name: the check, the kind of finding, and what is wrong where that needs no more looking.
 _DEFECTS: Final = {
@@ -72,7 +72,7 @@ class CheckFinding:
     Attributes
     ----------
     check
-        One of :data:`CHECKS`.
+        One of :data:`~cudatool.config.KERNEL_CHECKS`.
     kind
         ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"peer-access"``, ``"read-only"``,
         ``"misaligned"``, ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``,
@@ -128,7 +128,7 @@ class Checkers:
     machine
         Whose memory and kernels are checked.
     checks
-        Of :data:`CHECKS`.
+        Of :data:`~cudatool.config.KERNEL_CHECKS`.
     """
 
     def __init__(self, machine: Machine, checks: Iterable[str]) -> None:
