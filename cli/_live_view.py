@@ -20,7 +20,7 @@ from cudatool.cli._watched import Watched
 from cudatool.text import printable, short_names
 from cudatool.trace.frames import frame_rank
 from cudatool.trace.model import Ending
-from cudatool.units import counted, format_bytes, format_time
+from cudatool.units import counted, format_bytes, format_share, format_time
 
 __all__ = ["LiveView", "curve_lines", "is_due"]
 
@@ -296,7 +296,7 @@ class LiveView(App[None]):
             rows = ledger_rows(self._chosen(picture)) if picture.devices else []
             whole = sum(size for size, _, _ in rows)
             for size, owner, how in rows:
-                share = f"{size / whole:.1%}" if whole else ""
+                share = format_share(size / whole) if whole else ""
                 yield f"{owner}, {how}", (format_bytes(size), share, f"{owner}, {how}" if how else owner)
         else:
             for stream in picture.streams:

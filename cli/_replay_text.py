@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cudatool.cli._text import counted, plain
 from cudatool.memory.settings import setting_texts
-from cudatool.units import bytes_range_parts, format_bytes
+from cudatool.units import bytes_range_parts, format_bytes, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def print_check(console: Console, result: ReplayCheck) -> None:
         console.print(f"{text}{counted(result.final_blocks, 'block')} at the end", markup=False, soft_wrap=True)
         return
     end = f"{result.final_blocks_differ:,} of {result.final_blocks:,} blocks differ"
-    share = f"{100 * result.exact / result.allocs:.4g} %" if result.allocs else "no allocation"
+    share = format_share(result.exact / result.allocs) if result.allocs else "no allocation"
     verdict = "exact" if result.is_exact else "not exact"
     lines = [
         f"Device {result.device}: {verdict}",
@@ -161,7 +161,7 @@ def _cells(outcome: WhatIfOutcome) -> list[_Cell]:
     return [
         bytes_range_parts(outcome.reserved_least_bytes, outcome.reserved_most_bytes),
         (format_bytes(outcome.active_peak_bytes),),
-        (f"{about}{100 * outcome.fragmentation:.1f} %",),
+        (f"{about}{format_share(outcome.fragmentation)}",),
         (f"{about}{outcome.retries:,}",),
         runs_out,
     ]

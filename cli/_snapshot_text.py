@@ -10,7 +10,7 @@ from cudatool.analyze.fragmentation import Occasion
 from cudatool.cli._text import bytes_or_unknown, counted, new_table, plain, print_rest, print_table
 from cudatool.text import printable, short_names, short_paths
 from cudatool.trace.physical import uncounted
-from cudatool.units import format_bytes, format_time
+from cudatool.units import format_bytes, format_share, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,7 +130,7 @@ def _print_moments(console: Console, device: DeviceMemory) -> None:
     if device.reserved_known:
         row("Reserved", "reserved", device.peak_reserved)
         row("Largest free block", "largest_free", None)
-        table.add_row("Fragmentation", *(f"{moment.fragmentation:.1%}" for moment in shown.values()), "")
+        table.add_row("Fragmentation", *(format_share(moment.fragmentation) for moment in shown.values()), "")
     else:
         table.add_row("Reserved", *("unknown",) * (len(shown) + 1))
     console.print(table)
@@ -206,9 +206,9 @@ def print_split(console: Console, moment: Fragmentation) -> None:
     table = new_table("Cause", numbers=("Pieces", "Bytes", "Of reserved"))
     for share in moment.causes:
         if share.size:
-            part = f"{share.size / moment.reserved:.1%}"
+            part = format_share(share.size / moment.reserved)
             table.add_row(str(share.cause), f"{share.count:,}", format_bytes(share.size), part)
-    table.add_row("in all", "", format_bytes(lost), f"{lost / moment.reserved:.1%}")
+    table.add_row("in all", "", format_bytes(lost), format_share(lost / moment.reserved))
     print_table(console, title, table)
     if moment.wanted is not None:
         text = f"A request of {format_bytes(moment.wanted.size)} found no reusable free block"
@@ -253,9 +253,13 @@ def print_ledger(console: Console, ledger: Ledger, start: int) -> None:
     table = new_table("Held by", "As", numbers=("Bytes", "Share"))
     for line in ledger.lines:
         owner, how = line.words
-        table.add_row(plain(owner), plain(how), format_bytes(line.size), f"{line.size / whole:.1%}" if whole else "")
+        table.add_row(
+            plain(owner), plain(how), format_bytes(line.size), format_share(line.size / whole) if whole else ""
+        )
     if ledger.unknown:
-        table.add_row("unknown", "", format_bytes(ledger.unknown), f"{ledger.unknown / whole:.1%}" if whole else "")
+        table.add_row(
+            "unknown", "", format_bytes(ledger.unknown), format_share(ledger.unknown / whole) if whole else ""
+        )
     table.add_row("in all", "", format_bytes(whole), "")
     whose = "of all processes (NVML does not name them)" if ledger.process is None else "by NVML of this process"
     what = "Most memory" if ledger.is_most else "Memory"

@@ -1,4 +1,4 @@
-"""Bytes, times and counts in words, and back."""
+"""Bytes, times, counts and shares in words, and back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ __all__ = [
     "exact_bytes",
     "format_bytes",
     "bytes_range_parts",
+    "format_share",
     "format_time",
     "parse_bytes",
     "parse_count",
@@ -63,6 +64,19 @@ def bytes_range_parts(least: int, most: int | None) -> tuple[str, ...]:
         return (first,)
     number, unit = first.split()
     return f"{number if unit == last.split()[1] else first} to", last
+
+
+def format_share(share: float) -> str:
+    """Return a share in percent with one decimal: ``"12.5 %"``.
+
+    Rounding never makes it all or nothing: 0.9999 is ``"> 99.9 %"``, and 0.0001 ``"< 0.1 %"``.
+    """
+    text = f"{share:.1%}"
+    if text == "100.0%" and share < 1:
+        return "> 99.9 %"
+    if text == "0.0%" and share > 0:
+        return "< 0.1 %"
+    return f"{text[:-1]} %"
 
 
 def format_time(time_ns: float) -> str:

@@ -1,11 +1,19 @@
-"""Bytes and times in words, and back."""
+"""Bytes, times and shares in words, and back."""
 
 from __future__ import annotations
 
 import pytest
 
 from cudatool.errors import ConfigError
-from cudatool.units import bytes_range_parts, exact_bytes, format_bytes, format_time, parse_bytes, parse_time
+from cudatool.units import (
+    bytes_range_parts,
+    exact_bytes,
+    format_bytes,
+    format_share,
+    format_time,
+    parse_bytes,
+    parse_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,21 @@ def test_format_bytes(size, text):
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (9_797_632, "9.34 MiB (9,797,632 B)")])
 def test_exact_bytes_says_how_many_where_rounding_hides_it(size: int, text: str) -> None:
     assert text == exact_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0.0 %"),
+        (0.0004, "< 0.1 %"),
+        (0.125, "12.5 %"),
+        (0.9994, "99.9 %"),
+        (0.9996, "> 99.9 %"),
+        (1.0, "100.0 %"),
+    ],
+)
+def test_rounding_makes_no_share_all_or_nothing(share: float, text: str) -> None:
+    assert text == format_share(share)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class MemoryView {
 
   sayRange() {
     const inTime = byId("axis").value === "time";
-    const idle = `${Math.round(100 * this.device.idle)} % of the time is idle`;
+    const idle = `${formatShare(this.device.idle)} of the time is idle`;
     byId("axis-note").textContent = inTime ? "Host time" : `Order of events${this.device.idle > IDLE ? `: ${idle}` : ""}`;
     byId("range").textContent = this.isWhole() ? "whole recording" : [this.from, this.to].map((x) => this.formatTick(x, (this.to - this.from) / 100)).join(" to ");
   }

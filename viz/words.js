@@ -15,7 +15,11 @@ function formatMoment(ns) {
   return ns === 0 ? "0 s" : `${Number((ns / divisor).toFixed(digits))} ${unit}`;
 }
 const formatCount = (count) => count.toLocaleString("en-US");
-const formatShare = (share) => `${(100 * share).toFixed(1)} %`;
+/** Return a share in percent, as cudatool.units does: rounding never makes it all or nothing. */
+function formatShare(share) {
+  const text = (100 * share).toFixed(1);
+  return text === "100.0" && share < 1 ? "> 99.9 %" : text === "0.0" && share > 0 ? "< 0.1 %" : `${text} %`;
+}
 const counted = (count, one, many = `${one}s`) => `${formatCount(count)} ${count === 1 ? one : many}`;
 
 /** Return the first index of a sorted array, from `low` on, whose value is above `value`. */

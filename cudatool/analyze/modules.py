@@ -19,7 +19,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.trace.module_tensors import BlockModules
-from cudatool.units import counted, format_bytes
+from cudatool.units import counted, format_bytes, format_share
 
 __all__ = ["ModuleMemory", "Modules", "WithoutModule", "WithoutModuleShare", "merged_layers", "modules"]
 
@@ -128,8 +128,8 @@ class Modules:
         """Return how much has a module, and why the rest has none, in words."""
         whole = max(self.size, 1)
         return (
-            f"Of {format_bytes(self.size)}, {self.with_module / whole:.1%} have a module; "
-            f"{self.named / whole:.1%} have a purpose and a module, or are a library's.",
+            f"Of {format_bytes(self.size)}, {format_share(self.with_module / whole)} have a module; "
+            f"{format_share(self.named / whole)} have a purpose and a module, or are a library's.",
             *(
                 f"Without a module: {format_bytes(own.size)} in {counted(own.count, 'block')}, {own.reason.text}."
                 for own in self.without

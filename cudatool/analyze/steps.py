@@ -14,6 +14,7 @@ from cudatool.text import quoted
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
+from cudatool.units import format_share
 
 __all__ = ["PARTS_OF_STEPS", "Confidence", "Steps", "find_steps"]
 
@@ -150,7 +151,7 @@ def _from_period(trace: Trace, blocks: Lifetimes, key: Ints) -> Steps | None:
     if len(bounds) <= _FEWEST or _within_forward(trace, blocks.stack[rows[0] : rows[-1]], len(rows) - 1):
         return None
     every = f"allocations repeat every {period:,}" if period > 1 else "each allocation is like the last"
-    source = f"{every} ({alike.max():.0%} alike)"
+    source = f"{every} ({format_share(alike.max())} alike)"
     return Steps(bounds, source, Confidence.MEDIUM if alike.max() >= 0.95 and period > 1 else Confidence.LOW)
 
 

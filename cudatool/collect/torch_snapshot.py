@@ -41,7 +41,7 @@ from cudatool.text import printable
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag, join_records
 from cudatool.trace.model import PinnedMemory
-from cudatool.units import counted
+from cudatool.units import counted, format_share
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read"]
 
@@ -175,8 +175,8 @@ class _Reader:
         """Note what the history lacks, and return what the header says of it."""
         kept = self.data.get("history_kept")
         if isinstance(kept, float) and 0 <= kept < 1:
-            text = f"PyTorch's history was on for {kept:.0%} of the time: what was allocated in the rest has no stack"
-            self.notes.append(text)
+            on = f"on for {format_share(kept)} of the time"
+            self.notes.append(f"PyTorch's history was {on}: what was allocated in the rest has no stack")
             return {"history_kept": kept}
         if not recorded:
             self.notes.append("no history was recorded: only the final state is known")

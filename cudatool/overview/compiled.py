@@ -19,7 +19,7 @@ import numpy as np
 from cudatool.trace.events import GeneratedFlag
 from cudatool.trace.lifetimes import Ints, Lifetimes, distinct_pairs
 from cudatool.trace.model import GeneratedLine, Trace
-from cudatool.units import counted, format_bytes
+from cudatool.units import counted, format_bytes, format_share
 
 __all__ = ["Compiled", "GeneratedShare", "Unattributed", "UnattributedShare", "compiled_sites", "generated", "joined"]
 
@@ -90,8 +90,8 @@ class GeneratedShare:
         """Return what is attributed and what is not, in words: a sentence for each reason."""
         whole = max(self.size, 1)
         return (
-            f"Compiled code held {_in_blocks(self.size, self.count)}: {self.attributed / whole:.1%} with graph node "
-            f"and line, {self.with_module / whole:.1%} with module too.",
+            f"Compiled code held {_in_blocks(self.size, self.count)}: {format_share(self.attributed / whole)} with "
+            f"graph node and line, {format_share(self.with_module / whole)} with module too.",
             *(f"Not attributed: {_in_blocks(own.size, own.count)}, {own.reason.text}." for own in self.unattributed),
         )
 

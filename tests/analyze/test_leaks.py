@@ -130,7 +130,7 @@ def test_without_ranges_the_repeating_sequence_is_the_steps() -> None:
     body = [e for i in range(20) for e in (kept(i), *temporary(i), *temporary(i), alloc((i + 200) * MIB, 8, stack=2))]
     made = trace(*once, *body, **STACKS)
     steps = steps_of(made)
-    assert "allocations repeat every 4 (100% alike)" == steps.source
+    assert "allocations repeat every 4 (100.0 % alike)" == steps.source
     assert Confidence.MEDIUM == steps.confidence
     period = np.diff(steps.bounds)
     assert {8} == set(period[:-1].tolist())  # 4 allocations and two pairs of frees

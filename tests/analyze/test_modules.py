@@ -84,7 +84,7 @@ def test_what_has_no_module_is_counted_with_the_reason():
     ]
     assert (found.with_module, found.named) == (512, 512 + 8192)
     assert found.sentences() == (
-        "Of 15.5 KiB, 3.2% have a module; 54.8% have a purpose and a module, or are a library's.",
+        "Of 15.5 KiB, 3.2 % have a module; 54.8 % have a purpose and a module, or are a library's.",
         "Without a module: 8 KiB in 1 block, workspace that libraries such as cuBLAS took from the driver.",
         "Without a module: 4 KiB in 1 block, not allocated by PyTorch.",
         "Without a module: 2 KiB in 1 block, allocated by a thread that ran no Python code.",

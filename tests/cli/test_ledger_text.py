@@ -36,8 +36,8 @@ def printed(run_here, tmp_path):
 def test_every_holder_has_its_bytes_and_share_and_others_are_named_beside(printed):
     text = printed(40, 90)
     assert "Most memory by NVML of this process, at 3" in text
-    assert "12 MiB 30.0%" in text  # the program's block
-    assert "8 MiB 20.0%" in text  # what PyTorch caches
+    assert "12 MiB 30.0 %" in text  # the program's block
+    assert "8 MiB 20.0 %" in text  # what PyTorch caches
     assert "in all 40 MiB" in text
     assert "Of 1000 MiB, 90 MiB were in use: 50 MiB by other processes and by the driver for itself" in text
 

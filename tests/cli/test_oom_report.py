@@ -492,7 +492,7 @@ def test_blocks_from_when_the_history_was_off_have_the_lines_of_others_of_their_
     text = " ".join(run_here("oom", tmp_path / "x.pickle").stdout.split())
     assert "(no stack: PyTorch's history was off), 4 MiB each [2 of 3 with" in text
     assert "parameters or optimizer state" not in text
-    assert "on for 8% of the time" in run_here("snapshot", tmp_path / "x.pickle").stdout
+    assert "on for 8.0 % of the time" in run_here("snapshot", tmp_path / "x.pickle").stdout
 
 
 def test_recording_without_a_failure_has_nothing_to_explain(run_here):

@@ -64,7 +64,7 @@ def test_what_to_do_stands_before_what_is_held_and_why_after_it() -> None:
         "Held at the peak Call site",
         "Held at the peak, by purpose (inferred)",
         "Reserved but unused, at the peak of reserved",
-        "whole free segments 26 766 MiB 48.4%",
+        "whole free segments 26 766 MiB 48.4 %",
         "A request of 62 MiB found no reusable free block; the largest had 32 MiB.",
         "By stream",
         "Never freed",

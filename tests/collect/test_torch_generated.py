@@ -300,7 +300,7 @@ def test_snapshot_and_page_show_module_node_buffer_and_what_is_missing(compiler:
             where = {"address": (number + 1) << 20, "size": 1024 * (3 - number), "aux0": 1024}
             hooks.emit(Kind.BLOCK_ALLOC, device=0, stack=at, **where)
     label = "model.py:7 (forward) [layers.0.fc -> addmm -> buf0]"
-    attributed = "Compiled code held 5 KiB in 2 blocks: 60.0% with graph node and line, 60.0% with module too."
+    attributed = "Compiled code held 5 KiB in 2 blocks: 60.0 % with graph node and line, 60.0 % with module too."
     missing = "Not attributed: 2 KiB in 1 block, allocated at a line that names no buffer."
     text = " ".join(CliRunner().invoke(snapshot, [str(path)], terminal_width=300).output.split())
     assert all(words in text for words in (label, attributed, missing))

@@ -14,6 +14,7 @@ from twin import unpack
 
 from cudatool import analyze, viz
 from cudatool.collect import torch_snapshot
+from cudatool.units import format_share
 from cudatool.viz.payload import idle_share, payload
 
 RECORDING = Path(__file__).resolve().parents[1] / "data" / "streams_default.pickle.xz"
@@ -104,11 +105,17 @@ def test_dragging_a_fitted_timeline_moves_it_sideways_only(page: Page) -> None:
 
 
 @in_browser
+def test_shares_are_written_as_in_the_text(page: Page) -> None:
+    shares = [0, 0.0004, 0.125, 0.9994, 0.9996, 1]
+    assert [format_share(share) for share in shares] == page.evaluate(f"{shares}.map(formatShare)")
+
+
+@in_browser
 def test_the_axis_is_the_order_of_events_where_most_of_the_time_is_idle(page: Page) -> None:
     idle = page.evaluate("memoryView.device.idle")
     assert idle > 0.5
     assert "event" == page.evaluate("byId('axis').value")
-    assert f"Order of events: {round(100 * idle)} % of the time is idle" == page.evaluate(
+    assert f"Order of events: {format_share(idle)} of the time is idle" == page.evaluate(
         "byId('axis-note').textContent"
     )
     assert "ten times as long as the mean gap" in page.evaluate("byId('help').textContent")
