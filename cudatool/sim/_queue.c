@@ -270,7 +270,7 @@ static PyObject *default_stream_order(PyObject *self, PyObject *stream) {
     PyObject *context = PyObject_GetAttr(stream, n_context);
     PyObject *legacy = context ? PyObject_GetAttr(context, n_legacy_stream) : NULL, *found = NULL;
     if (legacy == stream) {
-        found = PyObject_CallMethod(self, "_blocking_streams_last", "O", context);
+        found = PyObject_CallMethod(self, "blocking_streams_last", "O", context);
     } else if (legacy) {
         PyObject *flags = PyObject_GetAttr(stream, n_flags);
         PyObject *last = NULL;

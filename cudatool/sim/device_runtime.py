@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from cudatool.sim import machine as state
 from cudatool.sim.host_library import library
+from cudatool.sim.jit.context import MAX_STACK
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -123,16 +124,17 @@ def check_limit(limit: int) -> None:
 
 
 def set_limit(context: Context, limit: int, value: int) -> None:
-    """Carry out cuCtxSetLimit.
+    """Carry out cuCtxSetLimit: "the driver is free to modify the requested value" (CUDA driver API reference).
+
+    The largest stack is that of the device: cuCtxGetLimit says what a kernel really has.
 
     Raises
     ------
     DriverError
-        Those of :func:`check_limit`; INVALID_VALUE if a kernel that uses printf or malloc was launched already (CUDA
-        driver API reference, cuCtxSetLimit).
+        Those of :func:`check_limit`; INVALID_VALUE if a kernel that uses printf or malloc was launched already.
     """
     check_limit(limit)
     late = {PRINTF_FIFO_SIZE: {"vprintf"}, HEAP_SIZE: {"malloc", "free"}}.get(limit, set()) & context.called
     if late:
         raise DriverError(Result.INVALID_VALUE, f"a kernel that calls {min(late)} has been launched already")
-    context.limits[limit] = value
+    context.limits[limit] = min(value, MAX_STACK) if limit == STACK_SIZE else value

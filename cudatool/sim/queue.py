@@ -194,7 +194,7 @@ class Scheduler(_queue.Queue):
         self._schedule = schedule
         self._in_order = schedule is Schedule.FIFO
 
-    def _blocking_streams_last(self, context: Any) -> list[Operation | None]:
+    def blocking_streams_last(self, context: Any) -> list[Operation | None]:
         """Return the last operations of the streams that the legacy default stream of a context waits for."""
         return [stream.last for stream in context.streams.values() if stream.blocking]
 
@@ -307,25 +307,28 @@ class Scheduler(_queue.Queue):
                 if self.watch is not None:
                     self.watch.blur()
 
-    def query(self, operation: Operation | None) -> bool:
-        """Return whether `operation` has completed by the host's clock, and let that clock move on.
+    def query(self, operations: Iterable[Operation | None]) -> bool:
+        """Return whether all of `operations` have completed by the host's clock, and let that clock move on.
 
-        Asking again and again ends: each time, the clock goes half the way to the operation's end, at least 1 us.
+        Asking again and again ends: each time, the clock goes half the way to the last one's end, at least 1 us.
         """
         self.host_time += 200
-        if operation is None or operation.done:
+        targets = [o for o in operations if o is not None]
+        unfinished = [o for o in targets if not o.done]
+        if not unfinished:
             if self.watch is not None:
                 self.watch.look()
-                self.watch.waited([operation] if operation is not None else ())
+                self.watch.waited(targets)
             return True
-        if operation.end > self.host_time:
-            self.host_time += max(1000, (operation.end - self.host_time) // 2)
+        end = max(o.end for o in unfinished)
+        if end > self.host_time:
+            self.host_time += max(1000, (end - self.host_time) // 2)
             return False
         if self.watch is not None:
             self.watch.look()
-        if not self._finish([operation], stay=False):
-            return False  # it waits for a value that is not written yet
-        self.wait(operation)
+        if not self._finish(unfinished, stay=False):
+            return False  # one waits for a value that is not written yet
+        self.wait_all(targets)
         return True
 
     def begin_watch(self, watch: HostWatch) -> None:

@@ -64,14 +64,17 @@ class ReferenceScheduler:
             self._finish([operation])
             self.host_time = max(self.host_time, operation.end)
 
-    def query(self, operation: Any) -> bool:
+    def query(self, operations: Iterable[Any]) -> bool:
         self.host_time += 200
-        if operation is None or operation.done:
+        unfinished = [one for one in operations if not one.done]
+        if not unfinished:
             return True
-        if operation.end > self.host_time:
-            self.host_time += max(1000, (operation.end - self.host_time) // 2)
+        end = max(one.end for one in unfinished)
+        if end > self.host_time:
+            self.host_time += max(1000, (end - self.host_time) // 2)
             return False
-        self.wait(operation)
+        self._finish(unfinished)
+        self.host_time = max([self.host_time, *(one.end for one in operations)])
         return True
 
     def drain(self) -> None:

@@ -14,6 +14,7 @@ from cudatool.sim import abi
 from cudatool.sim.addresses import place_of
 from cudatool.sim.allocations import Allocation, Allocations
 from cudatool.sim.jit import codegen
+from cudatool.sim.jit.context import MAX_STACK
 from cudatool.sim.jit.table import TABLE
 
 
@@ -72,6 +73,18 @@ def test_what_is_no_limit_is_told_from_one_that_is_not_supported(driver):
     for name, code in (("MAX", "INVALID_VALUE"), ("CIG_ENABLED", "UNSUPPORTED_LIMIT")):
         limit = getattr(driver.CUlimit, f"CU_LIMIT_{name}")
         assert driver.cuCtxSetLimit(limit, 1)[0].name == driver.cuCtxGetLimit(limit)[0].name == f"CUDA_ERROR_{code}"
+
+
+def test_the_limit_of_a_stack_is_at_most_what_the_device_has(driver, ok):
+    limit = driver.CUlimit.CU_LIMIT_STACK_SIZE
+    before = ok(driver.cuCtxGetLimit(limit))
+    try:
+        ok(driver.cuCtxSetLimit(limit, 4096))
+        assert 4096 == ok(driver.cuCtxGetLimit(limit))
+        ok(driver.cuCtxSetLimit(limit, 1 << 40))
+        assert MAX_STACK == ok(driver.cuCtxGetLimit(limit))
+    finally:
+        ok(driver.cuCtxSetLimit(limit, before))
 
 
 def test_destroyed_stream_is_an_invalid_handle(driver, ok):

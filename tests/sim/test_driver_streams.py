@@ -58,6 +58,25 @@ def test_query_becomes_done_after_finitely_many_calls(driver, ok, log, streams):
     assert log.order == ["a"]
 
 
+def test_query_of_the_legacy_stream_covers_the_blocking_streams(driver, ok, log):
+    """It reports what cuStreamSynchronize would wait for: the sanitizer counts its success as such."""
+    legacy, blocking = driver.CUstream(driver.CU_STREAM_LEGACY), ok(driver.cuStreamCreate(0))
+    log.enqueue(blocking, "a")
+    answers = []
+    while not answers or answers[-1] != "CUDA_SUCCESS":
+        answers.append(driver.cuStreamQuery(legacy)[0].name)
+        assert len(answers) < 100
+    assert answers[0] == "CUDA_ERROR_NOT_READY"
+    assert log.order == ["a"]
+    ok(driver.cuStreamDestroy(blocking))
+
+
+def test_query_of_the_legacy_stream_leaves_other_streams_out(driver, ok, log, streams):
+    log.enqueue(streams[0], "a")
+    assert driver.cuStreamQuery(driver.CUstream(driver.CU_STREAM_LEGACY))[0].name == "CUDA_SUCCESS"
+    assert log.order == []
+
+
 def test_wait_on_an_event_never_recorded_is_no_wait(driver, ok, log, streams):
     event = ok(driver.cuEventCreate(0))
     ok(driver.cuStreamWaitEvent(streams[0], event, 0))

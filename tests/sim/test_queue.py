@@ -53,7 +53,7 @@ def execute(seed: int, scheduler: Any, new_operation: Any) -> list[Any]:
         elif action < 0.85:
             scheduler.wait(choose.choice(operations) if operations else None)
         elif action < 0.97:
-            seen.append(scheduler.query(choose.choice(operations) if operations else None))
+            seen.append(scheduler.query(earlier))
         else:
             scheduler.drain()
         seen.append((scheduler.host_time, [one.done for one in operations]))

@@ -49,22 +49,27 @@ def cuStreamDestroy(hStream: int) -> None:
 @entry("cuStreamSynchronize(CUstream hStream)")
 def cuStreamSynchronize(hStream: int) -> None:
     stream = stream_of(hStream)
-    scheduler = state.machine.scheduler
-    if stream is stream.context.legacy_stream:
-        # Work in the legacy stream is after all blocking streams, so is a wait for it.
-        scheduler.wait_all([stream.last, *(s.last for s in stream.context.streams.values() if s.blocking)])
-    else:
-        scheduler.wait(stream.last)
-    scheduler.check(stream.context)
+    state.machine.scheduler.wait_all(_last_of(stream))
+    state.machine.scheduler.check(stream.context)
 
 
 @entry("cuStreamQuery(CUstream hStream)")
 def cuStreamQuery(hStream: int) -> None:
     stream = stream_of(hStream)
-    done = state.machine.scheduler.query(stream.last)
+    done = state.machine.scheduler.query(_last_of(stream))
     state.machine.scheduler.check(stream.context)
     if not done:
         raise DriverError(Result.NOT_READY)
+
+
+def _last_of(stream: StreamState) -> list[Operation | None]:
+    """Return the last operations that a wait for a stream covers, and a query of it, which reports the same.
+
+    Work in the legacy stream is after all blocking streams, so is a wait for it.
+    """
+    if stream is not stream.context.legacy_stream:
+        return [stream.last]
+    return [stream.last, *state.machine.scheduler.blocking_streams_last(stream.context)]
 
 
 @entry("cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)")
@@ -230,7 +235,7 @@ def cuEventRecordWithFlags(hEvent: int, hStream: int, flags: int) -> None:
 @entry("cuEventQuery(CUevent hEvent)")
 def cuEventQuery(hEvent: int) -> None:
     event = _executed_event(hEvent)
-    done = state.machine.scheduler.query(event.recorded)
+    done = state.machine.scheduler.query([event.recorded])
     if event.shared is not None:
         done = done and not event.shared.is_pending_elsewhere
     state.machine.scheduler.check(event.context)
@@ -255,7 +260,7 @@ def cuEventElapsedTime(pMilliseconds: int, hStart: int, hEnd: int) -> None:
     if start.context is not end.context:
         raise DriverError(Result.INVALID_HANDLE)
     # Each query lets the host's clock move on, so that a loop of them ends.
-    done = [state.machine.scheduler.query(event.recorded) for event in (start, end)]
+    done = [state.machine.scheduler.query([event.recorded]) for event in (start, end)]
     if not all(done):
         raise DriverError(Result.NOT_READY)
     write(pMilliseconds, c_float, (end.recorded.end - start.recorded.end) / 1e6)
