@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
     Raises
     ------
     UsageError
-        They are not ranges, contain no event, or the trace has no times.
+        They are not ranges, end before they begin, contain no event, or the trace has no times.
     """
 
     if (events, time) == (None, None):
@@ -48,17 +49,15 @@ def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
     count = len(trace.records)
     start, stop = 0, count
     if events is not None:
-        first, last = _bounds(events, "--events", "1000:2000")
-        start = parse_count(first) if first else 0
-        stop = min(parse_count(last) if last else count, count)
+        start, last = _bounds(events, "--events", "1000:2000", parse_count)
+        stop = count if last is None else min(last, count)
     if time is not None:
-        first, last = _bounds(time, "--time", "1.5s:2s")
+        first, last = _bounds(time, "--time", "1.5s:2s", parse_time)
         if trace.header.get("time_axis") == "index":
             raise UsageError("--time: this recording has no times; use --events")
         zero = int(trace.records["time"].min()) if count else 0
-        begin = zero + parse_time(first) if first else zero
-        start = max(start, analyze.index_at(trace, begin - 1) + 1)
-        stop = min(stop, analyze.index_at(trace, zero + parse_time(last)) + 1) if last else stop
+        start = max(start, analyze.index_at(trace, zero + first - 1) + 1)
+        stop = stop if last is None else min(stop, analyze.index_at(trace, zero + last) + 1)
     if start >= stop:
         took = f" in {format_time(trace.duration)}" if trace.header.get("time_axis") != "index" else ""
         raise UsageError(f"no event is in that range; the recording has {count:,}{took}")
@@ -81,9 +80,12 @@ def moment_of(trace: Trace, text: str) -> int:
     return analyze.index_at(trace, start + after)
 
 
-def _bounds(text: str, option: str, example: str) -> tuple[str, str]:
-
-    first, colon, last = text.partition(":")
+def _bounds(text: str, option: str, example: str, parse: Callable[[str], int]) -> tuple[int, int | None]:
+    """Return where a range begins, 0 unless it says so, and where it ends, None unless it says so."""
+    first, colon, last = (part.strip() for part in text.partition(":"))
     if not colon:
         raise UsageError(f"{option} {quoted(text)}: write a range such as {example}; either side may be left out")
-    return first.strip(), last.strip()
+    begin, end = parse(first) if first else 0, parse(last) if last else None
+    if end is not None and end < begin:
+        raise UsageError(f"{option} {quoted(text)}: the range ends before it begins; write {quoted(f'{last}:{first}')}")
+    return begin, end

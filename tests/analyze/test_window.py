@@ -171,7 +171,7 @@ def test_the_command_shows_the_part_that_was_asked_for() -> None:
     ("arguments", "reason"),
     [
         (["--events", "5"], "write a range such as 1000:2000"),
-        (["--events", "9:5"], "no event is in that range"),
+        (["--events", "9:9"], "no event is in that range"),
         (["--events", "a:5"], "'a' is not a whole number"),
         (["--time", "1:2"], "'1' is not a time; write for example 1.5s"),
         (["--time", "9h:"], "no event is in that range"),

@@ -105,6 +105,8 @@ def test_a_part_by_time_has_the_events_from_its_first_moment_to_its_last() -> No
     [
         (["--events", "300"], "--events '300': write a range such as 1000:2000; either side may be left out"),
         (["--time", "1s"], "--time '1s': write a range such as 1.5s:2s; either side may be left out"),
+        (["--events", "9:5"], "--events '9:5': the range ends before it begins; write '5:9'"),
+        (["--time", "2s : 900ms"], "--time '2s : 900ms': the range ends before it begins; write '900ms:2s'"),
     ],
 )
 def test_what_is_no_range_is_refused_with_an_example(run_here, words: list[str], message: str) -> None:
