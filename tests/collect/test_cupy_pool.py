@@ -190,7 +190,8 @@ def test_a_cupy_that_is_imported_while_recording_is_seen_from_then_on(run):
     printed = run("""
 import importlib, pathlib, tempfile
 del sys.modules["cupy"], sys.modules["cupy.cuda"]
-folder = pathlib.Path(tempfile.mkdtemp())
+temporary = tempfile.TemporaryDirectory()
+folder = pathlib.Path(temporary.name)
 (folder / "cupy" / "cuda").mkdir(parents=True)
 (folder / "cupy" / "__init__.py").write_text("from cupy import cuda\\n")
 (folder / "cupy" / "cuda" / "__init__.py").write_text(

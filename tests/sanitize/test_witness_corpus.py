@@ -56,16 +56,17 @@ def outcomes():
 for program in programs():
     if program.name not in sys.argv[1:]:
         continue
-    path = os.path.join(tempfile.mkdtemp(), "run.ctrace")
     clean = next(variant for variant, expected in program.expect.items() if not expected)
     sys.argv, arguments = [str(program.path), clean], sys.argv
     tape = Tape()
     tape.again[host_function.address] = host_function.repeat
     scope = {"__name__": "__main__", "__file__": str(program.path)}
-    with record(path, measure_accesses=True, tape=tape):
-        exec(program.code, scope)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "run.ctrace")
+        with record(path, measure_accesses=True, tape=tape):
+            exec(program.code, scope)
+        trace = read(path)
     sys.argv = arguments
-    trace = read(path)
     tape.prepare()
     results[program.name] = tape.refusal or list(apart(tape, outcomes, time.monotonic() + 60))
     scope.clear()

@@ -305,14 +305,14 @@ new = lambda: ct.zeros(N, np.float32)
 results = {}
 given = json.loads(sys.argv[1])
 for name, body in given["cases"].items():
-    folder = tempfile.mkdtemp()
     tape = Tape(**given["tape"])
     tape.again[host_function.address] = host_function.repeat
-    with record(folder + "/t.ctrace", device="sim", measure_accesses=True, tape=tape):
-        scope = {}
-        exec("def case():\\n" + textwrap.indent(textwrap.dedent(body), "    "), globals(), scope)
-        scope["case"]()
-    trace = read(folder + "/t.ctrace")
+    with tempfile.TemporaryDirectory() as folder:
+        with record(folder + "/t.ctrace", device="sim", measure_accesses=True, tape=tape):
+            scope = {}
+            exec("def case():\\n" + textwrap.indent(textwrap.dedent(body), "    "), globals(), scope)
+            scope["case"]()
+        trace = read(folder + "/t.ctrace")
     results[name] = json.loads(render_json(with_witnesses(check(trace), trace, tape, budget_s=given["budget_s"])))
 json.dump(results, sys.stdout)
 """
