@@ -285,14 +285,7 @@ async function showDiff() {
   byId("notes").replaceChildren(...data.notes.map((note) => element("li", {}, note)));
   byId("nothing").hidden = data.devices.length > 0;
   byId("compared").hidden = !data.devices.length;
-  const change = () => theme.choose(theme.name === "dark" ? "light" : "dark");
-  byId("theme").addEventListener("click", change);
-  document.addEventListener("keydown", (event) => {
-    const action = { t: change, "/": () => byId("search").focus() }[event.key];
-    if (!action || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select")) return;
-    event.preventDefault();
-    action();
-  });
+  listenToKeys();
   if (data.devices.length) {
     byId("device").replaceChildren(...data.devices.map((device, i) => element("option", { value: i }, String(device.device))));
     byId("device-choice").hidden = data.devices.length < 2;

@@ -15,7 +15,7 @@ from cudatool.viz.payload import Columns, framed
 
 __all__ = ["SCRIPTS", "diff_page", "diff_payload", "write_diff"]
 
-SCRIPTS = ("words.js", "colours.js", "payload.js", "state.js", "canvas.js", "diff.js")
+SCRIPTS = ("words.js", "colours.js", "payload.js", "state.js", "keys.js", "canvas.js", "diff.js")
 
 
 def write_diff(before: Trace, after: Trace, found: Sequence[Diff], path: str | Path) -> None:

@@ -408,14 +408,7 @@ class FleetView {
 async function showFleet() {
   const data = readPayload(await inflate(byId("payload").textContent));
   byId("source").textContent = data.source;
-  const change = () => theme.choose(theme.name === "dark" ? "light" : "dark");
-  byId("theme").addEventListener("click", change);
-  document.addEventListener("keydown", (event) => {
-    const action = { t: change, "/": () => byId("search").focus() }[event.key];
-    if (!action || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select")) return;
-    event.preventDefault();
-    action();
-  });
+  listenToKeys();
   byId("nothing").hidden = data.runs.length > 0;
   if (data.runs.length) {
     window.fleetView = new FleetView(data);

@@ -18,7 +18,7 @@ from cudatool.viz.payload import Columns, framed
 
 __all__ = ["SCRIPTS", "fleet_page", "fleet_payload", "write_fleet"]
 
-SCRIPTS = ("words.js", "colours.js", "payload.js", "state.js", "canvas.js", "heat.js", "fleet.js")
+SCRIPTS = ("words.js", "colours.js", "payload.js", "state.js", "keys.js", "canvas.js", "heat.js", "fleet.js")
 
 
 def write_fleet(source: str, pictures: Sequence[Picture], compared: Comparison | None, path: str | Path) -> None:

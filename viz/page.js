@@ -149,33 +149,25 @@ function showFindings(findings, several) {
     element("b", {}, severity), several && device >= 0 ? ` device ${device}: ` : " ", message, confidence === "high" ? "" : ` (confidence ${confidence})`)));
 }
 
-/** Keys that work wherever the focus is, unless it is in a field. */
-function listenToKeys(view) {
+/** The keys of this page, some only where it has a view of memory, and the help that lists them. */
+function listenToPage(view) {
   const help = byId("help");
-  byId("help-open").addEventListener("click", () => help.showModal());
+  const open = () => help.showModal();
+  byId("help-open").addEventListener("click", open);
   byId("help-close").addEventListener("click", () => help.close());
-  byId("theme").addEventListener("click", () => theme.choose(theme.name === "dark" ? "light" : "dark"));
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
-    const field = event.target.closest("input, select, textarea");
-    if (field) {
-      if (event.key === "Escape" && field.id === "search" && view) {
-        field.value = "";
-        view.find();
-        view.map.plane.canvas.focus();
-      }
-      return;
-    }
-    const actions = {
-      "?": () => help.showModal(), t: () => theme.choose(theme.name === "dark" ? "light" : "dark"),
-      ...view && {
-        "/": () => { byId("search").focus(); byId("search").select(); }, "+": () => view.zoom(0.7), "=": () => view.zoom(0.7), "-": () => view.zoom(1 / 0.7),
-        0: () => view.showAll(), p: () => view.moveTo(view.peakInRange(), true), Escape: () => view.pin(null),
-      },
-    };
-    if (!actions[event.key]) return;
-    event.preventDefault();
-    actions[event.key]();
+  listenToKeys({
+    "?": open,
+    ...view && {
+      "+": () => view.zoom(0.7), "=": () => view.zoom(0.7), "-": () => view.zoom(1 / 0.7),
+      0: () => view.showAll(), p: () => view.moveTo(view.peakInRange(), true), Escape: () => view.pin(null),
+    },
+  });
+  if (!view) return;
+  byId("search").addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    byId("search").value = "";
+    view.find();
+    view.map.plane.canvas.focus();
   });
 }
 
@@ -228,7 +220,7 @@ async function showPage() {
   if (data.defects) showDefects(data, streams);
   byId("nothing").hidden = !["memory", "plans", "library-blocks", "pinned", "work"].every((id) => byId(id).hidden);
   if (byId("memory").hidden) byId("streams-clock").textContent = byId("streams-clock").textContent.replace(/: not the axis .*/, "");
-  listenToKeys(view);
+  listenToPage(view);
   window.memoryView = view; // for use in the console
   requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.ready = "true"; }));
 }

@@ -26,6 +26,7 @@ SCRIPTS = (
     "colours.js",
     "payload.js",
     "state.js",
+    "keys.js",
     "canvas.js",
     "device.js",
     "map.js",
