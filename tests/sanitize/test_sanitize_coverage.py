@@ -13,7 +13,7 @@ from sanitize_program import Program
 from cudatool.errors import UsageError
 from cudatool.sanitize import Gap, GapKind, Outcome, Report, ReportContext, check, known
 from cudatool.sanitize.coverage import gap_what, gap_why, merged_gaps
-from cudatool.sanitize.findings import Known
+from cudatool.sanitize.findings import Known, Process
 from cudatool.sanitize.report.baseline import Baseline
 from cudatool.sanitize.report.github import render_github, render_summary
 from cudatool.sanitize.report.gitlab import render_gitlab
@@ -323,6 +323,21 @@ def test_clean_report_passes_in_every_format() -> None:
     (suite,) = junitparser.JUnitXml.fromstring(render_junit(report, RUN).encode())
     assert [case.name for case in suite if case.is_passed] == ["race", "memcheck"]
     assert json.loads(render_gitlab(report, RUN)) == []
+
+
+@pytest.mark.parametrize(
+    ("operations", "outcome", "words"),
+    [
+        (0, Outcome.NOT_CHECKED, "no work on a device"),
+        (3, Outcome.NOT_CHECKED, "3 operations, nothing was checked"),
+        (0, Outcome.INCOMPLETE, "0 operations, no findings in an incomplete recording"),
+        (1, Outcome.CLEAN, "1 operation, no findings"),
+        (2, Outcome.FINDINGS, "2 operations, findings"),
+    ],
+)
+def test_a_process_that_used_no_device_is_not_said_to_be_unchecked(operations: int, outcome: Outcome, words: str):
+    report = Report((), operations=5, processes=(Process("process 7 (train.py)", "a.ctrace", operations, outcome),))
+    assert f"in process 7 (train.py): {words}\n" in render_text(report, RUN)
 
 
 def test_workload_that_a_signal_ended_is_said_so() -> None:

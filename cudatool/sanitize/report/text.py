@@ -19,6 +19,7 @@ from cudatool.sanitize.report.views import (
     entries,
     not_asked_for,
     place,
+    process_words,
     sites,
     sources,
     times,
@@ -204,8 +205,7 @@ class _Style:
             lines.append(self.wrap(rest, "  ", ""))
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  ", ""))
         for process in report.processes:
-            said = f"{counted(process.operations, 'operation')}, {process.outcome}"
-            lines.append(self.wrap(f"in {process.name}: {said}", "  ", ""))
+            lines.append(self.wrap(f"in {process.name}: {process_words(process)}", "  ", ""))
         lines += [self.wrap(text, "  ", "") for text in schedule_lines(report)]
         lines += [self.wrap(f"note: {note}", "  ", "") for note in report.notes]
         lines += [self.wrap(f"not checked: {gap_why(gap)}", "  ", "") for gap in report.gaps]

@@ -17,6 +17,7 @@ from cudatool.sanitize.findings import (
     FindingKind,
     GapKind,
     Outcome,
+    Process,
     Report,
     SetAside,
     location,
@@ -27,7 +28,7 @@ from cudatool.sanitize.places import shown_path
 from cudatool.source_text import SourceLine
 from cudatool.trace.frames import user_frame
 from cudatool.trace.model import Frame
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = [
     "ReportContext",
@@ -40,6 +41,7 @@ __all__ = [
     "failure",
     "not_asked_for",
     "place",
+    "process_words",
     "sites",
     "sources",
     "times",
@@ -262,6 +264,13 @@ def verdict_words(outcome: Outcome) -> str:
         Outcome.NOT_CHECKED: "nothing was checked",
         Outcome.INCOMPLETE: "no findings in an incomplete recording",
     }[outcome]
+
+
+def process_words(process: Process) -> str:
+    """Return what was checked of a process and what came of it, in words; one that used no device left nothing out."""
+    if process.outcome is Outcome.NOT_CHECKED and not process.operations:
+        return "no work on a device"
+    return f"{counted(process.operations, 'operation')}, {verdict_words(process.outcome) or 'findings'}"
 
 
 def failure(report: Report) -> bool:
