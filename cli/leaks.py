@@ -110,6 +110,8 @@ def _print(console: Console, memory: str, result: Leaks) -> None:
     steps = result.steps
     if len(steps) and result.doubt is None:
         console.print(f"{len(steps):,} steps: {steps.source}; confidence {steps.confidence}", markup=False)
+        if any(leak.per_step for leak in (*result.found, *result.unclear)):
+            console.print("Growth counts from the second step on: caches fill in the first.")
     if result.doubt is not None:
         console.print(result.doubt.why, markup=False)
     if result.found:
@@ -129,10 +131,12 @@ def _print(console: Console, memory: str, result: Leaks) -> None:
 def _print_table(console: Console, rows: list[Leak] | tuple[Leak, ...]) -> None:
 
     with_steps = any(leak.per_step for leak in rows)
-    table = new_table("Call site", numbers=(*(("A step", "Steps") if with_steps else ()), "In all", "Confidence"))
+    table = new_table("Call site", numbers=(*(("A step", "Grew in") if with_steps else ()), "In all", "Confidence"))
     for leak in rows[:_MOST]:
-        of_steps = (f"+{format_bytes(leak.per_step)}", f"{leak.grew:,} of {leak.steps:,}") if with_steps else ()
+        of_steps = (
+            [f"+{format_bytes(leak.per_step)}", f"{leak.grew:,} of {leak.steps:,}"] if leak.per_step else ["", ""]
+        )
         label = plain(leak.compiled.described(leak.label))
-        table.add_row(label, *of_steps, f"+{format_bytes(leak.growth)}", str(leak.confidence))
+        table.add_row(label, *(of_steps if with_steps else ()), f"+{format_bytes(leak.growth)}", str(leak.confidence))
     console.print("", table, sep="\n")
     print_rest(console, len(rows), _MOST, "call sites")

@@ -195,9 +195,9 @@ class Evidence:
         if len(self.steps) > 1:
             held, count = (_held(self.blocks, own, self.steps.bounds, weight) for weight in ("size", "count"))
         live = own & (self.blocks.start < self.end) & (self.blocks.freed >= self.end)
-        change, blocks = np.diff(held[1:]), np.diff(count[1:])
-        up = change > 0
-        in_steps = self.named and bool(up.any())
+        change, blocks = np.diff(held[1:]), np.diff(count[1:])  # of the steps but the first
+        gained = int(change.sum())
+        up = (change > 0) & (gained > 0)
         held_blocks = self.blocks[own]
         (compiled,) = compiled_sites(self.trace, held_blocks, np.zeros(len(held_blocks), np.int64), [stack])
         return Leak(
@@ -206,7 +206,7 @@ class Evidence:
             label=label or without_stack(missing_stack(self.trace), requested),
             per_step=_of_a_step(change, up),
             blocks_per_step=_of_a_step(blocks, up),
-            growth=int(held[-1] - held[1]) if in_steps else growth.gain,
+            growth=gained if gained > 0 else growth.gain,
             live=int(self.blocks.size[live].sum()),
             grew=int(up.sum()),
             steps=len(up),
@@ -370,11 +370,11 @@ def _before_teardown(blocks: Lifetimes) -> Ints:
 
 
 def _held(blocks: Lifetimes, own: Mask, bounds: Ints, weight: str) -> Ints:
-    """Return bytes, or number, of the blocks `own` right after each of some records."""
+    """Return bytes, or number, of the blocks `own` before each of some records, which may be the first of a step's."""
     change = np.zeros(len(bounds) + 1, np.int64)
     amount = blocks.size[own] if weight == "size" else 1
-    np.add.at(change, np.searchsorted(bounds, blocks.start[own]), amount)
-    np.subtract.at(change, np.searchsorted(bounds, blocks.freed[own]), amount)
+    np.add.at(change, np.searchsorted(bounds, blocks.start[own], side="right"), amount)
+    np.subtract.at(change, np.searchsorted(bounds, blocks.freed[own], side="right"), amount)
     result: Ints = np.cumsum(change)[:-1]
     return result
 

@@ -99,9 +99,11 @@ class Leak:
         The site in words, distinct from the others.
     per_step, blocks_per_step
         Growth in bytes and in blocks of a step in which it grew: the median, or a share of all that was gained where
-        few steps gained the most; 0 where no steps were found.
-    growth, live
-        Bytes gained since it began to grow, and held at the end of the last window.
+        few steps gained the most; 0 where no steps were found, or it did not grow over them.
+    growth
+        Bytes gained over these steps; over the compared windows since it began to grow, where `per_step` is 0.
+    live
+        Bytes held at the end of the last window.
     grew, steps
         In how many steps it grew, and how many were looked at; the first is left out: caches fill in it.
     grew_windows, windows

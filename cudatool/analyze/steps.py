@@ -34,7 +34,8 @@ class Steps:
     Attributes
     ----------
     bounds
-        Records: step ``i`` goes from ``bounds[i]`` to ``bounds[i + 1]``. Empty if no steps were found.
+        Records: step ``i`` goes from ``bounds[i]`` to ``bounds[i + 1]``. Empty if no steps were found. A range begins a
+        step, which the next range ends: after the last one begins no whole step.
     source
         The source of the steps, in words; if there are none, the reason.
     confidence
@@ -114,7 +115,8 @@ def _from_ranges(trace: Trace, device: int) -> Steps | None:
 
     best = min(found, key=rank)
     confidence = Confidence.HIGH if rank(best)[0] < 2 else Confidence.LOW
-    return Steps(np.array(families[best], np.int64), f"the ranges named {quoted(best)}", confidence, best)
+    source = f"from each of the ranges named {quoted(best)} to the next"
+    return Steps(np.array(families[best], np.int64), source, confidence, best)
 
 
 _CANDIDATES: Final = 32  # periods to try

@@ -113,12 +113,12 @@ def test_without_stacks_sites_are_sizes() -> None:
 )
 def test_the_range_that_is_named_as_a_step_is_taken(names: list[str], source: str) -> None:
     made = trace(*(e for _ in range(4) for name in names for e in (push(name), pop())))
-    assert f"the ranges named {source!r}" == steps_of(made).source
+    assert f"from each of the ranges named {source!r} to the next" == steps_of(made).source
 
 
 def test_a_range_that_returns_outside_of_another_comes_first() -> None:
     made = trace(*(e for _ in range(4) for e in (push("outer"), push("inner"), pop(), push("inner"), pop(), pop())))
-    assert ("the ranges named 'outer'", 3) == (steps_of(made).source, len(steps_of(made)))
+    assert ("from each of the ranges named 'outer' to the next", 3) == (steps_of(made).source, len(steps_of(made)))
 
 
 def test_two_ranges_are_not_yet_steps() -> None:

@@ -20,7 +20,7 @@ def test_the_sample_that_leaks_is_found_with_its_line(run_warm, tmp_path: Path) 
                 if "ct.zeros" in text)  # fmt: skip
     assert f"leak.py:{line} (<module>)" in done.stdout
     assert "+1 MiB" in done.stdout
-    assert "48 of 49" in done.stdout
+    assert "49 of 49" in done.stdout
     assert [] == [text for text in done.stdout.splitlines() if len(text) > 80]
 
 
@@ -137,7 +137,9 @@ def test_json_tells_steps_and_leaks_in_bytes(run_warm) -> None:
     assert "cudatool.leaks/1" == document["schema"]
     (device,) = document["devices"]
     (leak,) = device["leaks"]
-    assert (1 << 20, 48, 49, None) == (leak["per_step"], leak["grew"], leak["steps"], leak["doubt"])
+    # 50 steps, each of which keeps 1 MiB; the first is left out.
+    assert (1 << 20, 49, 49, None) == (leak["per_step"], leak["grew"], leak["steps"], leak["doubt"])
+    assert (49 << 20, 50 << 20) == (leak["growth"], leak["live"])
     assert {"count", "source", "confidence"} == device["steps"].keys()
 
 

@@ -93,7 +93,7 @@ def test_files_are_written_although_the_reader_has_gone(folder):
 @pytest.mark.parametrize("columns", ["20", "40"])
 def test_narrow_terminal_loses_no_text(folder, columns):
     done = run(folder, "leaks", "t.ctrace", COLUMNS=columns)
-    assert "leak.py:5 (grünt)  +3 MiB  6 of 6  +18 MiB" in done.stdout
+    assert "leak.py:5 (grünt)  +3 MiB   6 of 6  +18 MiB" in done.stdout
 
 
 def test_names_that_the_terminal_cannot_show_are_spelled_out(folder):
