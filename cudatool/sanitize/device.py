@@ -324,9 +324,13 @@ def _never_freed(trace: Trace) -> list[int]:
 
 
 def _with_fingerprints(found: list[DeviceFinding]) -> tuple[DeviceFinding, ...]:
+    """Name the findings. Those that no name tells apart are counted as their lines follow each other.
+
+    That order is the same when lines move, and in each run: neither kernels nor the threads of one always run alike.
+    """
     seen: Counter[str] = Counter()
     result = []
-    for one in sorted(found, key=lambda one: one.record):  # not in the order in which the kernels happened to run
+    for one in sorted(found, key=lambda one: (_lines(one), one.record)):
         # Which of two racing threads comes second, and so whether it reads or writes, differs from run to run.
         mode = "" if one.kind is FindingKind.KERNEL_RACE else one.mode
         parts = (one.kind, one.operation, mode, one.space, functions(one.stack))
@@ -335,7 +339,13 @@ def _with_fingerprints(found: list[DeviceFinding]) -> tuple[DeviceFinding, ...]:
         if seen[identity] > 1:
             identity += f"-{seen[identity]}"
         result.append(replace(one, fingerprint=identity))
-    return tuple(result)
+    return tuple(sorted(result, key=lambda one: (one.record, _lines(one))))
+
+
+def _lines(finding: DeviceFinding) -> tuple[Any, ...]:
+    """Return where a finding is, for sorting: the calls that led there, outermost first, then the lines in a kernel."""
+    calls = [(frame.file, frame.line) for frame in reversed(finding.stack)]
+    return calls, sorted(source or SourceLine("", 0) for source in (finding.source, finding.other_source))
 
 
 class _Memory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from sanitize_program import Program
 
 from cudatool.sanitize import check
@@ -24,6 +25,22 @@ def test_memory_freed_after_the_launch_and_before_it_ran_is_used_after_its_free(
     (found,) = check(program.trace()).on_device
     assert "use-after-free" == found.kind
     assert f"16 bytes into memory freed at program.py:{freed_at} before this ran" == found.text
+
+
+@pytest.mark.parametrize("moved", [0, 40])
+def test_two_defects_of_one_launch_have_their_names_whichever_is_met_first(moved: int) -> None:
+    names = []
+    for lines in ((7, 12), (12, 7)):
+        program = Program()
+        stream = program.stream()
+        program.kernel(stream, name="late")
+        for line in lines:
+            said = json.dumps({**SAID, "source": ["k.cu", line + moved]})
+            program.emit(Kind.FINDING, correlation=1, address=0x10, size=4, aux0=1, name=said, stream=stream)
+        found = check(program.trace()).on_device
+        names.append({one.source.line - moved: one.fingerprint for one in found if one.source is not None})
+    assert names[0] == names[1]
+    assert [7, 12] == sorted(names[0], key=names[0].__getitem__)  # the second has an ordinal
 
 
 def test_access_across_the_end_of_memory_that_is_freed_later_is_out_of_bounds() -> None:
