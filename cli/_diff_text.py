@@ -39,7 +39,7 @@ def _print(console: Console, found: Diff) -> None:
     table.add_section()
     differing = [row for row in found.rows if row.change or row.count_before != row.count_after]
     for row in differing[:_MOST]:
-        blocks = f"{row.count_before:,} → {row.count_after:,}"
+        blocks = f"{row.count_before:,} to {row.count_after:,}"
         table.add_row(
             plain(row.compiled.described(row.label)),
             format_bytes(row.before),

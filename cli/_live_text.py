@@ -108,8 +108,7 @@ def _site(site: LiveSite, picture: LivePicture) -> str:
 
 def _kernel(name: str, kernel: LiveKernel) -> str:
     time = f", {format_time(kernel.time_ns)} on the device" if kernel.time_ns else ""
-    launches = f"{kernel.launches:,} launch{'' if kernel.launches == 1 else 'es'}"
-    return f"{name}: {rate(kernel.per_second)} a second, {launches}{time}"
+    return f"{name}: {rate(kernel.per_second)} a second, {counted(kernel.launches, 'launch')}{time}"
 
 
 def _stream(stream: LiveStream) -> str:

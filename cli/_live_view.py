@@ -331,7 +331,8 @@ class LiveView(App[None]):
         lines = []
         if site is not None:
             lines.append(
-                f"{format_bytes(site.bytes)} in {site.blocks:,} blocks, {site.allocations:,} allocations so far"
+                f"{format_bytes(site.bytes)} in {counted(site.blocks, 'block')}, "
+                f"{counted(site.allocations, 'allocation')} so far"
             )
         for frame in frames:
             own = ">" if not frame_rank(frame) else " "

@@ -107,7 +107,7 @@ def _print_facts(console: Console, trace: Trace, failure: Failure) -> None:
     for number, frame in enumerate(failure.frames[:_MOST_FRAMES]):
         table.add_row("Requested by" if not number else "", plain(f"{frame.file}:{frame.line} ({frame.function})"))
     if len(failure.frames) > _MOST_FRAMES:
-        table.add_row("", f"and {len(failure.frames) - _MOST_FRAMES} more callers")
+        table.add_row("", f"and {counted(len(failure.frames) - _MOST_FRAMES, 'more caller')}")
     if failure.split is not None:
         split = failure.split
         text = f"{format_bytes(split.reserved)}, of which blocks have {format_bytes(split.active)}"

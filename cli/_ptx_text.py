@@ -11,6 +11,7 @@ from cudatool.collect.kernel_sources import parameter_names
 from cudatool.ptx import FieldAccess, KernelAccesses, KernelSummary, Mode
 from cudatool.ptx.kernel_names import kernel_name, kernel_parameters
 from cudatool.text import short_arguments, short_names
+from cudatool.units import counted
 
 __all__ = ["headings", "kernel_json", "print_kernel"]
 
@@ -132,7 +133,7 @@ def print_kernel(heading: str, accesses: KernelAccesses, summary: KernelSummary,
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
     for title, text in (
-        (f"{sum(summary.instructions.values())} instructions", _counts(summary.instructions)),
+        (counted(sum(summary.instructions.values()), "instruction"), _counts(summary.instructions)),
         ("registers", _counts(summary.registers)),
         ("bytes", memory),
         ("features", ", ".join(summary.features)),

@@ -49,7 +49,7 @@ def print_summary(console: Console, trace: Trace, status: int = 0) -> None:
         text = f"{name}: {counted(kernel.launches, 'launch')}{time}"
         table.add_row("Kernels" if not index else "", plain(text))
     if len(summary.kernels) > _MOST:
-        table.add_row("", f"and {len(summary.kernels) - _MOST} more")
+        table.add_row("", f"and {counted(len(summary.kernels) - _MOST, 'more kernel')}")
     warned = trace.of_kind(Kind.WARNING)
     warnings = [trace.names[int(name)] for name in warned["name"][warned["flags"] & WarningFlag.SHARED == 0]]
     for index, text in enumerate(list(dict.fromkeys([*warnings, *summary.notes]))[:_MOST]):

@@ -94,7 +94,7 @@ def _print_finding(console: Console, finding: LintFinding, several: bool) -> Non
 
 
 def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) -> None:
-    failed = f", {device.ooms} failed: out of memory" if device.ooms else ""
+    failed = f", {device.ooms:,} failed: out of memory" if device.ooms else ""
     console.print(f"\nDevice {device.device}: {counted(device.allocations, 'allocation')}{failed}", style="bold")
     _print_moments(console, device)
     print_advice(console, diagnosis.advice)
@@ -219,13 +219,13 @@ def print_split(console: Console, moment: Fragmentation) -> None:
         text = f"a hole of {format_bytes(hole.size)} in a segment of {format_bytes(hole.segment_size)}"
         if pin is not None:
             age = f", {format_time(pin.lived)} old" if pin.lived is not None else ""
-            more = f" and {hole.pinned_by - 1:,} more" if hole.pinned_by > 1 else ""
+            more = f", and {counted(hole.pinned_by - 1, 'more block')}" if hole.pinned_by > 1 else ""
             text += f": pinned by {format_bytes(pin.size)} of {pin.compiled.described(pin.label)}{age}{more}"
         console.print(f"- {text}", markup=False)
 
 
 def _print_usage(console: Console, title: str, usage: Sequence[Usage]) -> None:
-    table = new_table("", numbers=("At the peak", "Highest", "Reserved", "Highest"))
+    table = new_table("", numbers=("At the peak", "Highest", "Reserved then", "Highest reserved"))
     for row in usage[:_MOST]:
         sizes = (row.at_peak, row.peak, row.reserved_at_peak, row.reserved_peak)
         table.add_row(plain(row.label), *map(bytes_or_unknown, sizes))

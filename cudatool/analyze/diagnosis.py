@@ -28,7 +28,7 @@ from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.trace.module_tensors import block_modules
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["PARTS_OF_DIAGNOSIS", "Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
 
@@ -391,9 +391,8 @@ def _after_failure(
             found.append(Remedy(Topic.NEED, size, text))
         elif held and held[0].size >= moment.reserved // 2:
             most = held[0]
-            blocks = "1 block" if most.count == 1 else f"{most.count:,} blocks"
             text = f"memory ran out with {format_bytes(most.size)} of {format_bytes(moment.reserved)} held by "
-            text += f"{most.described}, in {blocks}: "
+            text += f"{most.described}, in {counted(most.count, 'block')}: "
             text += "free what is not needed, or work on less at a time"
             found.append(Remedy(Topic.NEED, most.size, text))
     return found

@@ -230,11 +230,12 @@ class _Run:
         return missing[:MISSING_RANKS]
 
     def _say_left_out(self) -> None:
-        question = "SELECT count(*) AS n FROM known ANTI JOIN member USING (run, trace, device) WHERE run = $run"
-        [others] = self.ask(f"{question} AND rank IS NOT NULL AND device IS NOT NULL")
+        question = "SELECT count({}) AS n FROM known ANTI JOIN member USING (run, trace, device) WHERE run = $run"
+        [others] = self.ask(f"{question.format('*')} AND rank IS NOT NULL AND device IS NOT NULL")
         if others["n"]:
-            self.unseen.append(f"{others['n']} more devices or traces of ranks: the one with the largest peak counts.")
-        [alone] = self.ask(f"{question} AND (rank IS NULL OR device IS NULL)")
+            more = counted(others["n"], "more device or trace of ranks", "more devices or traces of ranks")
+            self.unseen.append(f"{more}: the one with the largest peak counts.")
+        [alone] = self.ask(f"{question.format('DISTINCT trace')} AND (rank IS NULL OR device IS NULL)")
         if alone["n"]:
             self.unseen.append(f"{counted(alone['n'], 'trace')} without a rank or without device memory.")
         if any(row["physical_peak"] for row in self.rows):

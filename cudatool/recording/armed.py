@@ -35,7 +35,7 @@ from cudatool.recording.triggers import RangeOf, Reason, TriggerCondition, Watch
 from cudatool.text import printable, quoted
 from cudatool.trace import hooks
 from cudatool.trace.ring import Ring
-from cudatool.units import parse_bytes, parse_time
+from cudatool.units import counted, parse_bytes, parse_time
 
 __all__ = ["ArmOptions", "Armed", "arm", "armed_sources", "program_name", "trigger"]
 
@@ -310,8 +310,8 @@ class Armed:
                     os.unlink(self._files.pop(0))
                 except OSError:
                     pass  # the program removed it
-        which = "" if is_range else "the last "
-        announce(printable(f"cudatool: wrote {os.path.basename(path)}: {text or reason}, {which}{count:,} events"))
+        which = f"{'' if is_range else 'the last '}{counted(count, 'event')}"
+        announce(printable(f"cudatool: wrote {os.path.basename(path)}: {text or reason}, {which}"))
         return path
 
     def _out_of_memory(self) -> str | None:

@@ -390,16 +390,17 @@ class _Memory:
         if address < start:
             return (
                 FindingKind.OUT_OF_BOUNDS,
-                f"{start - address:,} bytes before the start of {format_bytes(stop - start)}",
+                f"{counted(start - address, 'byte')} before the start of {format_bytes(stop - start)}",
                 buffer,
             )
         freed = next((int(f) for f in self._frees if row < f and int(records["address"][f]) == start), None)
         if freed is not None and address < stop and not said.usable:
             where = location(self._trace.stack(int(records["stack"][freed])))
             late = "" if freed < at else " before this ran"
-            return FindingKind.USE_AFTER_FREE, f"{address - start:,} bytes into memory freed at {where}{late}", buffer
+            text = f"{counted(address - start, 'byte')} into memory freed at {where}{late}"
+            return FindingKind.USE_AFTER_FREE, text, buffer
         if address + size > stop:
             beyond = address - stop
-            place = f"{beyond:,} bytes after" if beyond >= 0 else "across"
+            place = f"{counted(beyond, 'byte')} after" if beyond >= 0 else "across"
             return FindingKind.OUT_OF_BOUNDS, f"{place} the end of {format_bytes(stop - start)}", buffer
         return kind, text, buffer

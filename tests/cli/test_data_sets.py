@@ -96,6 +96,14 @@ def test_a_trace_without_a_rank_is_counted(run_here, tmp_path):
     assert "Not looked at: 1 trace without a rank or without device memory." in done.stdout
 
 
+def test_a_trace_of_two_devices_without_a_rank_is_one_trace(run_warm, run_here, tmp_path):
+    (tmp_path / "a.py").write_text("import cudatool as ct\nkept = [ct.zeros(8, device=device) for device in (0, 1)]\n")
+    done = run_warm("run", "--device", "sim:count=2", "-o", "a.ctrace", "a.py")
+    assert done.returncode == 0, done.stderr
+    assert 0 == run_here("export", "a.ctrace", "--to", "parquet", "-o", "set").returncode
+    assert "Not looked at: 1 trace without a rank" in run_here("fleet", "set").stdout
+
+
 RANK_OF_TWO = """
 import os
 import numpy as np

@@ -28,6 +28,8 @@ def test_peaks_stand_first_and_sites_follow_by_difference() -> None:
     assert ["Active", "22.5", "MiB", "712.29", "MiB", "+689.79", "MiB"] == active.split()
     assert lines.index(active) < next(i for i, line in enumerate(lines) if "train.py" in line)
     assert [] == [line for line in lines if len(line) > 80]
+    assert "\n".join(lines).isascii()  # on any terminal
+    assert any(line.endswith("  0 to 11") for line in lines)
 
 
 def test_a_file_does_not_differ_from_itself() -> None:

@@ -66,7 +66,7 @@ def test_what_to_do_stands_before_what_is_held_and_why_after_it() -> None:
         "Reserved but unused, at the peak of reserved",
         "whole free segments 26 766 MiB 48.4 %",
         "A request of 62 MiB found no reusable free block; the largest had 32 MiB.",
-        "By stream",
+        "By stream At the peak Highest Reserved then Highest reserved",
         "Never freed",
     ]
     assert sorted(order, key=text.index) == order

@@ -43,6 +43,20 @@ def test_two_defects_of_one_launch_have_their_names_whichever_is_met_first(moved
     assert [7, 12] == sorted(names[0], key=names[0].__getitem__)  # the second has an ordinal
 
 
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [(0x10400, "0 bytes after the end of 1 KiB"), (0x10401, "1 byte after the end of 1 KiB")],
+)
+def test_how_far_an_access_is_from_memory_is_said_in_bytes(address: int, text: str) -> None:
+    program = Program()
+    stream = program.stream()
+    program.block(0x10000, 1024, stream)
+    program.kernel(stream, name="late")
+    program.emit(Kind.FINDING, correlation=1, address=address, size=1, aux0=1, name=json.dumps(SAID), stream=stream)
+    (found,) = check(program.trace()).on_device
+    assert text == found.text
+
+
 def test_access_across_the_end_of_memory_that_is_freed_later_is_out_of_bounds() -> None:
     program = Program()
     stream = program.stream()

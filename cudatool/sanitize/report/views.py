@@ -231,7 +231,7 @@ def times(finding: Finding | DeviceFinding) -> str:
 def verdict(report: Report) -> str:
     """Return the one line that sums a report up: what was found, and what was not checked."""
     found = len(report.findings) + len(report.on_device)
-    parts = [verdict_words(report.outcome) or ("1 finding" if found == 1 else f"{found:,} findings")]
+    parts = [verdict_words(report.outcome) or counted(found, "finding")]
     said = Counter(one.by for one in report.set_aside)
     counts = {
         "possible": len(report.possible),
