@@ -87,7 +87,8 @@ def as_lines(watched: Watched, picture: LivePicture) -> list[str]:
             sizes = (format_bytes(size) for size, _, _ in held)
             lines += [f"{n}. {who}: {size}" for n, (who, size) in enumerate(zip(words, sizes, strict=True), 1)]
     names = short_names([kernel.name for kernel in picture.kernels])
-    kernels = [_kernel(name, kernel) for name, kernel in zip(names, picture.kernels, strict=True)]
+    where = "on the device (simulated)" if watched.is_simulated else "on the device"
+    kernels = [_kernel(name, kernel, where) for name, kernel in zip(names, picture.kernels, strict=True)]
     for title, rows, count in (
         ("Call sites by live bytes", [_site(site, picture) for site in picture.sites], picture.site_count),
         ("Kernels by launches a second", kernels, picture.kernel_count),
@@ -106,8 +107,8 @@ def _site(site: LiveSite, picture: LivePicture) -> str:
     return f"{site.label}: {format_bytes(site.bytes)} in {counted(site.blocks, 'block')}{since}{grows}"
 
 
-def _kernel(name: str, kernel: LiveKernel) -> str:
-    time = f", {format_time(kernel.time_ns)} on the device" if kernel.time_ns else ""
+def _kernel(name: str, kernel: LiveKernel, where: str) -> str:
+    time = f", {format_time(kernel.time_ns)} {where}" if kernel.time_ns else ""
     return f"{name}: {rate(kernel.per_second)} a second, {counted(kernel.launches, 'launch')}{time}"
 
 

@@ -66,6 +66,11 @@ class Watched:
         return str(self._follower.header.get("device", ""))
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether times on the device come from the software device's cost model."""
+        return self._follower.header.get("device_kind") == "sim"
+
+    @property
     def damage(self) -> str:
         """What is wrong with the file, if anything."""
         return self._follower.damage

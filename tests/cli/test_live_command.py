@@ -88,7 +88,7 @@ def test_a_recording_that_has_ended_is_described_once(trace, run_here):
         r"Device 0: 3(\.\d+)? MiB allocated \(peak .*\), .* reserved \(peak .*\), of 64 MiB\.", lines[1]
     )
     assert "1. job.py:5 (hold): 3 MiB in 3 blocks" in lines
-    assert re.search(r"add<.*>: [\d.]+ a second, 1 launch, .* on the device", done.stdout)
+    assert re.search(r"add<.*>: [\d.]+ a second, 1 launch, .* on the device \(simulated\)", done.stdout)
     assert re.search(r"default stream: [\d.]+ a second, \d+ operations", done.stdout)
     assert "the recording ended: job.ctrace" in done.stderr
     assert "Next: cudatool snapshot job.ctrace" in done.stderr
