@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
+from cudatool.text import shortened
 from cudatool.trace.model import Frame, PackageFrame, Trace
 
 __all__ = [
@@ -177,13 +178,13 @@ def _told_apart(word: str, stacks: list[tuple[Frame, ...]]) -> list[str]:
 def frame_words(frame: Frame) -> str:
     """Return a frame as ``"train.py:12 (step)"``, or the function's name where C++ has no line."""
     if not frame.line:  # of C++ without debug information
-        return _native_name(frame.function)[:_LONGEST_NAME]
+        return shortened(_native_name(frame.function), _LONGEST_NAME)
     # The line says where in its file a nested function is; the names of those around it say no more.
     function = frame.function.rpartition("<locals>.")[2]
     name = file_name(frame.file)
     if is_generated(frame.file):
         name = f"{name[:_PART_OF_HASH]}...py"
-    return f"{name}:{frame.line} ({function[:_LONGEST_NAME]})"
+    return f"{name}:{frame.line} ({shortened(function, _LONGEST_NAME)})"
 
 
 def file_name(path: str) -> str:

@@ -119,4 +119,5 @@ def test_the_call_site_is_the_users_own_frame(stack: list[tuple[str, str, int]],
 
 
 def test_a_name_that_is_too_long_is_cut() -> None:
-    assert f"a.py:3 ({'f' * 80})" == call_site((Frame("/home/u/a.py", "f" * 5000, 3),))
+    assert f"a.py:3 ({'f' * 77}...)" == call_site((Frame("/home/u/a.py", "f" * 5000, 3),))
+    assert f"a.py:3 ({'f' * 80})" == call_site((Frame("/home/u/a.py", "f" * 80, 3),))
