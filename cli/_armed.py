@@ -10,7 +10,7 @@ from cudatool.cli._text import path_from, say
 from cudatool.files import open_standard_files
 from cudatool.recording.armed import armed_sources
 from cudatool.text import quoted
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from cudatool.recording.armed import ArmOptions
@@ -33,9 +33,9 @@ def run_armed(
     for path in left:
         say(f"Wrote {path_from(here, str(path))} ({format_bytes(path.stat().st_size)})")
     if gone := len(armed.written) - len(left):
-        say(f"Removed {gone:,} older ones.")
+        say(f"Removed {counted(gone, 'older file')}.")
     if not armed.written:
-        say(f"Nothing was written: no trigger came in {armed.events:,} events.")
+        say(f"Nothing was written: no trigger came in {counted(armed.events, 'event')}.")
         if options.ranges and armed.watch is not None:
             had = ", ".join(map(quoted, armed.watch.other_ranges)) or "no ranges"
             why = f"the last was number {armed.watch.number}" if armed.watch.number else f"the program had {had}"

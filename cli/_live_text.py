@@ -79,7 +79,7 @@ def as_lines(watched: Watched, picture: LivePicture) -> list[str]:
     ]
     lines += [f"Device {device.device}: {device_words(device)}." for device in picture.devices]
     if not picture.events:
-        lines.append("No events yet.")
+        lines.append("No events yet." if watched.ending is Ending.GROWING else "No events.")
     for device in picture.devices:
         if held := ledger_rows(device):
             lines.append(f"Memory that the driver charges, device {device.device}:")

@@ -39,7 +39,7 @@ from cudatool.trace.family import children_of, process_name
 from cudatool.trace.libraries import unrecorded_libraries, why_unrecorded
 from cudatool.trace.model import Ending
 from cudatool.trace.reader import read
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 from cudatool.workload import Start, Workload
 
 if TYPE_CHECKING:
@@ -256,7 +256,8 @@ def _say_children(children: list[Trace], here: str) -> None:
         running = "; it is still running" if child.ending is Ending.GROWING else ""
         say(f"Wrote {path_from(here, child.source)} ({printable(process_name(child))}{running})")
     if len(children) > _MOST_CHILDREN:
-        say(f"and {len(children) - _MOST_CHILDREN:,} more traces of processes beside it")
+        more = counted(len(children) - _MOST_CHILDREN, "more trace of a process", "more traces of processes")
+        say(f"and {more} beside it")
 
 
 def _say_reports(traces: list[Trace], here: str) -> None:

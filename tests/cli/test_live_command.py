@@ -79,6 +79,12 @@ def hold(address: int, size: int, line: int) -> None:
     hooks.emit(Kind.BLOCK_ALLOC, device=0, address=address, size=size, stack=stack_of(line))
 
 
+def test_a_recording_that_has_ended_has_no_events_to_come(run_warm, run_here, tmp_path):
+    (tmp_path / "none.py").write_text("")
+    run_warm("run", "-o", "none.ctrace", "none.py")
+    assert "No events." in run_here("live", "--plain", "none.ctrace").stdout.splitlines()
+
+
 def test_a_recording_that_has_ended_is_described_once(trace, run_here):
     done = run_here("live", "--plain", trace)
     assert done.returncode == 0
