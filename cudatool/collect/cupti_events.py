@@ -191,11 +191,7 @@ class CallEvents:
         kernel_names = np.empty(0, np.uint32)
         if self.launches is None and launched:
             kernel_names = self._texts_of(self._tables.names[len(WORK) :], self._kernel_texts)
-        points, pointed_at = np.empty(0, np.int64), np.empty(0, np.uint64)
-        if ranges or (launched and self.launches is not None):
-            is_launch, is_range = calls["what"] == What.LAUNCH, calls["what"] == What.RANGE
-            points = np.flatnonzero(is_range if self.launches is None else is_range | is_launch)
-            pointed_at = np.where(is_launch[points], calls["words"][points, 5], calls["words"][points, 1])
+        points, pointed_at = self._pointing(calls, launched, ranges)
         numbers = hooks.new_correlations(works)
         correlations = np.arange(numbers.start, numbers.stop, dtype=np.uint32)
         enqueued = np.empty((works, 3), np.uint32)
@@ -226,17 +222,31 @@ class CallEvents:
                     self._enqueued.add_all(enqueued[:works])
                 correlations, enqueued = correlations[works:], enqueued[works:]
             if is_pythons:
-                first_reported = len(self._reporter.reported)
-                *head, words = calls[at].item()
-                row = self._reporter.row = Row._make((*head, tuple(words.tolist())))
-                self._reporter.called = self._tables.stacks[row.stack]
-                self._readers[row.what](row, self._names_of_calls[row.what])
-                if key is not None:
-                    self._keep_launch(key, self._reporter.reported[first_reported:])
+                self._read_row(calls[at], key)
                 at += 1
         if filled:
             self._out.append(records[:filled])
         self._reporter.called = self._tables.stacks[0]
+
+    def _pointing(
+        self, calls: npt.NDArray[np.void], launched: int, ranges: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """Return the numbers of the rows that point to bytes that are needed, and to which; given how many may."""
+        if not ranges and (not launched or self.launches is None):
+            return np.empty(0, np.int64), np.empty(0, np.uint64)
+        is_launch, is_range = calls["what"] == What.LAUNCH, calls["what"] == What.RANGE
+        points = np.flatnonzero(is_range if self.launches is None else is_range | is_launch)
+        return points, np.where(is_launch[points], calls["words"][points, 5], calls["words"][points, 1])
+
+    def _read_row(self, call: Any, key: bytes | None) -> None:
+        """Report a call through its reader; `key` is that of a launch whose records are to be kept."""
+        first_reported = len(self._reporter.reported)
+        *head, words = call.tolist()
+        row = self._reporter.row = Row._make((*head, tuple(words.tolist())))
+        self._reporter.called = self._tables.stacks[row.stack]
+        self._readers[row.what](row, self._names_of_calls[row.what])
+        if key is not None:
+            self._keep_launch(key, self._reporter.reported[first_reported:])
 
     def _texts_of(self, names: Sequence[str], known: list[int]) -> npt.NDArray[np.uint32]:
         """Return the index in the texts of each name, of which the first are `known`, and note the others there."""

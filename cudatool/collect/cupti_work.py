@@ -14,7 +14,7 @@ from cudatool.collect.cupti_rows import ROW, What
 from cudatool.trace import hooks
 from cudatool.trace.events import RECORD, Event, join_records
 
-__all__ = ["Enqueued", "WorkDone"]
+__all__ = ["Enqueued", "Found", "WorkDone"]
 
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported
 _OF_OPERATION = 0
