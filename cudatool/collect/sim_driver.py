@@ -46,6 +46,11 @@ _REPORTED_FAILURES = (
     ("cuEventQuery", "NOT_READY"),
 )
 
+_GAPS = {  # of what a checker did not look at, by CheckFinding.kind
+    "unchecked": (WarningFlag.RACES, WarningCode.RACECHECK_PARTIAL),
+    "in-step": (WarningFlag.IN_STEP, WarningCode.WARP_IN_STEP),
+    "unmeasured": (WarningFlag.UNSEEN, WarningCode.ACCESSES_NOT_KNOWN),
+}
 _BLOCKING = StreamFlag(0)
 _ACCESS, _EXECUTION = Kind.ACCESS, Kind.EXECUTION  # to look them up takes longer (Python 3.11)
 
@@ -233,14 +238,9 @@ class SimDriverCollector:
     def _findings(self, operation: Operation, **who: int) -> None:
         for found in operation.findings:
             if found.is_gap:
-                is_part = found.kind == "unchecked"
+                flag, code = _GAPS[found.kind]
                 hooks.emit(
-                    Kind.WARNING,
-                    name=found.text,
-                    flags=WarningFlag.RACES if is_part else WarningFlag.UNSEEN,
-                    correlation=who["correlation"],
-                    stack=0,
-                    aux0=WarningCode.RACECHECK_PARTIAL if is_part else WarningCode.ACCESSES_NOT_KNOWN,
+                    Kind.WARNING, name=found.text, flags=flag, correlation=who["correlation"], stack=0, aux0=code
                 )
             else:
                 self._finding(found, **who)

@@ -118,9 +118,10 @@ def find_gaps(
         gaps.append(Gap(kind, len(missing), tuple(missing), whole=len(missing) == len(checks)))
     gaps += left_open.gaps(operations)
     warnings = trace.of_kind(Kind.WARNING)
-    if len(partly := warnings[warnings["flags"] & WarningFlag.RACES != 0]):
-        names = tuple(dict.fromkeys(trace.names[int(name)] for name in partly["name"]))
-        gaps.append(Gap(GapKind.KERNEL_RACES, len(partly), names))
+    for flag, kind in ((WarningFlag.RACES, GapKind.KERNEL_RACES), (WarningFlag.IN_STEP, GapKind.WARPS_IN_STEP)):
+        if len(of_launches := warnings[warnings["flags"] & flag != 0]):
+            names = tuple(dict.fromkeys(trace.names[int(name)] for name in of_launches["name"]))
+            gaps.append(Gap(kind, len(of_launches), names))
     gaps += _processes(trace, beside)
     gaps += _failed_processes(trace)
     if races or in_kernels:
@@ -486,6 +487,13 @@ _WORDS: Final[dict[GapKind, _Words]] = {
     GapKind.KERNEL_RACES: _Words(
         lambda gap: f"races in a part of {counted(gap.count, 'launch')}",
         lambda gap: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
+    ),
+    GapKind.WARPS_IN_STEP: _Words(
+        lambda gap: f"the order of volatile accesses within warps in {counted(gap.count, 'launch')}",
+        lambda gap: (
+            f"{printable('; '.join(gap.names))}. This is no data race, but what is read depends on which lane comes "
+            "first: the result may differ from that of a GPU. Put `__syncwarp()` between the accesses."
+        ),
     ),
     GapKind.SHARED_MEMORY: _Words(
         lambda gap: f"races with other processes in {_amount(gap)}shared memory",

@@ -127,6 +127,8 @@ class GapKind(StrEnum):
     """What processes that the program started would have done after they failed or were ended."""
     KERNEL_RACES = "kernel-races"
     """Launches of which racecheck looked at a part, as their history took too much memory."""
+    WARPS_IN_STEP = "warps-in-step"
+    """Launches with volatile accesses of a warp's lanes that nothing orders: no races, but what is read is open."""
     SHARED_MEMORY = "shared-memory"
     """Memory that other processes can use: what they do with it is not recorded."""
     HELD_AT_END = "held-at-end"

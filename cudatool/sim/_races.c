@@ -338,6 +338,28 @@ static void enter(race_t *r, record_t *newest, uint32_t *list, const record_t *o
     *newest = *own;
 }
 
+/* Volatile accesses do not race: which value a read finds is open. Kernels for warps whose lanes run in step rely on one.
+ * Find a pair of them, of two lanes of a warp, in shared memory: a write, and a read that nothing orders. The launch's
+ * first one is enough. */
+static void find_in_step(race_t *r, const cell_t *cell, const access_t *a) {
+    for (uint32_t i = cell->strongs; i; i = r->links[i].next) {
+        record_t e = r->links[i].record;
+        if (!IS_VOLATILE(e.key) || !(BYTES(e.key) & a->bytes) || WARP(e.key) != a->t >> 5 ||
+            !((FLAGS(e.key) ^ a->flags) & WRITE))
+            continue;
+        if ((e.lanes = race_unordered(r, &e, a->t))) {
+            r->in_step = true;
+            *found_at(r, a->line, IN_STEP) = (found_t){
+                .address = a->address, .block = r->block->index, .other_block = e.block, .kind = IN_STEP, .line = a->line,
+                .other_line = e.line, .size = a->size, .mode = a->flags & 31, .other_mode = FLAGS(e.key), .space = a->space,
+                .thread = a->t, .other_thread = 32 * WARP(e.key) + (uint32_t)__builtin_ctz(e.lanes),
+                .reason = NO_WARP_SYNC, .count = 1,
+            };
+            return;
+        }
+    }
+}
+
 static void touch(race_t *r, cell_t *cell, const access_t *a, record_t own) {
     /* Lists of other launches are not there any more. */
     bool old = cell->write.moment < r->launch && cell->read.moment < r->launch && cell->strong_moment < r->launch;
@@ -357,6 +379,8 @@ static void touch(race_t *r, cell_t *cell, const access_t *a, record_t own) {
             meet(r, &cell->read, a, true, false);
             meet_all(r, &cell->reads, a, true, false);
         }
+        if (a->flags & VOLATILE && a->space && !r->in_step)
+            find_in_step(r, cell, a);
         r->narrows |= !(a->flags & WIDE);
         if (r->narrows)
             meet_all(r, &cell->strongs, a, true, false);

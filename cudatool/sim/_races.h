@@ -14,8 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128 }; /* instrument.Flag */
-enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, STALE_READ, KINDS };
+enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128,
+       VOLATILE = 2048 }; /* instrument.Flag */
+enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, STALE_READ, IN_STEP, KINDS };
 enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED, READ_ONLY_CACHE,
        TEXTURE_CACHE }; /* race_engine.RaceReason */
 
@@ -35,7 +36,8 @@ typedef struct node {
 
 /* ---- accesses ---- */
 
-/* Accesses of a warp's lanes by one instruction at one moment. Of `key`: bytes (0-3), flags (4-8), warp (9-13). */
+/* Accesses of a warp's lanes by one instruction at one moment. Of `key`: bytes (0-3), flags (4-8), warp (9-13),
+ * whether it is volatile (14). */
 typedef struct {
     uint32_t moment, block, key, line, lanes;
 } record_t;
@@ -53,10 +55,11 @@ typedef struct {
     uint32_t unused;
 } cell_t;
 
-#define KEY(bytes, flags, warp) ((bytes) | ((flags) & 31) << 4 | (warp) << 9)
+#define KEY(bytes, flags, warp) ((bytes) | ((flags) & 31) << 4 | (warp) << 9 | ((flags) & VOLATILE ? 1 << 14 : 0))
 #define BYTES(key) ((key) & 15)
 #define FLAGS(key) ((key) >> 4 & 31)
 #define WARP(key) ((key) >> 9 & 31)
+#define IS_VOLATILE(key) ((key) >> 14 & 1)
 
 /* Accesses that await their turn: by one instruction, of consecutive threads, at a constant distance; or of several rows
  * of a block's threads, whose first ones are at a constant distance. Threads execute one
@@ -183,6 +186,7 @@ typedef struct {
     uint32_t *sites; /* for each line and kind: the number of its record, from 1 */
     found_t *found;
     uint32_t found_used, found_size;
+    bool in_step;   /* a pair of kind IN_STEP was found */
     uint64_t limit; /* bytes that the history may take beside its maps */
     bool ended;     /* it took more: from then on nothing is looked at, as what it lacks could be a false race */
 } race_t;

@@ -380,6 +380,8 @@ class WarningFlag(IntFlag):
     """Racecheck looked at a part of a launch only: correlation=the launch."""
     SHARED = 8
     """Other processes can use this memory, which may be theirs: what they do with it is not recorded."""
+    IN_STEP = 16
+    """A launch has volatile accesses of lanes of a warp that nothing orders: correlation=the launch."""
 
 
 class WarningCode(IntEnum):
@@ -418,6 +420,8 @@ class WarningCode(IntEnum):
     """In a trace's header: operations that had yet to complete when the recording began."""
     DEVICE_RESET = 18
     """The program reset a device, which gave back all memory of its context without an event for each."""
+    WARP_IN_STEP = 19
+    """A kernel may rely on warps whose lanes run in step."""
 
     @property
     def label(self) -> str:

@@ -101,6 +101,8 @@ class DefectCode(IntEnum):
     """A shuffle that takes the value of a lane that its member mask names, and that has ended or never was."""
     PART_OF_WARP = 11
     """A matrix operation of a warp of which a lane has ended or never was."""
+    IN_STEP = 12
+    """No defect: volatile accesses to shared memory by two lanes of a warp, a write and a read that nothing orders."""
 
 
 KINDS = len(DefectCode)
@@ -134,6 +136,7 @@ class Flag(IntFlag):
     """Through the read-only cache."""
     TEXTURE = 1024
     """Through the cache of textures and surfaces."""
+    VOLATILE = 2048
 
 
 class FoundRecord(ctypes.Structure):

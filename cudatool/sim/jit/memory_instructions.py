@@ -23,7 +23,10 @@ def _memory_type(t: str) -> str:
 
 
 def _flags(i: Instruction, strong: bool) -> Flag:
-    return (Flag.STRONG | Flag.WIDE if races.is_wide(i) else Flag.STRONG) if strong else Flag.NONE
+    if not strong:
+        return Flag.NONE
+    flags = Flag.STRONG | Flag.WIDE if races.is_wide(i) else Flag.STRONG
+    return flags | Flag.VOLATILE if "volatile" in i.modifiers else flags
 
 
 @lowers("ld ldu")

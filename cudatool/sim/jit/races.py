@@ -29,6 +29,9 @@ What ``ld.global.nc`` reads must be read-only for the entire lifetime of the ker
 Capability 5.x, Global Memory). What a texture fetch or surface read reads must not have been written before in the
 launch (the same, "Read/Write Coherency"; PTX ISA, "Memory Hierarchy").
 
+Volatile accesses do not race. A write and a read of shared memory by two lanes of a warp that nothing orders are named
+nevertheless, one pair of a launch: not as a race, but as what only warps in step put in order (``DefectCode.IN_STEP``).
+
 Taken as the software device has it: a cluster is one block, so that scope ``.cluster`` is ``.cta``. Not looked at:
 strong accesses of different sizes to the same bytes, which the model calls a race. Which threads met at a barrier with
 a count is taken from the run: that others could have come first is seen where they wait at it, too. Kernels' accesses

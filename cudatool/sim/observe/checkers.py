@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cudatool.config import KERNEL_CHECKS
 from cudatool.loading.late_dataclasses import dataclass
+from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import abi, jit
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.allocations import Allocation
@@ -62,6 +63,12 @@ _DEFECTS: Final = {
         "unchecked",
         "racecheck looked at a part of {kernel} only: its accesses would take more than {history_limit} to remember",
     ),
+    "IN_STEP": (
+        "racecheck",
+        "in-step",
+        "lanes of a warp in {kernel} read shared memory that another lane writes, with no __syncwarp() between: "
+        "volatile accesses, {own} and {other}",
+    ),
 }
 
 
@@ -78,8 +85,8 @@ class CheckFinding:
         ``"misaligned"``, ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``,
         ``"bad-mask"``, ``"absent-lane"``, ``"invalid-free"``, ``"double-free"``, ``"invalid-copy"`` or
         ``"kernel-error"``;
-        ``"unchecked"`` for a launch of which racecheck looked at a part, ``"unmeasured"`` for one whose accesses are
-        not all known.
+        ``"unchecked"`` for a launch of which racecheck looked at a part, ``"in-step"`` for one with volatile accesses
+        that only warps in step would order, ``"unmeasured"`` for one whose accesses are not all known.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
     space, address, size
@@ -117,7 +124,7 @@ class CheckFinding:
     @property
     def is_gap(self) -> bool:
         """Whether this says that something was not checked, rather than that something is wrong."""
-        return self.kind in ("unchecked", "unmeasured")
+        return self.kind in ("unchecked", "in-step", "unmeasured")
 
 
 class Checkers:
@@ -303,7 +310,13 @@ class Checkers:
         It was launched with blocks of this shape and this much dynamic shared memory, and these packed arguments.
         """
         check, kind, text = _DEFECTS[found.defect.name]
-        text = text.format(size=found.size, kernel=kernel.name, history_limit=format_bytes(self.shadow.history_limit))
+        text = text.format(
+            size=found.size,
+            kernel=kernel_name(kernel.name),
+            history_limit=format_bytes(self.shadow.history_limit),
+            own=f"a {found.mode} at {kernel.source_of(found.line)}",
+            other=f"a {found.other_mode} at {kernel.source_of(found.other_line)}",
+        )
         pointer = usable = 0
         if found.defect is DefectCode.INVALID:
             if found.space == "global":
