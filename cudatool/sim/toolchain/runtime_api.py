@@ -1,44 +1,126 @@
-"""The few functions of the CUDA runtime API that cuda.core needs, answered by the driver API.
+"""The functions of the CUDA runtime API that have a counterpart in the driver API, answered by it.
 
-cuda.bindings.runtime has NVIDIA's libcudart built in, which works with NVIDIA's own libcuda only. cuda.core is written
-to the driver API but for a handful of functions; those are replaced here when the module is imported. Every other
-runtime function still reports libcudart's own error.
+cuda.bindings.runtime has NVIDIA's libcudart built in, which works with NVIDIA's own libcuda only. Functions for
+devices, memory, streams and events are replaced here when the module is imported: what cuda.core calls, and what
+programs need that launch kernels by the driver API. Every other runtime function still reports libcudart's own error.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from cudatool.loading.after_import import AfterImport
+from cudatool.sim.abi import logger
 
 __all__ = ["FUNCTIONS", "install"]
 
-_INVALID_CONTEXT = 201
+_NOT_INITIALIZED, _INVALID_CONTEXT = 3, 201
+_NEWER_DRIVER = 36  # libcudart's error
 
 _Driver = Any
-FUNCTIONS: dict[str, Callable[..., tuple[Any, ...]]] = {}
+_Function = Callable[..., tuple[Any, ...]]
+FUNCTIONS: dict[str, _Function] = {}
 """Replacements by name. Each takes the driver bindings and the function's arguments, and returns a driver's answer."""
 
+_SAME: Final = {
+    "cudaMalloc": "cuMemAlloc",
+    "cudaFree": "cuMemFree",
+    "cudaMallocAsync": "cuMemAllocAsync",
+    "cudaFreeAsync": "cuMemFreeAsync",
+    "cudaMallocManaged": "cuMemAllocManaged",
+    "cudaMallocHost": "cuMemAllocHost",
+    "cudaHostAlloc": "cuMemHostAlloc",
+    "cudaFreeHost": "cuMemFreeHost",
+    "cudaHostRegister": "cuMemHostRegister",
+    "cudaHostUnregister": "cuMemHostUnregister",
+    "cudaHostGetDevicePointer": "cuMemHostGetDevicePointer",
+    "cudaMemGetInfo": "cuMemGetInfo",
+    "cudaDeviceCanAccessPeer": "cuDeviceCanAccessPeer",
+    "cudaDeviceGetPCIBusId": "cuDeviceGetPCIBusId",
+    "cudaDeviceSynchronize": "cuCtxSynchronize",
+    "cudaStreamCreateWithFlags": "cuStreamCreate",
+    "cudaStreamCreateWithPriority": "cuStreamCreateWithPriority",
+    "cudaStreamDestroy": "cuStreamDestroy",
+    "cudaStreamSynchronize": "cuStreamSynchronize",
+    "cudaStreamQuery": "cuStreamQuery",
+    "cudaStreamWaitEvent": "cuStreamWaitEvent",
+    "cudaEventCreateWithFlags": "cuEventCreate",
+    "cudaEventDestroy": "cuEventDestroy",
+    "cudaEventRecord": "cuEventRecord",
+    "cudaEventSynchronize": "cuEventSynchronize",
+    "cudaEventQuery": "cuEventQuery",
+    "cudaEventElapsedTime": "cuEventElapsedTime",
+}
+"""Functions whose counterpart takes the same arguments and means the same by them."""
 
-def _replacement(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+
+# By cudaMemcpyKind: these take buffers of Python. The driver finds out the direction of others by their addresses.
+_DIRECTIONS: Final = {1: "HtoD", 2: "DtoH"}
+
+
+class _Last(threading.local):
+    """The last error of a host thread, for cudaGetLastError()."""
+
+    status = 0
+
+
+_last = _Last()
+
+
+def _replacement(function: _Function) -> _Function:
     FUNCTIONS[function.__name__.removeprefix("_")] = function
     return function
 
 
+def _same(name: str) -> _Function:
+    def call(driver: _Driver, *arguments: Any) -> tuple[Any, ...]:
+        result: tuple[Any, ...] = getattr(driver, name)(*arguments)
+        return result
+
+    return call
+
+
+FUNCTIONS |= {name: _same(counterpart) for name, counterpart in _SAME.items()}
+
+
 @_replacement
-def _cudaDeviceSynchronize(driver: _Driver) -> tuple[Any, ...]:
-    result: tuple[Any, ...] = driver.cuCtxSynchronize()
-    if int(result[0]) == _INVALID_CONTEXT:  # the runtime uses device 0's primary context by itself
-        _cudaSetDevice(driver, 0)
-        result = driver.cuCtxSynchronize()
+def _cudaStreamCreate(driver: _Driver) -> tuple[Any, ...]:
+    result: tuple[Any, ...] = driver.cuStreamCreate(0)
     return result
 
 
 @_replacement
-def _cudaDeviceGetPCIBusId(driver: _Driver, length: int, device: int) -> tuple[Any, ...]:
-    result: tuple[Any, ...] = driver.cuDeviceGetPCIBusId(length, device)
+def _cudaEventCreate(driver: _Driver) -> tuple[Any, ...]:
+    result: tuple[Any, ...] = driver.cuEventCreate(0)
+    return result
+
+
+@_replacement
+def _cudaMemcpy(driver: _Driver, to: Any, source: Any, size: int, kind: Any) -> tuple[Any, ...]:
+    result: tuple[Any, ...] = getattr(driver, f"cuMemcpy{_DIRECTIONS.get(int(kind), '')}")(to, source, size)
+    return result
+
+
+@_replacement
+def _cudaMemcpyAsync(driver: _Driver, to: Any, source: Any, size: int, kind: Any, stream: Any) -> tuple[Any, ...]:
+    name = f"cuMemcpy{_DIRECTIONS.get(int(kind), '')}Async"
+    result: tuple[Any, ...] = getattr(driver, name)(to, source, size, stream)
+    return result
+
+
+@_replacement
+def _cudaMemset(driver: _Driver, to: Any, value: int, size: int) -> tuple[Any, ...]:
+    result: tuple[Any, ...] = driver.cuMemsetD8(to, value & 255, size)
+    return result
+
+
+@_replacement
+def _cudaMemsetAsync(driver: _Driver, to: Any, value: int, size: int, stream: Any) -> tuple[Any, ...]:
+    result: tuple[Any, ...] = driver.cuMemsetD8Async(to, value & 255, size, stream)
     return result
 
 
@@ -78,13 +160,50 @@ def install() -> None:
 def _replace(runtime: ModuleType) -> None:
     from cuda.bindings import driver
 
-    def bind(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    types = {driver.CUdeviceptr: int, driver.CUstream: runtime.cudaStream_t, driver.CUevent: runtime.cudaEvent_t}
+
+    def note(name: str, status: int) -> None:
+        _last.status = status or _last.status
+        if status == _NEWER_DRIVER:
+            logger().warning("%s of the runtime API is not on the software device: use the driver API", name)
+
+    def bind(name: str, function: _Function) -> _Function:
         def call(*arguments: Any) -> tuple[Any, ...]:
             status, *values = function(driver, *arguments)
+            if int(status) in (_NOT_INITIALIZED, _INVALID_CONTEXT):
+                _cudaSetDevice(driver, 0)  # the runtime uses device 0's primary context by itself
+                status, *values = function(driver, *arguments)
+            note(name, int(status))
+            values = [types[type(value)](int(value)) if type(value) in types else value for value in values]
             return runtime.cudaError_t(int(status)), *values  # both APIs number their errors alike
 
-        call.__name__ = function.__name__.removeprefix("_")
+        call.__name__ = name
         return call
 
-    for name, function in FUNCTIONS.items():
-        setattr(runtime, name, bind(function))
+    def watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            answer = function(*arguments, **named)
+            if isinstance(answer, tuple) and answer and isinstance(answer[0], runtime.cudaError_t):
+                note(name, int(answer[0]))
+            return answer
+
+        return call
+
+    def last_error() -> tuple[Any, ...]:
+        status, _last.status = _last.status, 0
+        return (runtime.cudaError_t(status),)
+
+    def peeked_error() -> tuple[Any, ...]:
+        return (runtime.cudaError_t(_last.status),)
+
+    # libcudart's own last error is always that it cannot use this driver.
+    calls = {
+        name: watch(name, function)
+        for name, function in vars(runtime).items()
+        if name.startswith("cuda") and callable(function) and not isinstance(function, type)
+    }
+    calls |= {name: bind(name, function) for name, function in FUNCTIONS.items()}
+    calls |= {"cudaGetLastError": last_error, "cudaPeekAtLastError": peeked_error}
+    for name, call in calls.items():
+        setattr(runtime, name, call)
