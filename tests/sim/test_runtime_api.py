@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from warm_process import run_python
 
+from cudatool.sim.toolchain.runtime_properties import ATTRIBUTES
+
 N = 1000
 
 
@@ -100,11 +102,33 @@ def test_first_call_uses_the_primary_context_of_device_0(call):
     assert 0 == answer.returncode, answer.stderr
 
 
+def test_properties_of_a_device_are_its_attributes(runtime, done, driver, ok):
+    properties = done(runtime.cudaGetDeviceProperties(0))
+    of_driver = driver.CUdevice_attribute
+    for field, names in ATTRIBUTES.items():
+        values = [
+            ok(driver.cuDeviceGetAttribute(getattr(of_driver, f"CU_DEVICE_ATTRIBUTE_{name}"), 0))
+            for name in ([names] if isinstance(names, str) else names)
+        ]
+        assert (values[0] if isinstance(names, str) else values) == getattr(properties, field), field
+    assert (9, 0) == (properties.major, properties.minor)
+    assert (32, [1024, 1024, 64]) == (properties.warpSize, properties.maxThreadsDim)
+    assert properties.name.rstrip(b"\0") == ok(driver.cuDeviceGetName(256, 0)).partition(b"\0")[0]
+    assert properties.uuid.bytes == ok(driver.cuDeviceGetUuid(0)).bytes
+    assert properties.totalGlobalMem == ok(driver.cuDeviceTotalMem(0))
+    assert (runtime.cudaError_t.cudaErrorInvalidDevice, None) == runtime.cudaGetDeviceProperties(99)
+
+
+def test_no_property_is_left_out(runtime):
+    fields = {name for name in dir(runtime.cudaDeviceProp) if not name.startswith("_")} - {"getPtr"}
+    assert fields == ATTRIBUTES.keys() | {"name", "uuid", "totalGlobalMem", "luid", "luidDeviceNodeMask"}
+
+
 def test_function_that_is_not_there_says_so(runtime, caplog):
     errors = runtime.cudaError_t
-    status, _ = runtime.cudaGetDeviceProperties(0)
+    status, _ = runtime.cudaGraphCreate(0)
     assert errors.cudaErrorCallRequiresNewerDriver == status
-    assert "cudaGetDeviceProperties of the runtime API is not on the software device" in caplog.text
+    assert "cudaGraphCreate of the runtime API is not on the software device" in caplog.text
     assert (errors.cudaErrorCallRequiresNewerDriver,) == runtime.cudaGetLastError()
     assert b"driver" in runtime.cudaGetErrorString(status)[1]
     assert (errors.cudaSuccess,) == runtime.cudaGetLastError()

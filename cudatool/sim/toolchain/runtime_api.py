@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cudatool.loading.after_import import AfterImport
 from cudatool.sim.abi import logger
+from cudatool.sim.toolchain.runtime_properties import device_properties
 
 __all__ = ["FUNCTIONS", "install"]
 
@@ -56,7 +57,6 @@ _SAME: Final = {
     "cudaEventElapsedTime": "cuEventElapsedTime",
 }
 """Functions whose counterpart takes the same arguments and means the same by them."""
-
 
 # By cudaMemcpyKind: these take buffers of Python. The driver finds out the direction of others by their addresses.
 _DIRECTIONS: Final = {1: "HtoD", 2: "DtoH"}
@@ -152,44 +152,28 @@ def _cudaSetDevice(driver: _Driver, device: int) -> tuple[Any, ...]:
     return result
 
 
+@_replacement
+def _cudaGetDeviceProperties(driver: _Driver, device: int) -> tuple[Any, ...]:
+    from cuda.bindings import runtime
+
+    driver.cuInit(0)
+    return device_properties(driver, runtime, device)
+
+
 def install() -> None:
     """Replace the functions, now or when :mod:`cuda.bindings.runtime` is first imported."""
     AfterImport({"cuda.bindings.runtime": _replace}).start()
 
 
 def _replace(runtime: ModuleType) -> None:
-    from cuda.bindings import driver
+    calls = {
+        name: _watched(runtime, name, function)
+        for name, function in vars(runtime).items()
+        if name.startswith("cuda") and callable(function) and not isinstance(function, type)
+    }
+    calls |= {name: _bound(runtime, name, function) for name, function in FUNCTIONS.items()}
 
-    types = {driver.CUdeviceptr: int, driver.CUstream: runtime.cudaStream_t, driver.CUevent: runtime.cudaEvent_t}
-
-    def note(name: str, status: int) -> None:
-        _last.status = status or _last.status
-        if status == _NEWER_DRIVER:
-            logger().warning("%s of the runtime API is not on the software device: use the driver API", name)
-
-    def bind(name: str, function: _Function) -> _Function:
-        def call(*arguments: Any) -> tuple[Any, ...]:
-            status, *values = function(driver, *arguments)
-            if int(status) in (_NOT_INITIALIZED, _INVALID_CONTEXT):
-                _cudaSetDevice(driver, 0)  # the runtime uses device 0's primary context by itself
-                status, *values = function(driver, *arguments)
-            note(name, int(status))
-            values = [types[type(value)](int(value)) if type(value) in types else value for value in values]
-            return runtime.cudaError_t(int(status)), *values  # both APIs number their errors alike
-
-        call.__name__ = name
-        return call
-
-    def watch(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            answer = function(*arguments, **named)
-            if isinstance(answer, tuple) and answer and isinstance(answer[0], runtime.cudaError_t):
-                note(name, int(answer[0]))
-            return answer
-
-        return call
-
+    # libcudart's own last error is always that it cannot use this driver.
     def last_error() -> tuple[Any, ...]:
         status, _last.status = _last.status, 0
         return (runtime.cudaError_t(status),)
@@ -197,13 +181,44 @@ def _replace(runtime: ModuleType) -> None:
     def peeked_error() -> tuple[Any, ...]:
         return (runtime.cudaError_t(_last.status),)
 
-    # libcudart's own last error is always that it cannot use this driver.
-    calls = {
-        name: watch(name, function)
-        for name, function in vars(runtime).items()
-        if name.startswith("cuda") and callable(function) and not isinstance(function, type)
-    }
-    calls |= {name: bind(name, function) for name, function in FUNCTIONS.items()}
-    calls |= {"cudaGetLastError": last_error, "cudaPeekAtLastError": peeked_error}
-    for name, call in calls.items():
+    for name, call in {**calls, "cudaGetLastError": last_error, "cudaPeekAtLastError": peeked_error}.items():
         setattr(runtime, name, call)
+
+
+def _bound(runtime: ModuleType, name: str, function: _Function) -> _Function:
+    """Return a function of the runtime that the driver answers, as `function` says."""
+    from cuda.bindings import driver
+
+    types = {driver.CUdeviceptr: int, driver.CUstream: runtime.cudaStream_t, driver.CUevent: runtime.cudaEvent_t}
+
+    def call(*arguments: Any) -> tuple[Any, ...]:
+        status, *values = function(driver, *arguments)
+        if int(status) in (_NOT_INITIALIZED, _INVALID_CONTEXT):
+            _cudaSetDevice(driver, 0)  # the runtime uses device 0's primary context by itself
+            status, *values = function(driver, *arguments)
+        _note(name, int(status))
+        values = [types[type(value)](int(value)) if type(value) in types else value for value in values]
+        return runtime.cudaError_t(int(status)), *values  # both APIs number their errors alike
+
+    call.__name__ = name
+    return call
+
+
+def _watched(runtime: ModuleType, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of libcudart whose errors are kept."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        answer = function(*arguments, **named)
+        if isinstance(answer, tuple) and answer and isinstance(answer[0], runtime.cudaError_t):
+            _note(name, int(answer[0]))
+        return answer
+
+    return call
+
+
+def _note(name: str, status: int) -> None:
+    """Keep the status of a call for cudaGetLastError(), unless it succeeded; name a function that is not there."""
+    _last.status = status or _last.status
+    if status == _NEWER_DRIVER:
+        logger().warning("%s of the runtime API is not on the software device: use the driver API", name)
