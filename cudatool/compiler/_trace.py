@@ -330,7 +330,8 @@ def captured(cuda_graph: CUDAGraph, stream: Stream, trace: EventCollector) -> It
         Something inside needs a value, or waits for the device; or nothing was enqueued.
     """
     try:
-        with graph(cuda_graph, stream=stream):
+        # What other threads do is no concern of the function: the default mode would refuse it, and end the capture.
+        with graph(cuda_graph, stream=stream, capture_error_mode="thread_local"):
             hooks.subscribe(trace)
             try:
                 yield

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 import cudatool as ct
 from cudatool import analyze, blas, ops
@@ -725,6 +726,25 @@ def test_a_plan_from_before_a_recording_is_in_it_while_it_is_in_use(tmp_path: Pa
     gc.collect()
     (tmp_path / "plan.ctrace").unlink()
     assert () == analyze.plans(recorded(tmp_path, lambda: chain(x)))
+
+
+def test_what_another_thread_does_while_a_function_is_traced_is_its_own() -> None:
+    """Memory from the driver, for example, which a capture of the default mode refuses in every thread."""
+
+    def take() -> None:
+        ct.set_device(0)
+        check(driver.cuMemFree(check(driver.cuMemAlloc(512))))
+
+    def doubled(x: DeviceArray) -> DeviceArray:
+        threads.submit(take).result()
+        return x * 2
+
+    x = numbers(4)
+    with ThreadPoolExecutor(1) as threads:
+        compiled = compile(doubled, fullgraph=True)
+        results = [compiled(x).get().tolist() for _ in range(3)]
+    assert [(x * 2).get().tolist()] * 3 == results
+    assert 1 == len(compiled.graphs)
 
 
 def test_functions_that_two_threads_trace_at_the_same_time_become_graphs() -> None:

@@ -160,7 +160,8 @@ def test_memory_of_both_kinds_rests_while_a_copy_on_another_stream_uses_it():
     """Source: test_cuda.py::test_caching_pinned_memory"""
     source = 'extern "C" __global__ void f(long long n) { long long t = clock64(); while (clock64() - t < n) {} }'
     spin, other = cudatool.compile(source, "f"), cudatool.Stream()
-    array, host = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    count = 3 << 20  # so that the blocks of earlier tests, which may be freed meanwhile, are too small
+    array, host = cudatool.empty(count), cudatool.empty_pinned(count)
     where = array.data_ptr(), host.ctypes.data
     cudatool.synchronize()
     with cudatool.stream(other):
@@ -168,12 +169,12 @@ def test_memory_of_both_kinds_rests_while_a_copy_on_another_stream_uses_it():
         array.copy_(host, non_blocking=True)
     array.record_stream(other)
     del array, host
-    busy = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    busy = cudatool.empty(count), cudatool.empty_pinned(count)
     assert not other.query()
     assert where[0] != busy[0].data_ptr()
     assert where[1] != busy[1].ctypes.data
     other.synchronize()
-    rested = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    rested = cudatool.empty(count), cudatool.empty_pinned(count)
     assert where == (rested[0].data_ptr(), rested[1].ctypes.data)
 
 
