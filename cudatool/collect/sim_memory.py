@@ -105,7 +105,8 @@ def _host_register(calls: CallsInProgress, values: dict[str, Any], name: str) ->
 
 
 def _host_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    hooks.emit(Kind.HOST_FREE, address=values["p"], size=calls.thread.call.size, name=name)
+    if values["p"]:
+        hooks.emit(Kind.HOST_FREE, address=values["p"], size=calls.thread.call.size, name=name)
 
 
 def _share(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:

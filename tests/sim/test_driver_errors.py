@@ -191,6 +191,7 @@ def test_freeing_the_middle_of_an_allocation_is_invalid(driver, ok):
 
 def test_freeing_null_is_allowed(driver, ok):
     ok(driver.cuMemFree(0))
+    ok(driver.cuMemFreeHost(0))
 
 
 def test_copy_past_the_end_of_an_allocation_is_invalid(driver, ok):

@@ -9,6 +9,8 @@ import pytest
 from warm_process import run_python
 
 from cudatool.sim.toolchain.runtime_properties import ATTRIBUTES
+from cudatool.trace import reader
+from cudatool.trace.events import Kind
 
 N = 1000
 
@@ -50,6 +52,33 @@ def test_copies_go_to_the_device_and_back(runtime, done):
     done(runtime.cudaFree(0))  # no operation
 
 
+def test_copies_take_buffers_and_names_in_any_direction(runtime, done):
+    kinds = runtime.cudaMemcpyKind
+    there, back = np.arange(N, dtype=np.int32), np.zeros(N, np.int32)
+    memory, stream = done(runtime.cudaMalloc(size=there.nbytes)), done(runtime.cudaStreamCreate())
+    done(runtime.cudaMemcpy(back, there, there.nbytes, kinds.cudaMemcpyHostToHost))
+    assert there.tolist() == back.tolist()
+    done(runtime.cudaMemcpy(dst=memory, src=there, count=there.nbytes, kind=kinds.cudaMemcpyDefault))
+    back[:] = 0
+    done(runtime.cudaMemcpyAsync(back, memory, there.nbytes, kind=kinds.cudaMemcpyDefault, stream=stream))
+    done(runtime.cudaStreamSynchronize(stream))
+    assert there.tolist() == back.tolist()
+    with pytest.raises(TypeError, match="size"):
+        runtime.cudaMalloc(bytes=64)
+    done(runtime.cudaStreamDestroy(stream))
+    done(runtime.cudaFree(memory))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("cudaMalloc", ()), ("cudaMallocHost", ()), ("cudaHostAlloc", (0,)), ("cudaMallocAsync", (0,))]
+)
+def test_no_memory_is_at_address_0_and_is_freed(runtime, done, name, more):
+    assert 0 == done(getattr(runtime, name)(0, *more))
+    done(runtime.cudaFree(0))
+    done(runtime.cudaFreeHost(0))
+    assert runtime.cudaError_t.cudaErrorInvalidValue == runtime.cudaMallocManaged(0, runtime.cudaMemAttachGlobal)[0]
+
+
 def test_streams_and_events_order_asynchronous_copies(runtime, done, driver):
     kinds = runtime.cudaMemcpyKind
     one, two = done(runtime.cudaStreamCreate()), done(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
@@ -88,6 +117,34 @@ def test_last_error_is_kept_for_its_thread_until_asked_for(runtime, done):
     assert (errors.cudaErrorMemoryAllocation,) == runtime.cudaPeekAtLastError()
     assert (errors.cudaErrorMemoryAllocation,) == runtime.cudaGetLastError()
     assert (errors.cudaSuccess,) == runtime.cudaGetLastError()
+
+
+def test_not_ready_is_no_error(runtime, done):
+    errors, stream = runtime.cudaError_t, done(runtime.cudaStreamCreate())
+    memory = done(runtime.cudaMalloc(64))
+    done(runtime.cudaMemsetAsync(memory, 7, 64, stream))
+    assert (errors.cudaErrorNotReady,) == runtime.cudaStreamQuery(stream)
+    assert (errors.cudaSuccess,) == runtime.cudaGetLastError()
+    done(runtime.cudaStreamDestroy(stream))
+    done(runtime.cudaFree(memory))
+
+
+def test_first_call_of_a_thread_is_recorded_as_one_that_succeeds(tmp_path):
+    path = tmp_path / "run.ctrace"
+    source = (
+        "import threading, cudatool\n"
+        "from cuda.bindings import runtime\n"
+        f"with cudatool.record({str(path)!r}, device='sim'):\n"
+        "    memory = runtime.cudaMalloc(64)[1]\n"
+        "    thread = threading.Thread(target=runtime.cudaMemset, args=(memory, 0, 64))\n"
+        "    thread.start(); thread.join()\n"
+        "    assert 0 == runtime.cudaFree(memory)[0] == runtime.cudaFreeHost(0)[0]\n"
+    )
+    answer = run_python(source)
+    assert 0 == answer.returncode, answer.stderr
+    trace = reader.read(path)
+    assert [] == [trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"]]
+    assert (1, 0) == (len(trace.of_kind(Kind.MEMSET)), len(trace.of_kind(Kind.HOST_FREE)))
 
 
 @pytest.mark.parametrize("call", ["cudaMalloc(64)", "cudaStreamCreate()", "cudaEventCreate()", "cudaMemGetInfo()"])

@@ -106,6 +106,8 @@ def cuMemHostAlloc(pp: int, bytesize: int, Flags: int) -> None:
 @entry("cuMemFreeHost(void *p)")
 def cuMemFreeHost(p: int) -> None:
     context = current_context()
+    if p == 0:
+        return  # as NVIDIA's driver does, of which the reference says nothing
     allocation = state.machine.allocations.at(p)
     if allocation is None or allocation.kind != "host" or allocation.is_given_back:
         raise DriverError(Result.INVALID_VALUE, f"{p:#x} is not the start of a live host allocation")

@@ -19,7 +19,7 @@ from cudatool.sim.toolchain.runtime_properties import device_properties
 
 __all__ = ["FUNCTIONS", "install"]
 
-_NOT_INITIALIZED, _INVALID_CONTEXT = 3, 201
+_NOT_INITIALIZED, _INVALID_CONTEXT, _NOT_READY = 3, 201, 600
 _NEWER_DRIVER = 36  # libcudart's error
 
 _Driver = Any
@@ -58,7 +58,20 @@ _SAME: Final = {
 }
 """Functions whose counterpart takes the same arguments and means the same by them."""
 
-# By cudaMemcpyKind: these take buffers of Python. The driver finds out the direction of others by their addresses.
+_WITHOUT_CONTEXT: Final = frozenset(
+    {
+        "cudaDeviceCanAccessPeer",
+        "cudaDeviceGetAttribute",
+        "cudaDeviceGetPCIBusId",
+        "cudaGetDevice",
+        "cudaGetDeviceCount",
+        "cudaGetDeviceProperties",
+        "cudaSetDevice",
+    }
+)
+"""Functions that use no device by themselves."""
+
+# By cudaMemcpyKind. The driver finds out the direction of others by their addresses.
 _DIRECTIONS: Final = {1: "HtoD", 2: "DtoH"}
 
 
@@ -99,16 +112,41 @@ def _cudaEventCreate(driver: _Driver) -> tuple[Any, ...]:
     return result
 
 
+def _may_be_empty(function: _Function) -> _Function:
+    """Return a function that takes memory, for which no memory is no error, unlike for its counterpart."""
+
+    def call(driver: _Driver, size: int, *flags: Any) -> tuple[Any, ...]:
+        return function(driver, size, *flags) if size else (driver.CUresult.CUDA_SUCCESS, 0)
+
+    return call
+
+
+FUNCTIONS |= {name: _may_be_empty(FUNCTIONS[name]) for name in ("cudaMalloc", "cudaMallocHost", "cudaHostAlloc")}
+
+
+def _address(memory: Any) -> Any:
+    """Return the address of what a copy takes: a number, or a buffer of Python."""
+    if isinstance(memory, int):
+        return memory
+    try:
+        import numpy as np
+
+        return np.frombuffer(memory, np.uint8).ctypes.data
+    except TypeError:  # a handle of the bindings
+        return memory
+
+
 @_replacement
 def _cudaMemcpy(driver: _Driver, to: Any, source: Any, size: int, kind: Any) -> tuple[Any, ...]:
-    result: tuple[Any, ...] = getattr(driver, f"cuMemcpy{_DIRECTIONS.get(int(kind), '')}")(to, source, size)
+    name = f"cuMemcpy{_DIRECTIONS.get(int(kind), '')}"
+    result: tuple[Any, ...] = getattr(driver, name)(_address(to), _address(source), size)
     return result
 
 
 @_replacement
 def _cudaMemcpyAsync(driver: _Driver, to: Any, source: Any, size: int, kind: Any, stream: Any) -> tuple[Any, ...]:
     name = f"cuMemcpy{_DIRECTIONS.get(int(kind), '')}Async"
-    result: tuple[Any, ...] = getattr(driver, name)(to, source, size, stream)
+    result: tuple[Any, ...] = getattr(driver, name)(_address(to), _address(source), size, stream)
     return result
 
 
@@ -126,14 +164,13 @@ def _cudaMemsetAsync(driver: _Driver, to: Any, value: int, size: int, stream: An
 
 @_replacement
 def _cudaDeviceGetAttribute(driver: _Driver, attribute: Any, device: int) -> tuple[Any, ...]:
-    driver.cuInit(0)  # both APIs number the attributes alike
+    # Both APIs number the attributes alike.
     result: tuple[Any, ...] = driver.cuDeviceGetAttribute(driver.CUdevice_attribute(int(attribute)), device)
     return result
 
 
 @_replacement
 def _cudaGetDeviceCount(driver: _Driver) -> tuple[Any, ...]:
-    driver.cuInit(0)
     result: tuple[Any, ...] = driver.cuDeviceGetCount()
     return result
 
@@ -146,7 +183,6 @@ def _cudaGetDevice(driver: _Driver) -> tuple[Any, ...]:
 
 @_replacement
 def _cudaSetDevice(driver: _Driver, device: int) -> tuple[Any, ...]:
-    driver.cuInit(0)
     status, context = driver.cuDevicePrimaryCtxRetain(device)
     result: tuple[Any, ...] = (status,) if int(status) else driver.cuCtxSetCurrent(context)
     return result
@@ -156,7 +192,6 @@ def _cudaSetDevice(driver: _Driver, device: int) -> tuple[Any, ...]:
 def _cudaGetDeviceProperties(driver: _Driver, device: int) -> tuple[Any, ...]:
     from cuda.bindings import runtime
 
-    driver.cuInit(0)
     return device_properties(driver, runtime, device)
 
 
@@ -171,7 +206,7 @@ def _replace(runtime: ModuleType) -> None:
         for name, function in vars(runtime).items()
         if name.startswith("cuda") and callable(function) and not isinstance(function, type)
     }
-    calls |= {name: _bound(runtime, name, function) for name, function in FUNCTIONS.items()}
+    calls |= {name: _bound(runtime, name, getattr(runtime, name), function) for name, function in FUNCTIONS.items()}
 
     # libcudart's own last error is always that it cannot use this driver.
     def last_error() -> tuple[Any, ...]:
@@ -185,23 +220,37 @@ def _replace(runtime: ModuleType) -> None:
         setattr(runtime, name, call)
 
 
-def _bound(runtime: ModuleType, name: str, function: _Function) -> _Function:
-    """Return a function of the runtime that the driver answers, as `function` says."""
+def _bound(runtime: ModuleType, name: str, original: Callable[..., Any], function: _Function) -> _Function:
+    """Return a function of the runtime that the driver answers, as `function` says; it is called as the original is."""
     from cuda.bindings import driver
 
     types = {driver.CUdeviceptr: int, driver.CUstream: runtime.cudaStream_t, driver.CUevent: runtime.cudaEvent_t}
 
-    def call(*arguments: Any) -> tuple[Any, ...]:
+    @wraps(original)
+    def call(*arguments: Any, **named: Any) -> tuple[Any, ...]:
+        if named:
+            from inspect import signature
+
+            arguments = signature(original).bind(*arguments, **named).args
+        if name in _WITHOUT_CONTEXT:
+            driver.cuInit(0)
+        else:
+            _use_device(driver)
         status, *values = function(driver, *arguments)
-        if int(status) in (_NOT_INITIALIZED, _INVALID_CONTEXT):
-            _cudaSetDevice(driver, 0)  # the runtime uses device 0's primary context by itself
-            status, *values = function(driver, *arguments)
         _note(name, int(status))
         values = [types[type(value)](int(value)) if type(value) in types else value for value in values]
         return runtime.cudaError_t(int(status)), *values  # both APIs number their errors alike
 
-    call.__name__ = name
     return call
+
+
+def _use_device(driver: _Driver) -> None:
+    """Use the primary context of device 0 in a thread that uses none, as the runtime does by itself."""
+    status, context = driver.cuCtxGetCurrent()
+    if int(status) == _NOT_INITIALIZED:
+        driver.cuInit(0)
+    if int(status) == _NOT_INITIALIZED or not int(context):
+        _cudaSetDevice(driver, 0)
 
 
 def _watched(runtime: ModuleType, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,7 +267,8 @@ def _watched(runtime: ModuleType, name: str, function: Callable[..., Any]) -> Ca
 
 
 def _note(name: str, status: int) -> None:
-    """Keep the status of a call for cudaGetLastError(), unless it succeeded; name a function that is not there."""
-    _last.status = status or _last.status
+    """Keep the error of a call for cudaGetLastError(); name a function that is not there."""
+    if status not in (0, _NOT_READY):  # "not ready" is an answer, no error (CUDA C++ Programming Guide, Error Checking)
+        _last.status = status
     if status == _NEWER_DRIVER:
         logger().warning("%s of the runtime API is not on the software device: use the driver API", name)
