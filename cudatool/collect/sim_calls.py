@@ -14,6 +14,7 @@ from cudatool.trace.events import Kind, WarningCode, WarningFlag
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
+    from cudatool.sim.allocations import Allocation
 
 __all__ = ["CallsInProgress", "DriverCall", "EmitCall", "context_number", "not_recorded", "pointed"]
 
@@ -86,6 +87,16 @@ class CallsInProgress:
         """The number of the thread's current context."""
         stack = self.machine.thread.contexts
         return context_number(stack[-1]) if stack else 0
+
+    def allocation(self, address: int) -> Allocation | None:
+        """Return the allocation that holds an address, while other threads may take and free memory."""
+        allocations = self.machine.allocations
+        return allocations.look_up(allocations.holding, address)
+
+    def allocation_at(self, address: int) -> Allocation | None:
+        """Return the allocation that begins at an address, likewise."""
+        allocations = self.machine.allocations
+        return allocations.look_up(allocations.at, address)
 
     def stream(self, handle: int) -> tuple[int, int]:
         """Return device and stream id for a handle that a program passed."""

@@ -88,7 +88,7 @@ class SimDriverCollector:
             return
         call.memory, call.copies, call.values, call.size = (), (), (), 0
         if name.startswith(("cuMemFree", "cuMemHostUnregister")):
-            found = self._machine.allocations.at(arguments[0])
+            found = self._calls.allocation_at(arguments[0])
             call.size = found.size if found else 0
             call.on_host = found is not None and found.device < 0
         elif name in ("cuArrayDestroy", "cuMipmappedArrayDestroy"):

@@ -96,7 +96,8 @@ class GraphWatcher:
             words = work.launch.arguments
             for at in range(0, len(words) - 7, 8):
                 address = int.from_bytes(words[at : at + 8], "little")
-                if self._machine.allocations.holding(address) is not None:
+                allocations = self._machine.allocations
+                if allocations.look_up(allocations.holding, address) is not None:
                     yield address, 0
         elif node.kind == _MEMCPY:
             for side in (work.source, work.target):

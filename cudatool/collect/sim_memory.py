@@ -24,7 +24,7 @@ ALLOCATE = frozenset(
 
 def _mem_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     address = pointed(values["dptr"])
-    found = calls.machine.allocations.at(address)
+    found = calls.allocation_at(address)
     if found is None:
         return  # captured: graphs allocate when they are launched
     _, device, stream = calls.owner()
@@ -112,7 +112,7 @@ def _host_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> Non
 def _share(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     opened = values.get("pdptr") or values.get("ptr_out")
     address = pointed(opened) if opened else values["dptr" if "dptr" in values else "ptr"]
-    found = calls.machine.allocations.at(address)
+    found = calls.allocation_at(address)
     size = found.size if found is not None else 0
     hooks.emit(Kind.WARNING, name=name, device=calls.device, address=address, size=size, flags=WarningFlag.SHARED)
 

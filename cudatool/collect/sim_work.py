@@ -81,7 +81,7 @@ def _copy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     correlation, device, stream = calls.owner()
     if not correlation:
         return  # nothing to copy
-    target, origin = calls.machine.allocations.holding(to), calls.machine.allocations.holding(source)
+    target, origin = calls.allocation(to), calls.allocation(source)
     devices = {found.device for found in (target, origin) if found is not None and found.device >= 0}
     hooks.emit(
         _MEMCPY,
@@ -116,7 +116,7 @@ def _boxes(calls: CallsInProgress, kind: Kind, values: dict[str, Any], name: str
             (written, CopyFlag.DESTINATION_DEVICE, CopyFlag.DESTINATION_PAGEABLE),
             (read, CopyFlag.SOURCE_DEVICE, CopyFlag.SOURCE_PAGEABLE),
         ):
-            found = calls.machine.allocations.holding(ranges[0][0]) if ranges else None
+            found = calls.allocation(ranges[0][0]) if ranges else None
             on_host = found is not None and found.device < 0
             # CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL: when the call returns, even pinned memory has been read.
             staged = on_host and ranges is read and CopyFlag.ASYNC in flags and not any(operation.host_source)
@@ -177,7 +177,7 @@ def _access(correlation: int, device: int, address: int, size: int, flags: Acces
 
 
 def _is_on_device(calls: CallsInProgress, address: int) -> bool:
-    found = calls.machine.allocations.holding(address)
+    found = calls.allocation(address)
     return found is None or found.device >= 0
 
 

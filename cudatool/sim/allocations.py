@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from cudatool.sim.managed import Advised
@@ -81,12 +82,15 @@ class _Range(Protocol):
 
 
 _R = TypeVar("_R", bound=_Range)
+_TRIES, _PAUSE = 10_000, 1e-4  # of a lookup during changes; seconds between two
+_CHANGING = 1  # the last bit of the number of changes
 
 
 class AddressRanges(Generic[_R]):
     """Live allocations, or other ranges, by address, so that the one holding an address is found in O(log n)."""
 
     def __init__(self) -> None:
+        self._changes = 0  # odd while one of the lists has changed and the other has not
         self._starts: list[int] = []
         self._items: list[_R] = []
 
@@ -98,12 +102,33 @@ class AddressRanges(Generic[_R]):
 
     def add(self, item: _R) -> None:
         index = bisect.bisect_left(self._starts, item.address)
+        self._changes += 1
         self._starts.insert(index, item.address)
         self._items.insert(index, item)
+        self._changes += 1
 
     def remove(self, item: _R) -> None:
         index = bisect.bisect_left(self._starts, item.address)
+        self._changes += 1
         del self._starts[index], self._items[index]
+        self._changes += 1
+
+    def look_up(self, look: Callable[[int], _R | None], address: int) -> _R | None:
+        """Return what `look`, a method of this, finds at an address, without the driver's lock.
+
+        Other threads may add and remove ranges meanwhile. No lock is taken: the garbage collector may run a finalizer
+        in here that calls the driver.
+        """
+        for _ in range(_TRIES):
+            before = self._changes
+            try:
+                found = look(address)
+            except IndexError:
+                found, before = None, _CHANGING
+            if before == self._changes and not before & _CHANGING:
+                return found
+            time.sleep(_PAUSE)
+        return None  # a signal handler's call in the middle of a change of this thread
 
     def at(self, address: int) -> _R | None:
         """Return the allocation that begins exactly at `address`."""
