@@ -224,6 +224,13 @@ static PyObject* py_look_up(PyObject* self, PyObject* arguments) {
 // CUPTI's number of the stream of what ran, with the device.
 static uint64_t stream_number(const Row* row) { return (uint64_t)row->device << 32 | (uint32_t)row->words[2]; }
 
+// Where a number is among others, or how many there are. Most rows are of the stream of the `last` one.
+static Py_ssize_t find_number(const uint64_t* numbers, Py_ssize_t count, uint64_t number, Py_ssize_t last) {
+  if (last < count && numbers[last] == number) return last;
+  for (last = 0; last < count && numbers[last] != number; last++) {}
+  return last;
+}
+
 static PyObject* py_streams(PyObject* self, PyObject* arguments) {
   (void)self;
   Py_buffer given, calls;
@@ -236,9 +243,9 @@ static PyObject* py_streams(PyObject* self, PyObject* arguments) {
   int failed = 0;
   Py_BEGIN_ALLOW_THREADS
   for (Py_ssize_t i = 0; i < count && !failed; i++) {
+    if (by[i].called) continue;
     uint64_t number = stream_number(&rows[i]);
-    if (by[i].called || (found && numbers[last] == number)) continue;
-    for (last = 0; last < found && numbers[last] != number; last++) {}
+    last = find_number(numbers, found, number, last);
     if (last == room) {
       room = room * 2 + 64;
       uint64_t* more = PyMem_RawRealloc(numbers, (size_t)room * sizeof *more);
@@ -268,25 +275,20 @@ static PyObject* py_ran(PyObject* self, PyObject* arguments) {
   Record* records = out.buf;
   Py_ssize_t count = given.len / (Py_ssize_t)sizeof *rows, launched = 0, made = 0, last = 0, unknown = 0;
   Py_ssize_t known = numbers.len / (Py_ssize_t)sizeof *streams;
+  int fits = 0;
   PyObject* result = NULL;
   if (calls.len / (Py_ssize_t)sizeof *by < count || ids.len / (Py_ssize_t)sizeof *ids_of_streams < known) {
     PyErr_SetString(PyExc_ValueError, "a call for each row, and an id for each stream, are needed");
     goto done;
   }
-  for (Py_ssize_t i = 0; i < count; i++) launched += !by[i].called;
-  if (out.len / (Py_ssize_t)sizeof *records < count + launched) {
-    PyErr_SetString(PyExc_ValueError, "there is no room for the records");
-    goto done;
-  }
   Py_BEGIN_ALLOW_THREADS
-  for (Py_ssize_t i = 0; i < count; i++) {
+  for (Py_ssize_t i = 0; i < count; i++) launched += !by[i].called;
+  fits = out.len / (Py_ssize_t)sizeof *records >= count + launched;
+  for (Py_ssize_t i = 0; fits && i < count; i++) {
     const Row* row = &rows[i];
     Record record = {.device = (int8_t)row->device, .correlation = by[i].correlation, .stream = by[i].stream, .name = name_of_work(row)};
     if (!by[i].called) {
-      uint64_t number = stream_number(row);
-      if (last >= known || streams[last] != number) {
-        for (last = 0; last < known && streams[last] != number; last++) {}
-      }
+      last = find_number(streams, known, stream_number(row), last);
       unknown += last == known;
       record.stream = last < known ? ids_of_streams[last] : 0;
       record.correlation = first++;
@@ -303,7 +305,8 @@ static PyObject* py_ran(PyObject* self, PyObject* arguments) {
     records[launched + i] = record;
   }
   Py_END_ALLOW_THREADS
-  if (unknown) PyErr_SetString(PyExc_ValueError, "a stream has no id");
+  if (!fits) PyErr_SetString(PyExc_ValueError, "there is no room for the records");
+  else if (unknown) PyErr_SetString(PyExc_ValueError, "a stream has no id");
   else result = PyLong_FromSsize_t(launched + count);
 done:
   PyBuffer_Release(&given), PyBuffer_Release(&calls), PyBuffer_Release(&numbers), PyBuffer_Release(&ids), PyBuffer_Release(&out);
