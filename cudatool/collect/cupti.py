@@ -140,6 +140,8 @@ class CuptiCollector:
         """Why kernels and the times of copies are missing; empty if they are not."""
 
         calls = CALLS if launches is None else CALLS | CALLS_OF_CODE
+        if level is Level.MEMORY and launches is None:
+            calls = {name: call for name, call in calls.items() if not call.is_of_events}
         self.version, numbers = _start(calls)
         self._tables, self._enqueued = Tables(), Enqueued()
         self._calls = CallEvents(

@@ -54,6 +54,11 @@ class LoggedCall(NamedTuple):
     launches: bool = False  # kernels: it makes no event, but may be called for an operation of our runtime
 
     @property
+    def is_of_events(self) -> bool:
+        """Whether it has to do with a CUDA event."""
+        return self.read.event >= 0 if isinstance(self.read, Order) else self.read in ("event_create", "event_destroy")
+
+    @property
     def enqueues(self) -> bool:
         """Whether the device has something to do then."""
         return self.launches or self.read in _WORK
@@ -154,8 +159,6 @@ CALLS: dict[str, LoggedCall] = {
             "cuLibraryLoadFromFile",
         )
     },
-    # These load a module at the first call for a library or kernel. Launches call them again and again.
-    **{name: LoggedCall(".n", None, use=UseFlag.MODULE) for name in ("cuLibraryGetModule", "cuKernelGetFunction")},
     **{
         name: LoggedCall(".", None, use=UseFlag.GRAPH)
         for name in (

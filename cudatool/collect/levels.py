@@ -13,9 +13,9 @@ class Level(StrEnum):
     """How much of the device's own work a recording on a GPU contains: more detail costs more time."""
 
     MEMORY = "memory"
-    """Memory, streams, events and the calls that enqueue copies and graphs; no kernels, no times on the device."""
+    """Memory, streams and the calls that enqueue copies and graphs; no events, no kernels, no times on the device."""
     KERNELS = "kernels"
-    """Also kernels, and when they, copies, fills and launches of graphs ran. For graphs that may have been instantiated
+    """Also events, kernels, and when they, copies, fills and launches of graphs ran. For graphs that may have been instantiated
     earlier this is not safe: CUPTI ends the process when they are launched."""
     GRAPH_NODES = "graph-nodes"
     """Also each kernel inside of a graph's launch, in place of the launch as a whole."""

@@ -362,6 +362,24 @@ def test_without_permission_for_activity_calls_are_recorded_and_the_reason_is_kn
         collector.stop()
 
 
+@pytest.mark.parametrize(("level", "has_events"), [("memory", False), ("kernels", True), ("launches", True)])
+def test_calls_that_libraries_make_beside_each_launch_are_logged_only_where_they_are_needed(
+    monkeypatch, level, has_events
+):
+    """JAX calls cuKernelGetFunction, cuEventRecord and cuStreamWaitEvent ten times a step."""
+    log = Log()
+    monkeypatch.setattr(cupti, "_cupti", log)
+    monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
+    CuptiCollector(lambda: False, cupti.Level(level)).stop()
+    of_events = {name for name in log.numbers if "Event" in name}
+    assert bool(of_events) == has_events
+    assert not {"cuKernelGetFunction", "cuLibraryGetModule"} & set(log.numbers)
+    assert {"cuMemAlloc_v2", "cuStreamCreate", "cuStreamSynchronize", "cuGraphLaunch"} <= set(log.numbers)
+    with judging_launches(monkeypatch) as judged:
+        wanted = {"cuKernelGetFunction", "cuLibraryGetModule", "cuEventRecord", "cuStreamWaitEvent"}
+        assert wanted <= set(judged.log.numbers)
+
+
 def test_no_libcupti_is_one_clear_line(monkeypatch):
     monkeypatch.setattr(cupti, "loaded", lambda library: None)
     monkeypatch.setattr(cupti, "_can_load", lambda library: False)
