@@ -47,7 +47,7 @@ from bench_record import PROGRAMS, median_interval
 
 import cudatool
 from cudatool.collect import _cupti
-from cudatool.collect.cupti import CALLS, CALLS_OF_CODE, _Noted, _start
+from cudatool.collect.cupti import CALLS, CALLS_OF_CODE, CALLS_OF_MEMORY, _Noted, _start
 
 # CUPTI ends a process that launches a graph which was instantiated before it reports kernels.
 _SWITCHED = [name for name in PROGRAMS if not name.endswith("_graph")]
@@ -108,11 +108,12 @@ def compare(step: Way, wait: Way, ways: dict[str, Way], seconds: float) -> None:
 
 def _callbacks() -> None:
     _cupti.stop()
-    _start(CALLS)
+    _start(CALLS_OF_MEMORY)
 
 
 def _activity() -> None:
-    _callbacks()
+    _cupti.stop()
+    _start(CALLS)
     _cupti.watch_activity(False)
 
 
@@ -139,7 +140,7 @@ def _of_pytorch(step: Way, wait: Way, seconds: float) -> None:
 
     blocks: Any = load(torch, "torch_blocks")
     taken = [alloc()]
-    _start(CALLS)
+    _start(CALLS_OF_MEMORY)
     modules = TorchModules(torch, lambda records, names: None, was_imported=True)
     blocks.watch_memory()
     taken.append(alloc())

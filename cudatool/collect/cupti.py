@@ -25,7 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti, _log_rows
-from cudatool.collect.cupti_calls import CALLS, CALLS_OF_CODE, KERNEL_ERRORS, PER_THREAD, LoggedCall, layout
+from cudatool.collect.cupti_calls import (
+    CALLS,
+    CALLS_OF_CODE,
+    CALLS_OF_MEMORY,
+    KERNEL_ERRORS,
+    PER_THREAD,
+    LoggedCall,
+    layout,
+)
 from cudatool.collect.cupti_events import CallEvents
 from cudatool.collect.cupti_log import Tables
 from cudatool.collect.cupti_memory import NOTED
@@ -139,9 +147,9 @@ class CuptiCollector:
         self.activity_error = ""
         """Why kernels and the times of copies are missing; empty if they are not."""
 
-        calls = CALLS if launches is None else CALLS | CALLS_OF_CODE
-        if level is Level.MEMORY and launches is None:
-            calls = {name: call for name, call in calls.items() if not call.is_of_events}
+        calls = CALLS_OF_MEMORY if level is Level.MEMORY else CALLS
+        if launches is not None:
+            calls = CALLS | CALLS_OF_CODE
         self.version, numbers = _start(calls)
         self._tables, self._enqueued = Tables(), Enqueued()
         self._calls = CallEvents(

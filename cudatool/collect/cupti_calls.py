@@ -15,6 +15,7 @@ from cudatool.trace.events import CopyFlag, Kind, UseFlag
 __all__ = [
     "CALLS",
     "CALLS_OF_CODE",
+    "CALLS_OF_MEMORY",
     "DESCRIBED",
     "KERNEL_ERRORS",
     "PER_THREAD",
@@ -167,6 +168,9 @@ CALLS: dict[str, LoggedCall] = {
         )
     },
 }
+CALLS_OF_MEMORY = {name: call for name, call in CALLS.items() if not call.is_of_events}
+"""Those of the level ``memory``: where memory goes needs no events, and JAX makes six calls for them in each step."""
+
 _NODES = ("", "BatchMemOp", "ChildGraph", "Empty", "EventRecord", "EventWait", "ExternalSemaphoresSignal",
           "ExternalSemaphoresWait", "Host", "Kernel", "MemAlloc", "MemFree", "Memcpy", "Memset")  # fmt: skip
 _EVENTS = ("EventRecordNodeSetEvent", "EventWaitNodeSetEvent")

@@ -15,8 +15,8 @@ class Level(StrEnum):
     MEMORY = "memory"
     """Memory, streams and the calls that enqueue copies and graphs; no events, no kernels, no times on the device."""
     KERNELS = "kernels"
-    """Also events, kernels, and when they, copies, fills and launches of graphs ran. For graphs that may have been instantiated
-    earlier this is not safe: CUPTI ends the process when they are launched."""
+    """Also events, kernels, and when they, copies, fills and launches of graphs ran. For graphs that may have been
+    instantiated earlier this is not safe: CUPTI ends the process when they are launched."""
     GRAPH_NODES = "graph-nodes"
     """Also each kernel inside of a graph's launch, in place of the launch as a whole."""
     LAUNCHES = "launches"
