@@ -13,13 +13,16 @@ This module imports Triton. It is imported when a program has imported Triton an
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -183,13 +186,29 @@ class Driver(CudaDriver):  # type: ignore[misc]
         """Do nothing."""
 
 
+@cache
+def _folder_of_this_process() -> str:
+    """Return a folder that goes when the process ends: Triton up to 3.5 remembers it for the launchers to come.
+
+    Not a TemporaryDirectory: a forked child that ends would remove its parent's.
+    """
+    folder, maker = tempfile.mkdtemp(prefix="cudatool-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == maker:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
 @contextmanager
 def _libcuda_to_link() -> Iterator[None]:
     """Name a folder with the software device's libcuda to Triton, which links its launcher to it.
 
     The folder's path is a part of the name under which Triton keeps the launcher, so it has to stay the same.
     """
-    folder = CodeCache("triton").folder() or tempfile.mkdtemp(prefix="cudatool-")
+    folder = CodeCache("triton").folder() or _folder_of_this_process()
     library = path_of("cudatool.sim._libcuda")
     for name in ("libcuda.so.1", "libcuda.so"):  # the second for Triton up to 3.5
         link = os.path.join(folder, name)

@@ -159,6 +159,28 @@ def test_no_ptxas_is_run(tmp_path):
     assert "224\n" == done.stdout, done.stderr
 
 
+def test_without_a_cache_no_folder_is_left_and_a_child_leaves_its_parents(tmp_path):
+    program = tmp_path / "forks.py"
+    program.write_text(_FORKS)
+    environment = {"PATH": "/usr/bin", "TMPDIR": str(tmp_path), "CUDATOOL_DEVICE": "sim", "CUDATOOL_CACHE_DIR": "/dev/null"}
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    assert "['libcuda.so', 'libcuda.so.1']\n" == done.stdout, done.stderr
+    assert [] == list(tmp_path.glob("cudatool-*"))
+
+
+_FORKS = """
+import glob, os, sys
+import triton
+import cudatool as ct
+ct.init()
+triton.runtime.driver.active
+if not os.fork():
+    sys.exit()
+os.wait()
+print(sorted(os.listdir(glob.glob(os.environ["TMPDIR"] + "/cudatool-*")[0])))
+"""
+
+
 def test_inline_assembly_is_of_the_line_that_it_stands_for():
     from cudatool import triton_driver  # imports Triton
 
