@@ -28,7 +28,7 @@ def joined_processes(traces: Sequence[Trace], reports: Sequence[Report]) -> Repo
         return reports[0]
     names = [process_name(trace) for trace in traces]
     processes = tuple(
-        Process(name, os.path.basename(trace.source), report.operations, report.outcome)
+        Process(name, os.path.basename(trace.source), report.operations, report.outcome, report.checked)
         for name, trace, report in zip(names, traces, reports, strict=True)
     )
     edges = sum((Counter(report.edges) for report in reports), Counter[str]())

@@ -429,13 +429,16 @@ class Process:
     operations
         Number of operations on streams.
     outcome
-        What was found in it.
+        What was found in it, but for what is set aside.
+    checked
+        The outcome that it has without findings.
     """
 
     name: str
     trace: str
     operations: int
     outcome: Outcome
+    checked: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,8 +556,11 @@ class Report:
     @property
     def outcome(self) -> Outcome:
         """The verdict."""
-        if self.findings or self.on_device:
-            return Outcome.FINDINGS
+        return Outcome.FINDINGS if self.findings or self.on_device else self.checked
+
+    @property
+    def checked(self) -> Outcome:
+        """The verdict that there is without findings."""
         if any(gap.kind is GapKind.RECORDING for gap in self.gaps):
             return Outcome.INCOMPLETE
         if any(gap.whole for gap in self.gaps):

@@ -336,7 +336,8 @@ def test_clean_report_passes_in_every_format() -> None:
     ],
 )
 def test_a_process_that_used_no_device_is_not_said_to_be_unchecked(operations: int, outcome: Outcome, words: str):
-    report = Report((), operations=5, processes=(Process("process 7 (train.py)", "a.ctrace", operations, outcome),))
+    process = Process("process 7 (train.py)", "a.ctrace", operations, outcome, Outcome.CLEAN)
+    report = Report((), operations=5, processes=(process,))
     assert f"in process 7 (train.py): {words}\n" in render_text(report, RUN)
 
 

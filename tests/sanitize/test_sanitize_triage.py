@@ -13,12 +13,13 @@ from report_examples import LIBRARY, every_kind, on_device, pipeline, race
 from sanitize_program import BUFFER, SIZE, Program, R, W
 
 from cudatool.errors import FileFormatError, OutputError, UsageError
-from cudatool.sanitize import Baseline, Report, accepted, check, known, parse_rules
+from cudatool.sanitize import Baseline, Outcome, Report, accepted, check, known, parse_rules
 from cudatool.sanitize.findings import (
     DeviceFinding,
     Finding,
     FindingKind,
     Known,
+    Process,
 )
 from cudatool.sanitize.fingerprints import fingerprint, functions
 from cudatool.sanitize.kinds import CHECKS
@@ -39,6 +40,22 @@ def file(tmp_path: Path) -> str:
 
 def left(report: Report) -> list[str]:
     return [finding.fingerprint for finding in report.all]
+
+
+@pytest.mark.parametrize("checked", [Outcome.CLEAN, Outcome.PARTLY_CHECKED])
+def test_a_process_has_findings_only_as_long_as_one_of_its_own_counts(file: str, checked: Outcome) -> None:
+    ours = replace(race(file, identity="a"), processes=("process 1", "process 2"))
+    theirs = replace(on_device(file, FindingKind.LEAK, "leak", fingerprint="b"), processes=("process 2",))
+    processes = tuple(
+        Process(name, "a.ctrace", 5, Outcome.FINDINGS, checked) for name in ("process 1", "process 2")
+    )
+    report = Report((ours,), on_device=(theirs,), processes=processes)
+    outcomes = [
+        [process.outcome for process in known(report, Baseline(entries), ("race", "leak"), TODAY).processes]
+        for entries in ({}, {"a": Known("a")}, {"b": Known("b")}, {"a": Known("a"), "b": Known("b")})
+    ]
+    found = Outcome.FINDINGS
+    assert [[found, found], [checked, found], [found, found], [checked, checked]] == outcomes
 
 
 class TestComments:

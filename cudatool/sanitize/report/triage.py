@@ -76,10 +76,16 @@ def _without_repairs(report: Report, is_accepted: Callable[[Finding], bool]) -> 
 
 
 def _without(report: Report, aside: dict[str, SetAside]) -> Report:
+    findings = tuple(one for one in report.findings if one.fingerprint not in aside)
+    on_device = tuple(one for one in report.on_device if one.fingerprint not in aside)
+    have_some = {process for one in (*findings, *on_device) for process in one.processes}
     return replace(
         report,
-        findings=tuple(one for one in report.findings if one.fingerprint not in aside),
+        findings=findings,
         possible=tuple(one for one in report.possible if one.fingerprint not in aside),
-        on_device=tuple(one for one in report.on_device if one.fingerprint not in aside),
+        on_device=on_device,
         set_aside=(*report.set_aside, *aside.values()),
+        processes=tuple(
+            one if one.name in have_some else replace(one, outcome=one.checked) for one in report.processes
+        ),
     )
