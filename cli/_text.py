@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ __all__ = [
     "counted",
     "echo_json",
     "html_of",
+    "in_colour",
     "messages",
     "new_table",
     "path_from",
@@ -31,12 +33,15 @@ __all__ = [
     "print_rest",
     "print_rows",
     "print_table",
+    "prose_width",
     "results",
     "say",
     "text_of",
 ]
 
 _NARROWEST = 72  # columns; in fewer, tables would lose text, while a terminal that wraps lines loses nothing
+_WIDEST_PROSE = 120  # longer lines are hard to read
+_PROSE_IN_A_FILE = 100
 
 
 def results() -> Console:
@@ -46,6 +51,17 @@ def results() -> Console:
     console = _console_type()(highlight=False, emoji=False)
     console.width = max(console.width, _NARROWEST)
     return console
+
+
+def in_colour() -> bool:
+    """Return whether results on stdout have colours, for text that no console prints."""
+    console = results()
+    return console.color_system is not None and not console.no_color
+
+
+def prose_width() -> int:
+    """Return how many columns the lines of a text on stdout may have: as ``COLUMNS``, else the terminal, allows."""
+    return min(shutil.get_terminal_size((_PROSE_IN_A_FILE, 0)).columns, _WIDEST_PROSE)
 
 
 def text_of(print_to: Callable[[Console], None], width: int) -> str:

@@ -20,7 +20,7 @@ from cudatool.cli._recorded import checked, trace_of
 from cudatool.cli._recording_files import beside
 from cudatool.cli._schedules import explored
 from cudatool.cli._supervised import leave
-from cudatool.cli._text import path_from, say
+from cudatool.cli._text import in_colour, path_from, prose_width, say
 from cudatool.config import DEFAULT_CHECKS
 from cudatool.errors import UsageError
 from cudatool.sanitize import Outcome, Outputs, ReportContext, joined_processes, of_process, parse_checks, render_text
@@ -181,7 +181,7 @@ def sanitize(
     run = ReportContext(root, wanted, status, math.inf if trace is None else recorded_at(trace))
     written: list[str] = []
     try:
-        written += outputs.write(report, run, _echo, partial(render_text, color=_in_colour(), width=_width()))
+        written += outputs.write(report, run, _echo, partial(render_text, color=in_colour(), width=prose_width()))
     finally:  # the page is written even if the reader of stdout has closed it
         if html and trace is not None:
             written += _write_pages(html, traces, reports, report)
@@ -231,12 +231,5 @@ def _how_it_failed(trace: Trace) -> str:
 def _echo(text: str) -> None:
     """Print text with any names, even on a terminal that cannot show them."""
     encoding = sys.stdout.encoding or "utf-8"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), color=True)  # as the report has it
 
-
-def _in_colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def _width() -> int:
-    return min(os.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from warm_process import COMMAND_LINE, run_python
@@ -23,6 +24,16 @@ def grünt():
 for _ in range(8):
     with ct.range("step"):
         grünt()
+"""
+
+
+RACE = """
+import cudatool as ct
+x, side = ct.zeros(64), ct.Stream()
+side.wait_stream(ct.current_stream())
+with ct.stream(side):
+    x.fill_(1)
+y = x + 1
 """
 
 
@@ -94,6 +105,44 @@ def test_files_are_written_although_the_reader_has_gone(folder):
 def test_narrow_terminal_loses_no_text(folder, columns):
     done = run(folder, "leaks", "t.ctrace", COLUMNS=columns)
     assert "leak.py:5 (grünt)  +3 MiB   6 of 6  +18 MiB" in done.stdout
+
+
+@pytest.mark.parametrize(("columns", "longest"), [("60", 60), ("80", 80), ("300", 120)])
+def test_lines_of_the_report_are_as_long_as_columns_says(folder, columns, longest):
+    (folder / "race.py").write_text(RACE)
+    done = run(folder, "sanitize", "race.py", COLUMNS=columns)
+    assert done.returncode == 1
+    assert longest - 20 < max(map(len, done.stdout.splitlines())) <= longest
+
+
+@pytest.mark.parametrize(
+    ("variables", "on_terminal", "expected"),
+    [
+        ({}, True, True),
+        ({"NO_COLOR": ""}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+        ({}, False, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+    ],
+)
+def test_the_report_has_colours_where_a_terminal_shows_them_and_no_one_forbids_it(
+    folder, variables, on_terminal, expected
+):
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "NO_COLOR"}
+    ours, theirs = os.openpty() if on_terminal else os.pipe()
+    command = [*COMMAND, "sanitize", "t.ctrace"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment | {"TERM": "xterm"} | variables, stdout=theirs, stderr=subprocess.DEVNULL
+    ):
+        os.close(theirs)
+        text = b""
+        with suppress(OSError):  # a terminal that no one writes to any more
+            while piece := os.read(ours, 1 << 16):
+                text += piece
+    os.close(ours)
+    assert text
+    assert expected == (b"\x1b[" in text)
 
 
 def test_names_that_the_terminal_cannot_show_are_spelled_out(folder):
