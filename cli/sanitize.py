@@ -232,4 +232,3 @@ def _echo(text: str) -> None:
     """Print text with any names, even on a terminal that cannot show them."""
     encoding = sys.stdout.encoding or "utf-8"
     click.echo(text.encode(encoding, "backslashreplace").decode(encoding), color=True)  # as the report has it
-

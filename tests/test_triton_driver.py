@@ -162,7 +162,12 @@ def test_no_ptxas_is_run(tmp_path):
 def test_without_a_cache_no_folder_is_left_and_a_child_leaves_its_parents(tmp_path):
     program = tmp_path / "forks.py"
     program.write_text(_FORKS)
-    environment = {"PATH": "/usr/bin", "TMPDIR": str(tmp_path), "CUDATOOL_DEVICE": "sim", "CUDATOOL_CACHE_DIR": "/dev/null"}
+    environment = {
+        "PATH": "/usr/bin",
+        "TMPDIR": str(tmp_path),
+        "CUDATOOL_DEVICE": "sim",
+        "CUDATOOL_CACHE_DIR": "/dev/null",
+    }
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
     assert "['libcuda.so', 'libcuda.so.1']\n" == done.stdout, done.stderr
     assert [] == list(tmp_path.glob("cudatool-*"))

@@ -46,9 +46,7 @@ def left(report: Report) -> list[str]:
 def test_a_process_has_findings_only_as_long_as_one_of_its_own_counts(file: str, checked: Outcome) -> None:
     ours = replace(race(file, identity="a"), processes=("process 1", "process 2"))
     theirs = replace(on_device(file, FindingKind.LEAK, "leak", fingerprint="b"), processes=("process 2",))
-    processes = tuple(
-        Process(name, "a.ctrace", 5, Outcome.FINDINGS, checked) for name in ("process 1", "process 2")
-    )
+    processes = tuple(Process(name, "a.ctrace", 5, Outcome.FINDINGS, checked) for name in ("process 1", "process 2"))
     report = Report((ours,), on_device=(theirs,), processes=processes)
     outcomes = [
         [process.outcome for process in known(report, Baseline(entries), ("race", "leak"), TODAY).processes]

@@ -78,7 +78,8 @@ def _without_repairs(report: Report, is_accepted: Callable[[Finding], bool]) -> 
 def _without(report: Report, aside: dict[str, SetAside]) -> Report:
     findings = tuple(one for one in report.findings if one.fingerprint not in aside)
     on_device = tuple(one for one in report.on_device if one.fingerprint not in aside)
-    have_some = {process for one in (*findings, *on_device) for process in one.processes}
+    have_some = {process for one in findings for process in one.processes}
+    have_some |= {process for one in on_device for process in one.processes}
     return replace(
         report,
         findings=findings,
