@@ -6,8 +6,9 @@
                     -> bytes and blocks of each call site, levels of each device, their curve, work by second
     picture()       the same as rows, sorted and named, for a view
 
-The state has an entry for each live block, 64 bytes for each stack, and one for each stream and kernel; it does not
-grow with the number of events. What a block is, is what :mod:`cudatool.trace.lifetimes` says.
+The state has an entry for each live block, 64 bytes for each stack, and one for each stream and kernel, and for each
+product in a graph; it does not grow with the number of events. What a block is, is what
+:mod:`cudatool.trace.lifetimes` says.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from cudatool.analyze.live_device import (
     PoolMemory,
 )
 from cudatool.analyze.live_rows import LiveDevice, LiveKernel, LivePicture, LiveSite, LiveStream, Tables
+from cudatool.trace.captured import CapturedCalls
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import BY_SIZE, FAILED_REQUESTS, RECORD, WORK, Kind
 from cudatool.trace.frames import call_sites
@@ -67,7 +69,15 @@ _SEGMENTS: Final = {
     Kind.SEGMENT_FREE: ENDED,
     Kind.MEM_FREE: ENDED,
 }
-_LAUNCHES: Final = (Kind.KERNEL_LAUNCH, Kind.GEMM)
+_LAUNCHES: Final = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.COLLECTIVE)
+_OF_GRAPHS: Final = (
+    Kind.GRAPH_NODE_ADDED,
+    Kind.GRAPH_NODE,
+    Kind.GRAPH_INSTANTIATE,
+    Kind.GRAPH_UPDATE,
+    Kind.GRAPH_LAUNCH,
+)
+_MOST_CALLS: Final = 1 << 14  # that are remembered until they run
 _SIGN: Final = np.zeros(256, np.int64)
 _SIGN[[*BY_SIZE]] = [*BY_SIZE.values()]
 _LEDGER: Final = (_SIGN != 0) | (np.arange(256) == Kind.DEVICE_USE)
@@ -98,6 +108,28 @@ class _Rate:
         return Counter({key: count / length for key, count in total.items()})
 
 
+class _Calls:
+    """The latest products and collectives, whose executions have other names."""
+
+    def __init__(self) -> None:
+        self._latest = np.empty((0, 2), np.uint64)  # correlation and name, by correlation
+
+    def add(self, calls: _Records) -> None:
+        new = np.stack([calls["correlation"], calls["name"].astype(np.uint64)], axis=1)
+        known = np.concatenate([self._latest, new])
+        self._latest = known[np.argsort(known[:, 0], kind="stable")][-_MOST_CALLS:]
+
+    def names_of(self, ran: _Records) -> Ints:
+        """Return the name of each execution: its call's, or its own if the call is none of these."""
+        correlation, names = self._latest.T
+        own = ran["name"].astype(np.int64)
+        if not len(names):
+            return own
+        at = np.minimum(np.searchsorted(correlation, ran["correlation"]), len(names) - 1)
+        is_call = (correlation[at] == ran["correlation"]) & (ran["correlation"] > 0)
+        return np.where(is_call, names[at].astype(np.int64), own)
+
+
 class LiveState:
     """The state that a recording's events lead to."""
 
@@ -115,7 +147,7 @@ class LiveState:
         self._period: int | None = None
         self._kernels: Counter[int] = Counter()
         self._kernel_time: Counter[int] = Counter()
-        self._added = np.zeros(0, np.uint64)  # correlations of nodes whose call, if one was captured, is still to come
+        self._calls, self._captured = _Calls(), CapturedCalls(_MOST_CALLS)
         self._streams: Counter[int] = Counter()
         self._all_rate, self._kernel_rate, self._stream_rate = _Rate(), _Rate(), _Rate()
         self._created: list[_Records] = []
@@ -237,26 +269,28 @@ class LiveState:
         if there[list(WORK)].any():
             rows = np.flatnonzero(np.isin(kinds, np.array(WORK, np.uint8)))
             self._count(self._stream_rate, seconds[rows], records["stream"][rows], self._streams)
-        if there[[*_LAUNCHES, Kind.GRAPH_NODE_ADDED, Kind.EXECUTION]].any():
-            rows = np.flatnonzero(self._launched(records, kinds))
-            if len(rows):
-                self._count(self._kernel_rate, seconds[rows], records["name"][rows], self._kernels)
-        if there[Kind.EXECUTION]:
-            ran = records[kinds == Kind.EXECUTION]
-            names, inverse = np.unique(ran["name"], return_inverse=True)
-            took = np.zeros(len(names), np.int64)
-            np.add.at(took, inverse, ran["aux1"].astype(np.int64) - ran["aux0"].astype(np.int64))
-            self._kernel_time.update(dict(zip(names.tolist(), np.maximum(took, 0).tolist(), strict=True)))
+        if there[[*_LAUNCHES, *_OF_GRAPHS, Kind.EXECUTION]].any():
+            self._fold_kernels(records, kinds, seconds)
 
-    def _launched(self, records: _Records, kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-        """Return which records are launches: not what a capture made a node, but what launches of graphs ran."""
-        is_kernel, correlation = kinds == Kind.KERNEL_LAUNCH, records["correlation"]
-        new = correlation[(kinds == Kind.GRAPH_NODE_ADDED) & (correlation != 0)]
-        captured = is_kernel & np.isin(correlation, np.concatenate([self._added, new]))
-        self._added = np.setdiff1d(new, correlation[captured])
-        in_graph = (kinds == Kind.EXECUTION) & ((records["flags"] & 1) != 0)
-        launched: npt.NDArray[np.bool_] = (is_kernel & ~captured) | (kinds == Kind.GEMM) | in_graph
-        return launched
+    def _fold_kernels(self, records: _Records, kinds: npt.NDArray[np.uint8], seconds: Ints) -> None:
+        """Count launches: not what a capture made a node, but what launches of graphs ran."""
+        launched = np.isin(kinds, _LAUNCHES) & ~self._captured.add(records)
+        names = records["name"].astype(np.int64)
+        self._calls.add(records[launched & (kinds != Kind.KERNEL_LAUNCH)])
+        at = np.flatnonzero(kinds == Kind.EXECUTION)
+        if len(at):
+            ran = records[at]
+            captured, is_first = self._captured.of(ran)
+            names[at] = np.where(captured > 0, captured, self._calls.names_of(ran))
+            launched[at] = is_first | ((ran["flags"] & 1) != 0)
+            took = np.maximum(ran["aux1"].astype(np.int64) - ran["aux0"].astype(np.int64), 0)
+            found, inverse = np.unique(names[at], return_inverse=True)
+            total = np.zeros(len(found), np.int64)
+            np.add.at(total, inverse, took)
+            self._kernel_time.update(dict(zip(found.tolist(), total.tolist(), strict=True)))
+        rows = np.flatnonzero(launched)
+        if len(rows):
+            self._count(self._kernel_rate, seconds[rows], names[rows], self._kernels)
 
     @staticmethod
     def _count(rate: _Rate, seconds: Ints, keys: npt.NDArray[Any] | None, total: Counter[int] | None) -> None:

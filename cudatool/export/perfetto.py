@@ -38,6 +38,7 @@ from cudatool.export.pieces import pieces, rows
 from cudatool.files import replacing
 from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT, PERFETTO_STACKS
 from cudatool.progress import step
+from cudatool.trace.captured import as_called
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FAILED_REQUESTS, FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.frames import call_sites
@@ -319,7 +320,7 @@ class _Writer:
 
     def _executions(self) -> Iterator[str]:
         """Yield what ran on the device, each with an arrow from its call."""
-        ran = self.trace.of_kind(Kind.EXECUTION)
+        ran = as_called(self.trace.of_kind(Kind.EXECUTION), self.records)
         ran = ran[np.argsort(ran["aux0"], kind="stable")]
         works = np.flatnonzero(np.isin(self.records["kind"], WORK) & (self.records["correlation"] > 0))
         call = _matching(ran["correlation"], self.records["correlation"][works], works)

@@ -185,7 +185,8 @@ def collectives(ask: Ask, ranks: int, say: Callable[[str], None]) -> tuple[Colle
         Takes a sentence on what could not be compared.
     """
     timed = (
-        "FROM kernels SEMI JOIN member USING (run, rank, trace, device) WHERE run = $run AND device_end >= device_start"
+        "FROM kernels SEMI JOIN member USING (run, rank, trace, device) "
+        "WHERE run = $run AND device_end >= device_start AND in_graph IS NOT TRUE"
     )
     ours = ask(f"SELECT 1 {timed} AND kind = 'COLLECTIVE' LIMIT 1")
     # Our own calls say who takes part; NCCL's kernels below them would be the same again.

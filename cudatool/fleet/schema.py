@@ -9,7 +9,7 @@ __all__ = ["LAYOUT", "NO_RANK", "PARTITIONS", "SCHEMA", "TABLES", "Column"]
 SCHEMA: Final = "cudatool.dataset/1"
 """Columns are added under the same number, never renamed or removed."""
 
-LAYOUT: Final = 3
+LAYOUT: Final = 4
 """Rises by one when columns are added; each part says which one it was written with."""
 
 NO_RANK: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -149,16 +149,27 @@ TABLES: Final[dict[str, tuple[Column, ...]]] = {
     ),
     "kernels": (
         Column("event", "BIGINT", "number of the event that enqueued it"),
-        Column("kind", "VARCHAR", "`KERNEL_LAUNCH`, `MEMCPY`, `MEMSET`, `GEMM`, `COLLECTIVE` ..."),
+        Column(
+            "kind",
+            "VARCHAR",
+            "`KERNEL_LAUNCH`, `MEMCPY`, `MEMSET`, `GEMM`, `COLLECTIVE` ...; in a graph `KERNEL_LAUNCH` or `EXECUTION`",
+        ),
         Column("name", "VARCHAR", "kernel, routine or operation"),
         _DEVICE,
         Column("stream", "UINTEGER", "stream number, unique in its trace"),
-        Column("size", "BIGINT", "bytes, as the event's kind defines them"),
+        Column("size", "BIGINT", "bytes, as the event's kind defines them; NULL in a graph"),
         Column("time", "BIGINT", "when it was enqueued; NULL if the recording has no clock"),
         Column("device_start", "BIGINT", "start on the device's own clock; NULL where not recorded"),
         Column("device_end", "BIGINT", "end on the device's own clock; NULL where not recorded"),
         _STEP,
         _STACK,
+        Column(
+            "in_graph",
+            "BOOLEAN",
+            "a launch of a graph ran it; the row of the launch, of the kind `GRAPH_LAUNCH`, lasts from the first of "
+            "these to the last",
+            since=4,
+        ),
     ),
     "stacks": (
         Column("stack", "BIGINT", "hash of its frames"),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool import analyze
+from cudatool.trace.captured import as_called
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import FAILED_REQUESTS, WORK, Kind
 from cudatool.trace.frames import frame_rank, frame_words, missing_stack, user_frame
@@ -249,24 +250,36 @@ class Tables:
 
     @cached_property
     def kernels(self) -> Columns:
-        """A row for each call that enqueued work."""
+        """A row for each call that enqueued work, and for each operation that a launch of a graph ran.
+
+        What a capture made a node was not enqueued.
+        """
         records = self._records
-        event = np.flatnonzero(is_of_kind(records, *WORK))
-        own = records[event]
-        start, end = _when_run(records, own["correlation"])
-        return {
+        calls = np.flatnonzero(is_of_kind(records, *WORK))
+        nodes = records["correlation"][records["kind"] == Kind.GRAPH_NODE_ADDED]
+        calls = calls[~np.isin(records["correlation"][calls], nodes[nodes > 0])]
+        call_start, call_end = _when_run(records, records["correlation"][calls])
+        launch, ran = _ran_in_graphs(records)
+        own = np.concatenate([records[calls], ran])
+        event = np.concatenate([calls, launch])
+        is_call = np.arange(len(own)) < len(calls)
+        kinds = np.where(is_call, own["kind"], np.where(own["flags"] & 1, Kind.KERNEL_LAUNCH, Kind.EXECUTION))
+        columns = {
             "event": event,
-            "kind": _KINDS[own["kind"]],
+            "kind": _KINDS[kinds],
             "name": self._names[own["name"]],
             "device": own["device"].astype(np.int64),
             "stream": own["stream"],
-            "size": own["size"].astype(np.int64),
+            "size": np.where(is_call, own["size"].astype(np.int64), NULL),
             "time": self._time(event),
-            "device_start": start,
-            "device_end": end,
+            "device_start": np.concatenate([call_start, ran["aux0"].astype(np.int64)]),
+            "device_end": np.concatenate([call_end, ran["aux1"].astype(np.int64)]),
             "step": self._step(event, own["device"]),
-            "stack": self._stack(own["stack"]),
+            "stack": self._stack(records["stack"][event]),
+            "in_graph": ~is_call,
         }
+        order = np.argsort(event, kind="stable")
+        return {name: column[order] for name, column in columns.items()}
 
     @cached_property
     def stacks(self) -> Columns:
@@ -420,6 +433,16 @@ def _memory(own: Lifetimes) -> Columns:
         "address": own.address.astype(np.uint64),
         "size": own.size,
     }
+
+
+def _ran_in_graphs(records: npt.NDArray[np.void]) -> tuple[Ints, npt.NDArray[np.void]]:
+    """Return what launches of graphs ran, by start, and the event of each one's launch."""
+    launches = np.flatnonzero((records["kind"] == Kind.GRAPH_LAUNCH) & (records["correlation"] != 0))
+    launches = launches[np.argsort(records["correlation"][launches], kind="stable")]
+    ran = records[records["kind"] == Kind.EXECUTION]
+    ran = as_called(ran[np.isin(ran["correlation"], records["correlation"][launches])], records)
+    ran = ran[np.argsort(ran["aux0"], kind="stable")]
+    return launches[np.searchsorted(records["correlation"][launches], ran["correlation"])], ran
 
 
 def _when_run(records: npt.NDArray[np.void], correlation: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cudatool.trace.captured import CapturedCalls, as_called
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import WORK, CopyFlag, Kind
 from cudatool.trace.lifetimes import Ints
@@ -29,7 +30,8 @@ class Operations:
     start, end
         ns on the device's clock.
     name
-        What it is called: as the call was, but for what a launch of a graph ran, which has names of its own.
+        What it is called: as the call was, but for what a launch of a graph ran, which has names of its own. Captured
+        products and collectives keep theirs.
     """
 
     call: Ints
@@ -46,7 +48,7 @@ class Operations:
 def operations(trace: Trace) -> Operations:
     """Return the operations that the device executed, each tied to the call that enqueued it."""
     records = trace.records
-    ran = trace.of_kind(Kind.EXECUTION)
+    ran = as_called(trace.of_kind(Kind.EXECUTION), records)
     ran = ran[np.argsort(ran["aux0"], kind="stable")]
     calls = np.flatnonzero(np.isin(records["kind"], WORK))
     calls = calls[np.argsort(records["correlation"][calls], kind="stable")]
@@ -163,36 +165,20 @@ def streams(trace: Trace, ran: Operations) -> tuple[Stream, ...]:
 def _replayed(trace: Trace, listed: set[int]) -> dict[int, tuple[int, int]]:
     """Return how many products and collectives graph launches ran, by name, and how long they took (ns).
 
-    One call may have become several nodes. The graph's instantiation and updates show which nodes it has. Of launches
-    in `listed`, by correlation, the kernels that these calls became are known.
+    Of launches in `listed`, by correlation, the kernels that these calls became are known.
     """
-    made = trace.records[np.isin(trace.records["kind"], (Kind.GEMM, Kind.COLLECTIVE))]
-    names = dict(zip(made["correlation"].tolist(), made["name"].tolist(), strict=True))
-    if names.keys().isdisjoint(trace.of_kind(Kind.GRAPH_NODE)["correlation"].tolist()):
-        return {}
-    changes = (Kind.GRAPH_INSTANTIATE, Kind.GRAPH_UPDATE, Kind.GRAPH_NODE, Kind.GRAPH_LAUNCH)
-    columns = ("kind", "aux0", "aux1", "correlation")
-    rows = trace.records[np.isin(trace.records["kind"], changes)]
-    nodes: dict[int, dict[int, int]] = {}  # executable graph -> node -> correlation of the captured call
-    launched: dict[int, dict[int, int]] = {}  # launch -> the nodes that its graph had at that time
+    captured = CapturedCalls()
+    captured.add(trace.records)
     counts: Counter[int] = Counter()
-    for kind, graph, node, correlation in zip(*(rows[name].tolist() for name in columns), strict=True):
-        if kind in (Kind.GRAPH_INSTANTIATE, Kind.GRAPH_UPDATE):
-            nodes[graph] = {}
-        elif kind == Kind.GRAPH_NODE and correlation in names:
-            nodes.setdefault(graph, {})[node] = correlation
-        elif kind == Kind.GRAPH_LAUNCH and nodes.get(graph) and correlation not in listed:
-            launched[correlation] = nodes[graph]
-            counts.update(names[call] for call in set(nodes[graph].values()))
+    for launch, nodes in captured.launches.items():
+        if launch not in listed:
+            counts.update(name for _, name in {(call.correlation, call.name) for call in nodes.values()})
     took: Counter[int] = Counter()
     ran = trace.of_kind(Kind.EXECUTION)
-    ran = ran[ran["address"] > 0]
-    for launch, node, start, end in zip(
-        *(ran[name].tolist() for name in ("correlation", "address", "aux0", "aux1")), strict=True
-    ):
-        call = launched.get(launch, {}).get(node)
-        if call is not None:
-            took[names[call]] += end - start
+    names, _ = captured.of(ran)
+    own = np.flatnonzero(names)
+    for name, start, end in zip(*(column[own].tolist() for column in (names, ran["aux0"], ran["aux1"])), strict=True):
+        took[name] += end - start
     return {name: (count, took[name]) for name, count in counts.items()}
 
 

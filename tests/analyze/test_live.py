@@ -279,6 +279,46 @@ def test_launches_of_a_graph_count_for_its_kernels_and_their_capture_does_not(cu
     assert [3] == [kernel.launches for kernel in state.picture(_Tables()).kernels]
 
 
+@pytest.mark.parametrize("kind", [Kind.GEMM, Kind.COLLECTIVE])
+@pytest.mark.parametrize("cut", range(1, 4))
+def test_a_product_has_the_time_of_what_ran_for_it(kind: Kind, cut: int) -> None:
+    events = rows(
+        {"kind": kind, "name": 1, "correlation": 3},
+        {"kind": Kind.KERNEL_LAUNCH, "name": 3, "correlation": 4},
+        {"kind": Kind.EXECUTION, "name": 2, "correlation": 3, "aux0": 5, "aux1": 25},
+        {"kind": Kind.EXECUTION, "name": 3, "correlation": 4, "aux0": 25, "aux1": 26},
+    )
+    state = LiveState()
+    for part in (events[:cut], events[cut:]):
+        state.fold(part)
+    kernels = state.picture(_Tables()).kernels
+    assert [("n1", 1, 20), ("n3", 1, 1)] == [(kernel.name, kernel.launches, kernel.time_ns) for kernel in kernels]
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_graph_launches_the_products_that_became_its_nodes(cut: int) -> None:
+    def ran(launch: int, node: int, time: int) -> dict[str, int]:
+        return {"kind": Kind.EXECUTION, "name": 2, "correlation": launch, "address": node, "aux1": time}
+
+    events = rows(
+        {"kind": Kind.GRAPH_NODE_ADDED, "correlation": 4},
+        {"kind": Kind.GEMM, "name": 1, "correlation": 4},
+        {"kind": Kind.GRAPH_INSTANTIATE, "aux0": 9},
+        {"kind": Kind.GRAPH_NODE, "aux0": 9, "aux1": 1, "correlation": 4},
+        {"kind": Kind.GRAPH_NODE, "aux0": 9, "aux1": 2, "correlation": 4},  # a second node of the same call
+        {"kind": Kind.GRAPH_NODE, "aux0": 9, "aux1": 3},  # of nothing that is known
+        {"kind": Kind.GRAPH_LAUNCH, "aux0": 9, "correlation": 5},
+        {"kind": Kind.GRAPH_LAUNCH, "aux0": 9, "correlation": 6},
+        *(ran(5, node, 10**node) for node in (1, 2, 3)),
+        *(ran(6, node, 10**node) for node in (1, 2, 3)),
+    )
+    state = LiveState()
+    for part in (events[:cut], events[cut:]):
+        state.fold(part)
+    (kernel,) = state.picture(_Tables()).kernels
+    assert ("n1", 2, 220) == (kernel.name, kernel.launches, kernel.time_ns)
+
+
 def test_streams_are_called_as_everywhere_and_destroyed_ones_do_not_pile_up() -> None:
     state = LiveState()
     state.fold(

@@ -132,8 +132,18 @@ def test_a_launch_of_a_graph_runs_from_its_first_operation_to_its_last() -> None
     records["kind"], records["correlation"] = kinds, (7, 8, 0, 7, 7, 0)
     records["aux0"][3:], records["aux1"][3:] = (100, 130, 1), (120, 160, 2)
     kernels = Tables(Trace(records, [""], [()], [], ["main"], {"device_kind": "sim"}, [], "x")).kernels
-    assert [100, NULL, NULL] == kernels["device_start"].tolist()
-    assert [160, NULL, NULL] == kernels["device_end"].tolist()
+    assert [100, 100, 130, NULL, NULL] == kernels["device_start"].tolist()
+    assert [160, 120, 160, NULL, NULL] == kernels["device_end"].tolist()
+    assert [False, True, True, False, False] == kernels["in_graph"].tolist()
+    assert [0, 0, 0, 1, 2] == kernels["event"].tolist()
+
+
+def test_a_captured_call_enqueued_nothing() -> None:
+    records = np.zeros(4, RECORD)
+    records["kind"] = (Kind.GRAPH_NODE_ADDED, Kind.KERNEL_LAUNCH, Kind.GRAPH_NODE_ADDED, Kind.MEMSET)
+    records["correlation"] = (7, 7, 0, 0)  # the second node is of nothing, the fill has no number
+    kernels = Tables(Trace(records, [""], [()], [], ["main"], {"device_kind": "sim"}, [], "x")).kernels
+    assert ["MEMSET"] == kernels["kind"].tolist()
 
 
 def test_call_sites_are_written_as_elsewhere() -> None:
