@@ -24,9 +24,10 @@ class Plane {
     new ResizeObserver(() => this.draw()).observe(canvas);
   }
 
-  /** Draw with the next frame, once, however often this was called. */
+  /** Draw with the next frame, once, however often this was called; before it is printed there is no next frame. */
   draw() {
-    if (!this.pending) this.pending = requestAnimationFrame(() => this.drawNow());
+    if (theme.onScreen) this.drawNow();
+    else if (!this.pending) this.pending = requestAnimationFrame(() => this.drawNow());
   }
 
   drawNow() {

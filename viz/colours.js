@@ -48,7 +48,19 @@ const theme = {
 };
 const systemTheme = window.matchMedia("(prefers-color-scheme: dark)");
 theme.choose(systemTheme.matches ? "dark" : "light");
-systemTheme.addEventListener("change", () => theme.choose(systemTheme.matches ? "dark" : "light"));
+systemTheme.addEventListener("change", () => {
+  if (!theme.onScreen) theme.choose(systemTheme.matches ? "dark" : "light");
+});
+// Paper is light. `theme.onScreen` is the theme to return to, while the page is printed.
+window.addEventListener("beforeprint", () => {
+  theme.onScreen = theme.name;
+  theme.choose("light");
+});
+window.addEventListener("afterprint", () => {
+  const { onScreen } = theme;
+  theme.onScreen = null;
+  theme.choose(onScreen);
+});
 
 // One colour for every four doublings, from 512 B to 32 GiB; sizes in between get mixed colours.
 const SIZE_COLOURS = ["#9ccc65", "#26a69a", "#29b6f6", "#5c6bc0", "#ab47bc", "#ff8a65", "#fdd835"].map(pixel);

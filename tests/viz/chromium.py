@@ -173,8 +173,8 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
         self._call("Page.addScriptToEvaluateOnNewDocument", source=_TIMERS)
-        if dark:
-            self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        self._features = [{"name": "prefers-color-scheme", "value": "dark"}] if dark else []
+        self.use_medium("")
         time.sleep(settle)
         self._call("Page.navigate", url=path.as_uri() + fragment)
         self.wait_for(ready)
@@ -207,6 +207,14 @@ class Page:
         while not self.evaluate(condition):
             assert time.monotonic() < end, f"never true: {condition}; errors: {self.errors}"
             time.sleep(0.05)
+
+    def use_medium(self, name: str) -> None:
+        """Let the styles of a medium hold, such as "print"; those of the screen with an empty name."""
+        self._call("Emulation.setEmulatedMedia", media=name, features=self._features)
+
+    def print(self) -> None:
+        """Print the page, to a file that nobody reads."""
+        self._call("Page.printToPDF")
 
     def key(self, name: str, selector: str) -> None:
         """Press a key while an element has the focus."""

@@ -465,6 +465,24 @@ def test_dark_mode_follows_the_system(hostile_page: Page) -> None:
     assert "rgb(17, 21, 28)" == hostile_page.evaluate("getComputedStyle(document.body).backgroundColor")
 
 
+def test_a_dark_page_is_printed_on_white_and_with_whole_lists(hostile_page: Page) -> None:
+    hostile_page.evaluate(
+        """addEventListener("beforeprint", () => {
+          const { canvas, context } = memoryView.timeline.plane;
+          window.printed = [theme.name, ...context.getImageData(canvas.width - 1, 0, 1, 1).data];
+        }, { once: true })"""
+    )
+    hostile_page.print()
+    assert ["light", 255, 255, 255, 255] == hostile_page.read("window.printed")
+    assert "dark" == hostile_page.evaluate("theme.name")
+    assert "rgb(17, 21, 28)" == hostile_page.evaluate("getComputedStyle(document.body).backgroundColor")
+    styles = "[...document.querySelectorAll('.scroll')].map((list) => getComputedStyle(list).maxHeight)"
+    assert "none" not in hostile_page.read(styles)
+    hostile_page.use_medium("print")
+    assert {"none"} == set(hostile_page.read(styles))
+    hostile_page.use_medium("")
+
+
 @pytest.mark.parametrize("theme", ["LIGHT", "DARK"])
 def test_text_is_readable_in_both_themes(page: Page, theme: str) -> None:
     """A contrast of at least 4.5 to 1, as WCAG 2 asks for."""
