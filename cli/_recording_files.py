@@ -40,6 +40,8 @@ def newest() -> Path:
 def beside(path: str, trace: Trace) -> str:
     """Return a file name for a process that the program started, next to the program's file `path`."""
     stem, ending = os.path.splitext(path)
+    if ending == ".json" and stem.endswith(".perfetto"):  # of an export
+        stem, ending = stem.removesuffix(".perfetto"), ".perfetto.json"
     rank = f".rank{trace.header['rank']}" if str(trace.header.get("rank", "")).isdecimal() else ""
     return f"{stem}{rank}.{trace.header.get('pid', 0)}{ending}"
 

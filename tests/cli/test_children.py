@@ -114,8 +114,9 @@ def test_commands_find_the_traces_together(family, run_here, tmp_path):
     assert page.returncode == 0 and (tmp_path / f"{own}.html").exists(), page.stderr
     leaks = json.loads(run_here("leaks", "--json", path).stdout)
     assert {one["source"] for one in leaks["processes"]} == {child.source for child in children_of(read(path))}
-    done = run_here("export", path, "--to", "perfetto", "-o", tmp_path / "a.json")
-    assert done.returncode == 0 and (tmp_path / f"{own}.json").exists(), done.stderr
+    for ending in (".json", ".perfetto.json"):
+        done = run_here("export", path, "--to", "perfetto", "-o", tmp_path / f"a{ending}")
+        assert done.returncode == 0 and (tmp_path / f"{own}{ending}").exists(), done.stderr
 
 
 LEAKY = """
