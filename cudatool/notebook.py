@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cached_property, partial
 from importlib import import_module
+from inspect import CO_COROUTINE
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -143,7 +144,7 @@ def snapshot(path: str | os.PathLike[str]) -> Recording:
     UsageError, FileFormatError
         It cannot be read.
     """
-    return Recording(read_trace(Path(path)))
+    return Recording(_with_names_of_cells(read_trace(Path(path))))
 
 
 def diff(before: str | os.PathLike[str] | Recording, after: str | os.PathLike[str] | Recording) -> Comparison:
@@ -154,8 +155,8 @@ def diff(before: str | os.PathLike[str] | Recording, after: str | os.PathLike[st
     UsageError, FileFormatError
         One cannot be read.
     """
-    old, new = (one.trace if isinstance(one, Recording) else read_trace(Path(one)) for one in (before, after))
-    return Comparison(analyze.diff(old, new))
+    old, new = (one if isinstance(one, Recording) else snapshot(one) for one in (before, after))
+    return Comparison(analyze.diff(old.trace, new.trace))
 
 
 def load(shell: Any) -> None:
@@ -188,6 +189,7 @@ def _magic(shell: Any, line: str, cell: str) -> Recording | None:
 
         %%cudatool run|snapshot|sanitize [-o FILE] [-f] [--device DEVICE] [--checks LIST]
     """
+    __tracebackhide__ = True  # IPython leaves such frames out
     OneLine = import_module("IPython.core.error").UsageError
     try:
         given = _parser().parse_args(shlex.split(line))
@@ -226,16 +228,26 @@ def _compiled(shell: Any, cell: str) -> Callable[[], None]:
     """Return a function that runs a cell in the notebook's namespace, as IPython would.
 
     A last expression is shown by the shell's own hook.
+
+    Raises
+    ------
+    UsageError
+        The cell awaits: a magic is called while the notebook's event loop runs, and cannot run it.
     """
     source = f"\n{shell.transform_cell(cell)}"  # the line of the magic is the first one that the user sees
     name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=f"\n{cell}")
     tree = shell.compile.ast_parse(source, filename=name)
     tree = shell.transform_ast(tree)
+    if compile(tree, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True).co_flags & CO_COROUTINE:
+        raise UsageError(
+            "%%cudatool cannot run a cell that awaits; record a part of it: with cudatool.record('cell.ctrace'): ..."
+        )
     last: Any = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     code = shell.compile(tree, name, "exec")
     shows = None if last is None else shell.compile(ast.Interactive([last]), name, "single")
 
     def run() -> None:
+        __tracebackhide__ = True
         exec(code, shell.user_ns)
         if shows is not None and not source.rstrip().endswith(";"):
             exec(shows, shell.user_ns)
@@ -246,6 +258,6 @@ def _compiled(shell: Any, cell: str) -> Callable[[], None]:
 
 
 def _with_names_of_cells(trace: Trace) -> Trace:
-    """Return a trace whose frames name a notebook's cells as tracebacks do, ``In[3]``, not their temporary files."""
+    """Return a trace whose frames name this notebook's cells as tracebacks do, ``In[3]``, not their temporary files."""
     trace.frames[:] = [frame._replace(file=cell_name(frame.file)) for frame in trace.frames]
     return trace

@@ -75,8 +75,9 @@ def test_notebook_records_shows_and_goes_on(tmp_path):
         "%%cudatool run\nwhile True: hog()",
         "import cudatool.notebook as nb; nb.diff(_2, nb.snapshot('held.ctrace'))",
         "_4.page('page.html').name, _4.report.summary.events > 0",
+        "nb.diff(_4, 'held.ctrace')",
     ]
-    run, value, snapshot, failed, compared, page = _execute(tmp_path, *cells)
+    run, value, snapshot, failed, compared, page, same = _execute(tmp_path, *cells)
     assert "Memory     peak 20 MiB allocated" in _text(run)
     assert "In[2]:5 (hog)" in _text(run)
     assert value[0]["data"]["text/plain"] == "1"
@@ -88,6 +89,7 @@ def test_notebook_records_shows_and_goes_on(tmp_path):
     assert "At the peak" in _text(compared)
     assert "(no stack: allocated before the recording), 20 MiB each" in _text(compared)
     assert page[0]["data"]["text/plain"] == "('page.html', True)"
+    assert "2 call sites hold the same in both" in _text(same)  # a cell is called the same in the file as in memory
     assert (tmp_path / "page.html").read_text().startswith("<!")
 
 
@@ -133,8 +135,9 @@ def test_line_that_makes_no_sense_is_refused_in_one_line(tmp_path):
             "%%cudatool sanitize --checks rase\n1",
             "%%cudatool run --device nowhere\n1",
             "%%cudatool run -o /nowhere/x.ctrace --device sim\n1",
+            "%%cudatool run\nimport asyncio\nawait asyncio.sleep(0)",
         ),
-        ("invalid choice", "did you mean 'race'?", "nowhere", "/nowhere/x.ctrace"),
+        ("invalid choice", "did you mean 'race'?", "nowhere", "/nowhere/x.ctrace", "with cudatool.record("),
         strict=True,
     ):
         streams = "".join(one.get("text", "") for one in outputs)
@@ -156,6 +159,10 @@ def test_what_a_cell_would_have_done_after_it_failed_is_named_as_not_checked(tmp
     done, failed = _execute(tmp_path, f"%%cudatool sanitize --device sim\n{work}", f"%%cudatool sanitize\n{work}1 / 0")
     assert "no findings\n" in _text(done) + "\n"
     assert _errors(failed) == ["ZeroDivisionError"]
+    (traceback,) = ["\n".join(one["traceback"]) for one in failed if one["output_type"] == "error"]
+    traceback = re.sub(r"\x1b\[[\d;]*m", "", traceback)
+    assert "Cell In[3], line 4" in traceback
+    assert "cudatool/notebook.py" not in traceback
     assert "raised ZeroDivisionError; what it would have done after that is not known" in " ".join(
         _text(failed).split()
     )
