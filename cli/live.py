@@ -125,11 +125,13 @@ def _trace_of(words: tuple[str, ...]) -> str | None:
     if not words:
         return str(newest())
     first = words[0]
-    if first in ("-m", "-c") or len(words) > 1:
+    is_process = first.isdecimal() and not os.path.lexists(first)
+    if not is_process and not first.endswith(".ctrace") and not (os.path.isfile(first) and is_trace(first)):
         return None
-    if first.isdecimal() and not os.path.lexists(first):
-        return trace_of_process(int(first))
-    return first if first.endswith(".ctrace") or (os.path.isfile(first) and is_trace(first)) else None
+    if len(words) > 1:
+        what = "the id of a process" if is_process else "a trace"
+        raise UsageError(f"{first} is {what}, which takes no arguments; options stand before it")
+    return trace_of_process(int(first)) if is_process else first
 
 
 def _print_at_intervals(watched: Watched, every: float, as_lines_of_json: bool) -> None:

@@ -179,6 +179,11 @@ def test_what_is_no_recording_is_refused(run_here, tmp_path):
         (["missing.ctrace"], "cannot be read"),
         (["missing.py"], "does not exist"),
         (["99999999"], "there is no process"),
+        (
+            ["99999999", "--every", "1"],
+            "99999999 is the id of a process, which takes no arguments; options stand before",
+        ),
+        (["text.ctrace", "--every", "1"], "text.ctrace is a trace, which takes no arguments; options stand before it"),
     ):
         done = run_here("live", "--plain", *words)
         assert done.returncode == 2
