@@ -116,13 +116,13 @@ def fill(target: Layout, value: Any, stream: Stream) -> None:
     if target.dtype in NUMBER_TYPES and not (is_number(value) and holds(target.dtype, value)):
         raise UsageError(f"fill_: {target.dtype} does not hold {value!r}")
     pattern = np.asarray(value).astype(target.dtype).tobytes()
-    for width, bits in ((1, 8), (2, 16), (4, 32)):
-        if target.flags.c_contiguous and pattern[:width] * (len(pattern) // width) == pattern:
-            _memset(bits, address_of(target), int.from_bytes(pattern[:width], "little"), target.nbytes, stream)
-            return
+    # As wide as the dtype, whatever the value: a finding's name, by which a baseline knows it, has the call's.
+    width = math.gcd(4, target.itemsize)
+    if target.flags.c_contiguous and pattern[:width] * (len(pattern) // width) == pattern:
+        _memset(8 * width, address_of(target), int.from_bytes(pattern[:width], "little"), target.nbytes, stream)
+        return
     # Word by word, into one element: a copy from the host would not be the same in a graph, which does it at replay.
     element, _ = allocate((), target.dtype, stream)
-    width = math.gcd(4, target.itemsize)
     for at in range(0, target.itemsize, width):
         word = int.from_bytes(pattern[at : at + width], "little")
         _memset(8 * width, address_of(element) + at, word, width, stream)

@@ -136,6 +136,15 @@ def test_fill_is_recorded_with_what_it_writes(events: list[Event]) -> None:
     assert memset.correlation == access.correlation != 0
 
 
+@pytest.mark.parametrize(("dtype", "width"), [("u1", 1), ("f2", 2), ("f4", 4), ("i8", 4)])
+def test_a_fill_is_the_same_call_whatever_the_value(events: list[Event], dtype: str, width: int) -> None:
+    array = cudatool.empty(100, dtype)
+    for value in (0, -1 if dtype == "i8" else 1):
+        array.fill_(value)
+    calls = {(event.name, event.aux1) for event in of_kind(events, Kind.MEMSET)}
+    assert {(f"cuMemsetD{8 * width}Async", width)} == calls
+
+
 def test_copy_from_pageable_memory_touches_the_device_only(events: list[Event]) -> None:
     array = cudatool.asarray(np.zeros(10))
     copy, access, wait = of_kind(events, Kind.MEMCPY, Kind.ACCESS, Kind.STREAM_SYNCHRONIZE)
