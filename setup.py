@@ -46,6 +46,7 @@ libraries = [
     Extension("cudatool.trace._walk", ["cudatool/trace/_walk.c"]),
     Extension("cudatool.sim._calls", ["cudatool/sim/_calls.c"]),
     Extension("cudatool.sim._footprint", ["cudatool/sim/_footprint.c"]),
+    Extension("cudatool.sim._handler", ["cudatool/sim/_handler.c"]),
     Extension(
         "cudatool.sim._queue",
         ["cudatool/sim/_queue.c", "cudatool/sim/_launches.c"],

@@ -29,6 +29,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+from cudatool.sim._handler import Handler
+
 __all__ = [
     "Interrupted",
     "check",
@@ -64,23 +66,18 @@ interruption = _State()
 """Of the process: `is_interrupted` says whether Ctrl-C came while the main thread was inside of the driver."""
 
 
-class _Deferred:
-    """A handler of the program that is not run inside of the driver."""
-
-    def __init__(self, handler: _Handler) -> None:
-        self.handler = handler
-
-    def __call__(self, number: int, frame: FrameType | None) -> Any:
-        assert interruption.library is not None
-        if interruption.library.cudatool_defer(number):
-            if self.handler is signal.default_int_handler:
-                interruption.is_interrupted = True
-            return None
-        if _is_kept_out(frame):
-            _thread.start_new_thread(_come_again, (number,))
-            return None
-        interruption.is_interrupted = False
-        return self.handler(number, frame)
+def _puts_off(handler: _Handler, number: int, frame: FrameType | None) -> bool:
+    """Return whether a handler of the program is not to run now, and let the signal come again."""
+    assert interruption.library is not None
+    if interruption.library.cudatool_defer(number):
+        if handler is signal.default_int_handler:
+            interruption.is_interrupted = True
+        return True
+    if _is_kept_out(frame):
+        _thread.start_new_thread(_come_again, (number,))
+        return True
+    interruption.is_interrupted = False
+    return False
 
 
 def install(library: ctypes.CDLL) -> None:
@@ -95,7 +92,7 @@ def install(library: ctypes.CDLL) -> None:
 
     @functools.wraps(set_handler)
     def set_deferred(signalnum: Any, handler: Any) -> Any:
-        return _own(set_handler(signalnum, _Deferred(handler) if callable(handler) else handler))
+        return _own(set_handler(signalnum, Handler(handler, _puts_off) if callable(handler) else handler))
 
     @functools.wraps(get_handler)
     def get_own(signalnum: Any) -> Any:
@@ -106,7 +103,7 @@ def install(library: ctypes.CDLL) -> None:
         for number in signal.valid_signals():
             handler = get_handler(number)
             if callable(handler):
-                set_handler(number, _Deferred(handler))
+                set_handler(number, Handler(handler, _puts_off))
 
 
 def keep_out_of(*functions: Any) -> None:
@@ -135,7 +132,7 @@ def _come_again(number: int) -> None:
 
 
 def _own(handler: Any) -> Any:
-    return handler.handler if isinstance(handler, _Deferred) else handler
+    return handler.own if isinstance(handler, Handler) else handler
 
 
 def shielded(function: Callable[[], None]) -> None:

@@ -324,3 +324,29 @@ def test_interrupt_while_python_tidies_up_changes_nothing(tmp_path: Path) -> Non
     )
     assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
     assert (tmp_path / "out.ctrace").exists()
+
+
+ITSELF = """
+import os, signal, sys
+if "plain" not in sys.argv:
+    import cudatool as ct
+    ct.zeros(8).get()
+def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(10**9): pass
+work()
+"""
+
+
+def test_the_traceback_of_an_interrupt_has_the_programs_frames_alone(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ITSELF)
+    recorded, plain = (
+        subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        ).stderr
+        for words in (["-m", "cudatool", "run", "program.py"], ["program.py", "plain"])
+    )
+    first, last = "Traceback", "KeyboardInterrupt\n"
+    assert plain[plain.index(first) :].endswith(last)
+    plain = plain[plain.index(first) : plain.index(last)].replace(f"{tmp_path}/", "")
+    assert plain == recorded[recorded.index(first) : recorded.index(last)].replace(f"{tmp_path}/", "")
