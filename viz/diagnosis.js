@@ -189,7 +189,7 @@ class DiagnosisView {
 
   drawOutside({ total, taken_peak: taken, readings }) {
     const lines = [];
-    if (total !== null) lines.push(`The GPU has ${formatBytes(total)}.`);
+    if (total !== null) lines.push(`The device has ${formatBytes(total)}.`);
     if (taken) lines.push(`The program itself took up to ${formatBytes(taken)} from the driver, beside the caching allocator.`);
     for (const { free, reserved, outside } of readings.slice(-1)) {
       lines.push(`When an allocation failed last, the driver had ${formatBytes(free)} free and the allocator ${formatBytes(reserved)}${
