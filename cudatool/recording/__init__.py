@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "drain",
+    "facts_at_the_end",
     "flush",
     "is_observing",
     "is_reporting",
@@ -160,7 +161,7 @@ def record(
                 release_caches()
                 drain()
                 if not recorder.is_closed:  # as it happens in a forked child
-                    recorder.add_facts(_facts_at_the_end())
+                    recorder.add_facts(facts_at_the_end())
 
 
 @contextmanager
@@ -301,7 +302,7 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
     return header
 
 
-def _facts_at_the_end() -> dict[str, Any]:
+def facts_at_the_end() -> dict[str, Any]:
     """Return what a trace's header says that only the end of a recording shows."""
     facts: dict[str, Any] = _parts().facts_at_the_end()
     return facts | {"libraries": libraries()}

@@ -240,11 +240,13 @@ def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -
             choice = _driver.chosen()
             if _settings is not None and _settings.forget and not is_fork:  # a fork's variables are its parent's
                 variables.drop()
+            facts: dict[str, Any] = {}
             if _driver.started() and not (is_fork and choice is not None and choice.machine is None):
                 recording.release_caches()
                 recording.drain()
+                facts = recording.facts_at_the_end()
             # Otherwise the driver, or its watcher, belongs to the parent and does not work here.
-            recorder.close()
+            recorder.close(**facts)
 
     child.leave_by(leave)
 
@@ -334,8 +336,8 @@ class _ChildRecorder:
         """Return the file of the trace with what is known by now, None if there is none."""
         return recording.up_to_date(lambda: self._recorder)
 
-    def close(self) -> None:
-        """Finish the trace, if there is one."""
+    def close(self, **facts: Any) -> None:
+        """Finish the trace, if there is one; its header says these facts, too."""
         hooks.unsubscribe(self)
         recorder = self._recorder
         if self._process != os.getpid():
@@ -346,7 +348,7 @@ class _ChildRecorder:
                     journal.note(IMPORTED, os.getpid(), name)
             return
         try:
-            recorder.add_facts({"libraries": recording.libraries()})
+            recorder.add_facts(facts | {"libraries": recording.libraries()})
             recorder.close()
         except OutputError as error:
             announce(f"cudatool: process {os.getpid()}: {printable(str(error))}")

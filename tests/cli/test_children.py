@@ -180,6 +180,35 @@ def test_what_a_process_held_when_it_was_ended_at_once_is_no_leak_and_not_clean(
     assert ["killed"] == gap["codes"]
 
 
+KERNEL_THAT_HOLDS = """
+import os, subprocess, sys
+SOURCE = 'extern "C" __global__ void take(int held) { if (held) malloc(100); }'
+def work(held):
+    import cudatool as ct
+    ct.compile(SOURCE, "take")[1, 1](held)
+    ct.synchronize()
+if __name__ == "__main__":
+    way, held = sys.argv[1:]
+    if way == "subprocess":
+        subprocess.run([sys.executable, "-c", f"import a; a.work({held})"], check=True)
+    elif not os.fork():
+        work(int(held))
+        os._exit(0)
+    else:
+        os.wait()
+"""
+
+
+@pytest.mark.parametrize("way", ["subprocess", "fork"])
+@pytest.mark.parametrize(("held", "found"), [("0", []), ("1", [1])])
+def test_what_kernels_of_a_process_never_free_is_a_leak(run_warm, tmp_path, way, held, found):
+    (tmp_path / "a.py").write_text(KERNEL_THAT_HOLDS)
+    done = run_warm("sanitize", "--checks", "race,leak", "--json", "a.py", way, held)
+    report = json.loads(done.stdout)
+    assert (len(found), found) == (done.returncode, [one["count"] for one in report["on_device"]]), done.stdout
+    assert {"findings" if found else "clean"} == {one["outcome"] for one in report["processes"] if one["operations"]}
+
+
 def test_program_of_which_no_process_was_checked_is_not_checked(run_warm, tmp_path):
     (tmp_path / "a.py").write_text(HOLDING.replace("    " + WORK, ""))
     done = run_warm("sanitize", "--checks", "leak", "--json", "a.py", "os.kill(os.getpid(), signal.SIGTERM)")
