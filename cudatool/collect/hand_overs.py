@@ -2,7 +2,9 @@
 
 While installed, wrappers report to the hooks when a thread releases an object and when another one receives it:
 ``threading.Thread`` (start and join), ``Event``, ``Condition``, ``Semaphore``, ``Barrier``, ``queue.Queue`` and
-``concurrent.futures.Future``. Locks and simple queues are not covered: they are written in C.
+``concurrent.futures.Future``. Locks and simple queues are not covered: they are written in C. A thread that
+waits for a condition has its lock when it goes on, and so had each that notified it: every earlier notification came
+first, even if the wait timed out.
 
 Such a call then costs some microseconds more; it costs nothing extra when not installed.
 """
@@ -68,6 +70,17 @@ def _releases_and_receives(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _receives(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = method(self, *args, **kwargs)
+        if not _is_internal():
+            _report(Kind.TAKE_OVER, self)
+        return answer
+
+    return wrapped
+
+
+def _may_receive(method: Callable[..., Any]) -> Callable[..., Any]:
     """Of a method that returns False if it has given up."""
 
     @functools.wraps(method)
@@ -78,6 +91,26 @@ def _receives(method: Callable[..., Any]) -> Callable[..., Any]:
         return answer
 
     return wrapped
+
+
+def _task_done(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a queue: a thread that joins it receives what tasks have done; one that gets the next item does not."""
+
+    @functools.wraps(method)
+    def task_done(self: queue.Queue[Any]) -> None:
+        _report(Kind.HAND_OVER, self.all_tasks_done)
+        method(self)
+
+    return task_done
+
+
+def _join_queue(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def join(self: queue.Queue[Any]) -> None:
+        method(self)
+        _report(Kind.TAKE_OVER, self.all_tasks_done)
+
+    return join
 
 
 def _start(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,15 +165,24 @@ _METHODS: tuple[tuple[type, str, Callable[[Callable[..., Any]], Callable[..., An
     (threading.Thread, "start", _start),
     (threading.Thread, "join", _join),
     (threading.Event, "set", _releases),
-    (threading.Event, "wait", _receives),
-    (threading.Event, "is_set", _receives),
+    (threading.Event, "wait", _may_receive),
+    (threading.Event, "is_set", _may_receive),
     (threading.Condition, "notify", _releases),
+    (threading.Condition, "notify_all", _releases),
     (threading.Condition, "wait", _receives),
+    (threading.Condition, "wait_for", _receives),
     (threading.Semaphore, "release", _releases),
-    (threading.Semaphore, "acquire", _receives),
+    (threading.BoundedSemaphore, "release", _releases),
+    (threading.Semaphore, "__exit__", _releases),
+    (threading.Semaphore, "acquire", _may_receive),
+    (threading.Semaphore, "__enter__", _may_receive),
     (threading.Barrier, "wait", _releases_and_receives),
     (queue.Queue, "put", _releases),
+    (queue.Queue, "put_nowait", _releases),
     (queue.Queue, "get", _receives),
+    (queue.Queue, "get_nowait", _receives),
+    (queue.Queue, "task_done", _task_done),
+    (queue.Queue, "join", _join_queue),
     (Future, "set_result", _releases),
     (Future, "set_exception", _releases),
     (Future, "result", _receives),
