@@ -203,9 +203,10 @@ class _Reader:
         except ValueError as error:
             raise TraceFormatError(self.name, str(error)) from None
         self.notes += wrong
-        if wrong:
+        missing = self._missing(records)
+        self.notes += missing
+        if wrong or (missing and ending.is_complete):  # else it is no wonder
             ending = Ending.DAMAGED
-        self._check_indices(records)
         if self.cut_stacks:
             self.notes.append(
                 f"Of {counted(len(self.cut_stacks), 'stack')} only the innermost {STACK_FRAMES:,} frames were read."
@@ -383,14 +384,16 @@ class _Reader:
             raise DamageError("a stack has no frame")
         return tuple(stack)
 
-    def _check_indices(self, records: npt.NDArray[np.void]) -> None:
-        """Let records whose name, stack or thread is missing point to the empty one, and say how many there are."""
+    def _missing(self, records: npt.NDArray[np.void]) -> list[str]:
+        """Let records whose name, stack or thread is missing point to the empty one; return how many there are."""
+        notes = []
         for field, table in (("name", self.names), ("stack", self.stacks), ("thread", self.threads or [""])):
             column = records[field]
             missing = column >= len(table)
             if missing.any():
                 column[missing] = 0
-                self.notes.append(f"{int(missing.sum())} events have a {field} that is missing from the file.")
+                notes.append(f"The {field} of {counted(int(missing.sum()), 'event')} is missing from the file.")
+        return notes
 
 
 def _marked(frames: list[Frame], installed: tuple[str, ...]) -> list[Frame]:
