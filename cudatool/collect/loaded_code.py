@@ -89,10 +89,11 @@ class LoadedCode:
         """Note the image that a module or a library was loaded from; `image` None if it is not at hand."""
         self.unloaded(module)
         if kind == ImageKind.MACHINE_CODE:
-            ptx = self._ptx_of(digest)
-            self._images[module] = () if ptx is None else (_Unit(ptx),)
-        elif image is not None:
-            self._images[module] = (_Unit(image),) if kind == ImageKind.TEXT else _of_fatbin(image)
+            image = self._ptx_of(digest)
+        if image is None:
+            self._images[module] = ()
+        else:
+            self._images[module] = _of_fatbin(image) if kind == ImageKind.FATBIN else (_Unit(image),)
 
     def loaded_from(self, module: int, path: str, digest: Callable[[bytes], int]) -> None:
         """Note that a module or a library was loaded from a file."""
@@ -119,7 +120,7 @@ class LoadedCode:
 
     def unloaded(self, module: int) -> None:
         """Forget a module or library, and its functions: the driver may use the handles again."""
-        if not self._images.pop(module, ()):
+        if self._images.pop(module, None) is None:
             return
         gone = [function for function, (of, _) in self._functions.items() if of == module]
         for function in gone:

@@ -130,6 +130,20 @@ def test_handles_of_unloaded_code_are_forgotten():
     assert code.kernel(FUNCTION, "copy") is None
 
 
+@pytest.mark.parametrize("kind", ImageKind)
+def test_handles_of_unloaded_code_are_forgotten_though_nothing_was_known_of_it(kind):
+    """The next module may get its handle, and have a kernel of that name."""
+    code = LoadedCode({}.get)
+    code.loaded(MODULE, kind, 0, None)
+    code.found(FUNCTION, MODULE, "copy")
+    assert code.kernel(FUNCTION, "copy") is None
+    code.unloaded(MODULE)
+    code.loaded(MODULE, ImageKind.TEXT, 0, PTX)
+    assert code.kernel(FUNCTION, "other") is None
+    code.found(FUNCTION, MODULE, "copy")
+    assert code.kernel(FUNCTION, "copy") is not None
+
+
 def test_a_module_loaded_from_a_file_has_the_files_ptx(tmp_path):
     (tmp_path / "copy.ptx").write_bytes(PTX)
     code = LoadedCode({}.get)
