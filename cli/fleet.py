@@ -24,6 +24,7 @@ from cudatool.cli._text import (
     print_table,
     results,
 )
+from cudatool.errors import UsageError
 from cudatool.files import check_outputs
 from cudatool.fleet.ask import keep_here
 from cudatool.fleet.cluster import opened_on, ray_cluster
@@ -94,7 +95,8 @@ def fleet(
     ranks, it says in what they differ, not which one is wrong.
 
     Exit status: 0 compared, and no rank differs; 1 one does, or a limit of --fail-on is exceeded; 2 it could not be
-    read or compared; 4 no run has ranks that could be compared.
+    read or compared, or no limit is exceeded but a rank ended early, ran out of memory or left no trace; 4 no run has
+    ranks that could be compared.
     """
 
     if limits and against is None:
@@ -141,10 +143,22 @@ def _opened(engine: str, datasets: list[Path], memory: str) -> Iterator[tuple[An
 def _status(runs: tuple[RunReport, ...], compared: Comparison | None, limits: list[Limit]) -> int:
     if limits and compared is not None:
         changes = {change.metric: change for change in compared.metrics}
-        return int(any([limit.is_exceeded(changes[limit.metric]) for limit in limits]))
+        if any([limit.is_exceeded(changes[limit.metric]) for limit in limits]):
+            return 1
+        _check_finished(runs, compared)
+        return 0
     if any(run.has_differences for run in runs):
         return 1
     return 0 if any(run.compared for run in runs) else _UNCLEAR
+
+
+def _check_finished(runs: tuple[RunReport, ...], compared: Comparison) -> None:
+    """Refuse to let a gate pass what was not recorded."""
+    missing = sum(len(run.missing) for run in runs)
+    causes = [f"{counted(compared.unfinished, 'trace')} ended early or ran out of memory"] if compared.unfinished else []
+    causes += [f"{counted(missing, 'rank')} left no trace"] if missing else []
+    if causes:
+        raise UsageError(f"--fail-on: {' and '.join(causes)}, so the most memory of all ranks is not known")
 
 
 def _print_run(console: Console, run: RunReport) -> None:

@@ -49,11 +49,23 @@ class SiteChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The data set beside an older one; the call sites whose bytes changed most come first."""
+    """The data set beside an older one; the call sites whose bytes changed most come first.
+
+    Attributes
+    ----------
+    against
+        The older one.
+    metrics, sites
+        What changed.
+    unfinished
+        How many traces of the data set may lack their most: the recording ended early, or memory ran out, which it did
+        in none of the older traces. A child process that leaves by ``os._exit`` does not close its recording.
+    """
 
     against: str
     metrics: tuple[MetricChange, ...]
     sites: tuple[SiteChange, ...]
+    unfinished: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -122,4 +134,13 @@ def compare(database: Any, against: str) -> Comparison:
         f"FROM {held('against_sites')} old FULL JOIN {held('sites')} new USING (site) "
         f"WHERE before <> after ORDER BY abs(after - before) DESC, site LIMIT {_SITES}"
     ).fetchall()
-    return Comparison(against, metrics, tuple(SiteChange(site, int(b), int(a)) for site, b, a in rows))
+    sites = tuple(SiteChange(site, int(b), int(a)) for site, b, a in rows)
+    [(unfinished,)] = database.execute(_UNFINISHED).fetchall()
+    return Comparison(against, metrics, sites, int(unfinished))
+
+
+_UNFINISHED: Final = """
+SELECT count(DISTINCT (run, rank, trace)) FROM ranks
+WHERE NOT (ending IN ('closed', 'growing') OR (is_child AND ending = 'killed'))
+OR (ooms > 0 AND (SELECT coalesce(max(ooms), 0) FROM against_ranks) = 0)
+"""

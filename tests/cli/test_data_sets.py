@@ -13,6 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "viz"))
 from twin import payload_of, unpack
 
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind
+from cudatool.trace.recorder import Recorder
+
 DATA = Path(__file__).resolve().parents[1] / "data"
 RANKS = """
 import os, subprocess, sys
@@ -196,6 +200,26 @@ def test_fleet_gate_does_not_pass_what_is_not_known(run_here, tmp_path):
     assert run_here("export", "rmm.csv", "--to", "parquet", "-o", "set").returncode == 0
     done = run_here("fleet", "set", "--against", "set", "--fail-on", "reserved +2%")
     assert done.returncode == 2 and "not known in both" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("keep", "status", "said"),
+    [(1.0, 0, ""), (0.6, 2, "1 trace ended early or ran out of memory"), (None, 2, "1 rank left no trace")],
+)
+def test_fleet_gate_does_not_pass_ranks_that_did_not_finish(run_here, tmp_path, keep, status, said):
+    """Whatever they would have taken later is not known."""
+    with Recorder(tmp_path / "whole.ctrace", header={"world_size": "2"}):
+        for number in range(2000):
+            hooks.emit(Kind.MEM_ALLOC, device=0, address=1 << 32 | number << 12, size=512)
+    whole = (tmp_path / "whole.ctrace").read_bytes()
+    for name, share in (("old", 1.0), ("new", keep)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank0.ctrace").write_bytes(whole)
+        if share is not None:
+            (tmp_path / name / "rank1.ctrace").write_bytes(whole[: int(len(whole) * share)])
+        assert run_here("export", name, "--to", "parquet", "-o", f"{name}.set", "--run", "r").returncode == 0
+    done = run_here("fleet", "new.set", "--against", "old.set", "--fail-on", "peak +0%")
+    assert (status, said) == (done.returncode, said if said in done.stderr else done.stderr)
 
 
 def test_several_processes_convert(run_warm, run_here, tmp_path):
