@@ -67,7 +67,8 @@ def pinned_leaks(trace: Trace) -> Leaks | None:
     pinned, blocks = pinned_blocks(trace), lifetimes.blocks(trace)
     if not len(pinned):
         return None
-    device = int(np.bincount(blocks.device + 1).argmax()) - 1 if len(blocks) else 0
+    devices, counts = np.unique(blocks.device, return_counts=True)
+    device = int(devices[counts.argmax()]) if len(blocks) else 0
     own = blocks.of_device(device)
     steps = find_steps(trace, own, device)
     both = lifetimes.joined(own, pinned)

@@ -18,7 +18,7 @@ from cudatool.sanitize import check as sanitize
 from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import GapKind, Outcome
 from cudatool.trace import Trace, reader
-from cudatool.trace.events import Kind
+from cudatool.trace.events import HostFlag, Kind
 from cudatool.trace.validate import FACTS, MAX_ADDRESS, MAX_MEMORY, MAX_TIME
 
 BLOCK = {"kind": Kind.BLOCK_ALLOC, "address": 1 << 21, "size": 512, "aux0": 500}
@@ -87,10 +87,13 @@ def test_kinds_that_only_a_newer_version_knows_are_kept_and_said(tmp_path: Path)
     ("field", "limit"),
     [("address", MAX_ADDRESS), ("size", MAX_MEMORY), ("aux0", MAX_MEMORY), ("time", MAX_TIME)],
 )
-def test_numbers_beyond_their_range_are_left_out_with_a_note(tmp_path: Path, field: str, limit: int) -> None:
-    below = read(tmp_path / "below.ctrace", {**BLOCK, field: limit - 1})
+@pytest.mark.parametrize("kind", [Kind.BLOCK_ALLOC, Kind.HOST_ALLOC, Kind.HOST_FREE])
+def test_numbers_beyond_their_range_are_left_out_with_a_note(
+    tmp_path: Path, field: str, limit: int, kind: Kind
+) -> None:
+    below = read(tmp_path / "below.ctrace", {**BLOCK, "kind": kind, field: limit - 1})
     assert (1, []) == (len(below.records), below.notes)
-    beyond = read(tmp_path / "beyond.ctrace", BLOCK, {**BLOCK, field: limit})
+    beyond = read(tmp_path / "beyond.ctrace", BLOCK, {**BLOCK, "kind": kind, field: limit})
     assert 1 == len(beyond.records)
     assert ["1 event left out: a time, an address or a size cannot be right."] == beyond.notes
 
@@ -151,7 +154,8 @@ def test_allocation_of_no_bytes_holds_no_address(tmp_path: Path) -> None:
 
 def test_device_below_zero_is_no_place_in_a_list(tmp_path: Path) -> None:
     """As the recorder writes the number of a device that its field cannot hold."""
-    rows = [{**row, "device": -46} for row in SOUND]
+    pinned = {**BLOCK, "kind": Kind.HOST_ALLOC, "flags": HostFlag.BLOCK}
+    rows = [{**row, "device": -46} for row in (*SOUND, pinned)]
     read(tmp_path / "x.ctrace", *rows, total_memory=[1 << 33], pools=[[0, 0]])
     for command in (["replay"], ["replay", "--check"], ["snapshot"], ["leaks"], ["export", "--to", "torch", "-f"]):
         done = CliRunner().invoke(group, [*command, str(tmp_path / "x.ctrace")])
