@@ -441,7 +441,7 @@ def _is_before(earlier: Moment, agent: int, clock: Clock) -> bool:
 
 def _is_met(written: int, value: int, flags: int, size: int) -> bool:
     """CUstreamWaitValue_flags: GEQ compares cyclically, EQ, AND, NOR."""
-    bits = 8 * size
+    bits = 64 if size == 8 else 32  # a file may say anything, and numbers of as many bits take memory
     match flags & 3:
         case 0:
             return (written - value) & ((1 << bits) - 1) < 1 << (bits - 1)

@@ -152,6 +152,20 @@ def test_allocation_of_no_bytes_holds_no_address(tmp_path: Path) -> None:
     sanitize(read(tmp_path / "x.ctrace", empty, {**empty, "size": 512}, empty, {**empty, "size": 1024}))
 
 
+@pytest.mark.parametrize("size", [0, 1, MAX_MEMORY - 1])
+@pytest.mark.parametrize("condition", range(4))
+def test_value_of_any_size_that_a_stream_waits_for_is_one_of_4_or_8_bytes(
+    tmp_path: Path, size: int, condition: int
+) -> None:
+    value = {"stream": 1, "address": 1 << 21, "size": size, "aux0": 7}
+    rows = [
+        {"kind": Kind.STREAM_CREATE, "stream": 1},
+        {**value, "kind": Kind.STREAM_WRITE_VALUE},
+        {**value, "kind": Kind.STREAM_WAIT_VALUE, "flags": condition},
+    ]
+    sanitize(read(tmp_path / "x.ctrace", *rows))
+
+
 def test_device_below_zero_is_no_place_in_a_list(tmp_path: Path) -> None:
     """As the recorder writes the number of a device that its field cannot hold."""
     pinned = {**BLOCK, "kind": Kind.HOST_ALLOC, "flags": HostFlag.BLOCK}
