@@ -85,7 +85,7 @@ static uint32_t intern(Table* table, const void* data, size_t length) {
   uint64_t at;
   uint32_t found = look_up(table, data, length, &at);
   if (found) return found;
-  if (table->used + length > table->capacity) {
+  if (table->used + length >= table->capacity) {  // also if both are 0: memcpy takes no null pointer
     size_t capacity = (table->used + length) * 2 + 4096;
     char* bytes = realloc(table->bytes, capacity);
     if (!bytes) return 0;
@@ -138,7 +138,7 @@ enum { MOST_BLOB = 1 << 28, MOST_IMAGE = 1 << 24 };
 
 // The offset of a copy of these bytes in the blob; UINT64_MAX if there is no room. The lock is held.
 static uint64_t put_blob(const void* data, size_t length) {
-  if (blob_used + length > blob_capacity) {
+  if (blob_used + length >= blob_capacity) {
     size_t capacity = (blob_used + length) * 2 + 4096;
     char* more = capacity > MOST_BLOB ? NULL : realloc(blob, capacity);
     if (!more) return UINT64_MAX;

@@ -32,7 +32,8 @@ cd "$out"
     tests/sim/test_driver_errors.py tests/sim/test_libcuda_symbols.py tests/sim/test_nvjitlink.py \
     tests/runtime/test_kernels.py tests/runtime/test_arrays.py tests/runtime/test_bad_arguments.py \
     tests/sim/test_launches.py tests/sim/jit/test_footprint_maps.py \
-    tests/trace/test_emit.py tests/trace/test_sweep.py tests/trace/test_rows.py tests/collect/test_torch_snapshot_hostile.py
+    tests/trace/test_emit.py tests/trace/test_sweep.py tests/trace/test_rows.py tests/collect/test_torch_snapshot_hostile.py \
+    tests/collect/test_cupti_native.py
 paths=()
 for argument; do
     case $argument in tests/*) paths+=("../../$argument") ;; *) paths+=("$argument") ;; esac
