@@ -66,6 +66,7 @@ def opened(
     duckdb = need_duckdb()
 
     for dataset in datasets:
+        _check_parts(dataset)
         _check_links(dataset.resolve(), [dataset.resolve()] if parts is None else list(parts))
     with TemporaryDirectory(prefix="cudatool-query-") as spilled:
         settings = {"memory_limit": f"{_memory(memory)}B", "temp_directory": spilled, "preserve_insertion_order": False}
@@ -155,6 +156,14 @@ def _memory(text: str) -> int:
     return size
 
 
+def _check_parts(dataset: Path) -> None:
+    """Refuse a directory that has no part of a data set."""
+    if next(dataset.glob(f"run=*/rank=*/trace=*/{PART}"), None) is None:
+        has_files = next(dataset.glob("*"), None) is not None
+        example = f"{dataset} --to parquet -o DATASET" if has_files else f"TRACES --to parquet -o {dataset}"
+        raise UsageError(f"{dataset} is no data set; make one with `cudatool export {example}`")
+
+
 def _check_links(home: Path, folders: list[Path]) -> None:
     """Refuse a data set with a link out of it: a stranger's would show other files of the user who asks."""
     while folders:
@@ -173,10 +182,6 @@ def _check_links(home: Path, folders: list[Path]) -> None:
 def _make_views(database: Any, dataset: Path, prefix: str, tables: str | None, parts: Sequence[Path] | None) -> None:
     import duckdb
 
-    if next(dataset.glob(f"run=*/rank=*/trace=*/{PART}"), None) is None:
-        has_files = dataset.is_dir() and any(dataset.iterdir())
-        example = f"{dataset} --to parquet -o DATASET" if has_files else f"TRACES --to parquet -o {dataset}"
-        raise UsageError(f"{dataset} is no data set; make one with `cudatool export {example}`")
     folder = _pattern(dataset)
     oldest = _oldest_layout(dataset)
     # Looking for columns by their names opens all files: only where some parts may not have all of them.

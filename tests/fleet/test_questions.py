@@ -137,6 +137,12 @@ def test_a_link_out_of_the_data_set_is_refused(place: str, five_ranks: Path, tmp
         assert [(5,)] == list(ask(database, "SELECT count(*) FROM ranks").rows)
 
 
+def test_a_directory_that_is_no_data_set_is_not_to_be_cleaned_up(tmp_path: Path) -> None:
+    (tmp_path / "mine").symlink_to("/etc")
+    with pytest.raises(UsageError, match="is no data set; make one"), opened(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize("link", ["run=away", "link.txt"])
 def test_duckdb_itself_follows_no_link_out_of_the_data_set(
     link: str, five_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
