@@ -124,13 +124,12 @@ def _trace_of(words: tuple[str, ...]) -> str | None:
     """Return the trace that the words name, None if they are a program."""
     if not words:
         return str(newest())
-    first = words[0]
+    first, *more = words
     is_process = first.isdecimal() and not os.path.lexists(first)
-    if not is_process and not first.endswith(".ctrace") and not (os.path.isfile(first) and is_trace(first)):
+    if not (is_process or first.endswith(".ctrace") or (os.path.isfile(first) and is_trace(first))):
         return None
-    if len(words) > 1:
-        what = "the id of a process" if is_process else "a trace"
-        raise UsageError(f"{first} is {what}, which takes no arguments; options stand before it")
+    if more:
+        raise UsageError(f"only a program takes arguments; write options first: cudatool live {' '.join(more)} {first}")
     return trace_of_process(int(first)) if is_process else first
 
 

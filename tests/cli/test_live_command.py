@@ -179,11 +179,6 @@ def test_what_is_no_recording_is_refused(run_here, tmp_path):
         (["missing.ctrace"], "cannot be read"),
         (["missing.py"], "does not exist"),
         (["99999999"], "there is no process"),
-        (
-            ["99999999", "--every", "1"],
-            "99999999 is the id of a process, which takes no arguments; options stand before",
-        ),
-        (["text.ctrace", "--every", "1"], "text.ctrace is a trace, which takes no arguments; options stand before it"),
     ):
         done = run_here("live", "--plain", *words)
         assert done.returncode == 2
@@ -193,6 +188,13 @@ def test_what_is_no_recording_is_refused(run_here, tmp_path):
 def test_a_program_from_standard_input_is_refused(run_command):
     done = run_command("live", "--plain", "-", input="print(1)")
     assert (2, True) == (done.returncode, "gives a program no input" in done.stderr)
+
+
+@pytest.mark.parametrize("what", [None, "4242"])
+def test_options_after_what_is_watched_are_no_arguments_of_a_program(trace, run_here, tmp_path, what):
+    done = run_here("live", what or trace, "--json")
+    assert (2, "") == (done.returncode, done.stdout)
+    assert f"cudatool live --json {what or trace}" in done.stderr and not list(tmp_path.glob("*.log"))
 
 
 def test_output_options_need_a_program(trace, run_here):
