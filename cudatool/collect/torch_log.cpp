@@ -102,6 +102,7 @@ size_t last = 0;  // where the last one begins
 unsigned long long most_words = 8 << 20;  // of rows in memory; then they go to a file
 FILE* spilled = nullptr;            // rows that went to a file, in chunks
 std::vector<size_t> chunks;         // words of each
+size_t spilled_words = 0;           // of all
 size_t next_chunk = 0, offset = 0;  // to be drained, and where it lies
 std::unordered_map<Words, uint64_t, Hash> payloads;
 uint64_t payload_count = 0;
@@ -146,10 +147,16 @@ uint64_t now() {
 // ---- rows (the lock is held) ----
 
 void spill() {
-  if (!spilled && !(spilled = std::tmpfile())) return;  // then they stay in memory
-  std::fseek(spilled, 0, SEEK_END);
-  if (std::fwrite(rows.data(), sizeof(uint64_t), rows.size(), spilled) != rows.size()) return;
+  if (!spilled) spilled = std::tmpfile();
+  // After the last whole chunk: of one that the disk had no room for, a part may be there.
+  bool is_written = spilled && !std::fseek(spilled, long(spilled_words * sizeof(uint64_t)), SEEK_SET) &&
+      std::fwrite(rows.data(), sizeof(uint64_t), rows.size(), spilled) == rows.size() && !std::fflush(spilled);
+  if (!is_written) {
+    most_words *= 2;  // they stay in memory; not with each row that comes, but when there are many more, it is tried again
+    return;
+  }
   chunks.push_back(rows.size());
+  spilled_words += rows.size();
   rows.clear();
 }
 
@@ -157,7 +164,7 @@ void forget_spilled() {
   if (spilled) std::fclose(spilled);
   spilled = nullptr;
   chunks.clear();
-  next_chunk = offset = 0;
+  spilled_words = next_chunk = offset = 0;
 }
 
 void append(Row kind, std::span<const uint64_t> first, const Words& rest = {}) {
