@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cudatool import analyze
 from cudatool.analyze import LeakVerdict
 from cudatool.cli._command import command, option
+from cudatool.cli._live_text import ENDINGS
 from cudatool.cli._options import range_options, source_argument
 from cudatool.cli._part import read_family
 from cudatool.cli._recording_files import newest
@@ -16,7 +17,7 @@ from cudatool.cli._sources import say_notes
 from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest, results
 from cudatool.progress import step
 from cudatool.trace.events import Kind
-from cudatool.trace.family import process_name
+from cudatool.trace.family import process_name, unread_children
 from cudatool.trace.physical import physical_memory
 from cudatool.units import format_bytes
 
@@ -63,20 +64,22 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
             say_notes(trace)
         found = [analyze.leaks_of(trace) for trace in traces]
         pinned = [analyze.pinned_leaks(trace) for trace in traces]
+    unread = [] if events or time else unread_children(traces[0], traces[1:])
+    missing = [_missing(trace) + (unread if trace is traces[0] else []) for trace in traces]
     if as_json:
         own, *others = (
             {
                 "source": trace.source,
                 "devices": [one.as_dict() for one in each],
                 "pinned": host and host.as_dict(),
-                "not_looked_at": _not_looked_at(trace),
+                "not_looked_at": [*([_PHYSICAL] if _has_physical(trace) else []), *left_out],
             }
-            for trace, each, host in zip(traces, found, pinned, strict=True)
+            for trace, each, host, left_out in zip(traces, found, pinned, missing, strict=True)
         )
         echo_json({"schema": "cudatool.leaks/1", **own, "processes": others})
     else:
         console = results()
-        for trace, each, host in zip(traces, found, pinned, strict=True):
+        for trace, each, host, left_out in zip(traces, found, pinned, missing, strict=True):
             if len(traces) > 1:
                 console.rule(process_name(trace), align="left")
             for one in each:
@@ -85,19 +88,26 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
                 console.print("Could not tell: no device memory was allocated.")
             if host is not None:
                 _print(console, "Pinned host memory", host)
-            for what in _not_looked_at(trace):
-                console.print(f"Not looked at: {what} (cudatool {_LISTED_BY}).")
+            if _has_physical(trace):
+                console.print(f"Not looked at: {_PHYSICAL} (cudatool {_LISTED_BY}).")
+            for what in left_out:
+                console.print(f"Not looked at: {what}.", markup=False)
     verdicts = [one.verdict for each in found for one in each]
     of_host = [host.verdict for host in pinned if host is not None]
     if LeakVerdict.LEAKS in (*verdicts, *of_host):
         sys.exit(1)
     kept = any(held.now for trace in traces for held in physical_memory(trace).values())
-    if not verdicts or LeakVerdict.UNCLEAR in (*verdicts, *of_host) or kept:
+    if not verdicts or LeakVerdict.UNCLEAR in (*verdicts, *of_host) or kept or any(missing):
         sys.exit(_UNCLEAR)
 
 
-def _not_looked_at(trace: Trace) -> list[str]:
-    return [_PHYSICAL] if len(trace.of_kind(Kind.PHYSICAL_ALLOC)) else []
+def _has_physical(trace: Trace) -> bool:
+    return len(trace.of_kind(Kind.PHYSICAL_ALLOC)) > 0
+
+
+def _missing(trace: Trace) -> list[str]:
+    """Return what a trace lacks of its recording, in words."""
+    return [] if trace.ending.is_complete else [f"the rest of the recording: {ENDINGS[trace.ending].partition(';')[0]}"]
 
 
 def _print(console: Console, memory: str, result: Leaks) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cudatool.errors import CudatoolError
+from cudatool.trace.events import Kind, ProcessFlag
 from cudatool.trace.model import Trace
 from cudatool.trace.reader import facts, read
 
-__all__ = ["children_of", "files_of_children", "process_name"]
+__all__ = ["children_of", "files_of_children", "process_name", "unread_children"]
 
 
 def children_of(trace: Trace) -> list[Trace]:
@@ -28,6 +29,22 @@ def children_of(trace: Trace) -> list[Trace]:
         except CudatoolError:
             continue
     return sorted(found, key=lambda child: child.header.get("pid", 0))
+
+
+def unread_children(trace: Trace, found: Iterable[Trace]) -> list[str]:
+    """Return in words the processes that used a device, as the program's trace lists them, of which no trace is found.
+
+    The trace of a program that was killed lists none.
+    """
+    there = {os.path.basename(child.source) for child in found}
+    unread = []
+    for row in trace.of_kind(Kind.CHILD_RECORDED):
+        process, name = int(row["aux0"]), trace.names[int(row["name"])]
+        if row["flags"] & ProcessFlag.UNRECORDED:
+            unread.append(f"process {process}, which is not recorded: {name}")
+        elif name and name not in there:
+            unread.append(f"process {process}, as {name} is missing or cannot be read")
+    return unread
 
 
 def files_of_children(source: Path, header: Mapping[str, Any]) -> list[Path]:

@@ -129,6 +129,46 @@ def test_memory_without_an_address_is_named_as_not_counted(
     assert (status, ["memory from cuMemCreate"]) == (done.returncode, json.loads(done.stdout)["not_looked_at"])
 
 
+STEPS = """
+import subprocess, sys
+import cudatool as ct
+
+for _ in range(20):
+    with ct.range("step"):
+        ct.zeros(8)
+if sys.argv[1:]:
+    subprocess.run([sys.executable, __file__], check=True)
+"""
+
+
+def test_what_is_missing_of_a_recording_is_not_called_free_of_leaks(run_warm, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(STEPS)
+    run_warm("run", "-o", "a.ctrace", "a.py")
+    assert (0, []) == _left_out(run_warm)
+    whole = (tmp_path / "a.ctrace").read_bytes()
+    (tmp_path / "a.ctrace").write_bytes(whole[: len(whole) * 9 // 10])
+    assert (4, ["the rest of the recording: the file ends early"]) == _left_out(run_warm)
+
+
+def test_a_process_whose_trace_cannot_be_read_is_not_called_free_of_leaks(run_warm, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(STEPS)
+    run_warm("run", "-o", "a.ctrace", "a.py", "child")
+    assert (0, []) == _left_out(run_warm)
+    (child,) = tmp_path.glob("a.*.ctrace")
+    whole = child.read_bytes()
+    said = f"process {child.name.split('.')[1]}, as {child.name} is missing or cannot be read"
+    child.write_bytes(whole.replace(b"{", b"}", 1))
+    assert (4, [said]) == _left_out(run_warm)
+    child.unlink()
+    assert (4, [said]) == _left_out(run_warm)
+    assert f"Not looked at: {said}." in " ".join(run_warm("leaks", "a.ctrace").stdout.split())
+
+
+def _left_out(run) -> tuple[int, list[str]]:
+    done = run("leaks", "--json", "a.ctrace")
+    return done.returncode, json.loads(done.stdout)["not_looked_at"]
+
+
 def test_json_tells_steps_and_leaks_in_bytes(run_warm) -> None:
     run_warm("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
     done = run_warm("leaks", "leak.ctrace", "--json")
