@@ -154,9 +154,11 @@ def _status(runs: tuple[RunReport, ...], compared: Comparison | None, limits: li
 
 def _check_finished(runs: tuple[RunReport, ...], compared: Comparison) -> None:
     """Refuse to let a gate pass what was not recorded."""
-    missing = sum(len(run.missing) for run in runs)
-    causes = [f"{counted(compared.unfinished, 'trace')} ended early or ran out of memory"] if compared.unfinished else []
-    causes += [f"{counted(missing, 'rank')} left no trace"] if missing else []
+    causes = []
+    if compared.unfinished:
+        causes.append(f"{counted(compared.unfinished, 'trace')} ended early or ran out of memory")
+    if missing := sum(len(run.missing) for run in runs):
+        causes.append(f"{counted(missing, 'rank')} left no trace")
     if causes:
         raise UsageError(f"--fail-on: {' and '.join(causes)}, so the most memory of all ranks is not known")
 

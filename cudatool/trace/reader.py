@@ -203,9 +203,7 @@ class _Reader:
         except ValueError as error:
             raise TraceFormatError(self.name, str(error)) from None
         self.notes += wrong
-        missing = self._missing(records)
-        self.notes += missing
-        if wrong or (missing and ending.is_complete):  # else it is no wonder
+        if (self._is_something_missing(records) and ending.is_complete) or wrong:  # of a cut file, that is no wonder
             ending = Ending.DAMAGED
         if self.cut_stacks:
             self.notes.append(
@@ -384,16 +382,17 @@ class _Reader:
             raise DamageError("a stack has no frame")
         return tuple(stack)
 
-    def _missing(self, records: npt.NDArray[np.void]) -> list[str]:
-        """Let records whose name, stack or thread is missing point to the empty one; return how many there are."""
-        notes = []
+    def _is_something_missing(self, records: npt.NDArray[np.void]) -> bool:
+        """Let records whose name, stack or thread is missing point to the empty one; say how many there are."""
+        is_missing = False
         for field, table in (("name", self.names), ("stack", self.stacks), ("thread", self.threads or [""])):
             column = records[field]
             missing = column >= len(table)
             if missing.any():
                 column[missing] = 0
-                notes.append(f"The {field} of {counted(int(missing.sum()), 'event')} is missing from the file.")
-        return notes
+                is_missing = True
+                self.notes.append(f"The {field} of {counted(int(missing.sum()), 'event')} is missing from the file.")
+        return is_missing
 
 
 def _marked(frames: list[Frame], installed: tuple[str, ...]) -> list[Frame]:
