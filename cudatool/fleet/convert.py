@@ -82,7 +82,7 @@ def parts_of(dataset: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
     for path in sorted(dataset.glob(f"run=*/rank=*/trace=*/{PART}")):
         try:
             said = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, RecursionError, ValueError):
             continue
         if isinstance(said, dict) and said.get("schema") == SCHEMA and isinstance(said.get("trace"), str):
             found[said["trace"]] = (path.parent, said)

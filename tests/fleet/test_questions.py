@@ -137,6 +137,13 @@ def test_a_link_out_of_the_data_set_is_refused(place: str, five_ranks: Path, tmp
         assert [(5,)] == list(ask(database, "SELECT count(*) FROM ranks").rows)
 
 
+def test_a_summary_of_a_part_that_is_nested_too_deeply_counts_as_none(five_ranks: Path, tmp_path: Path) -> None:
+    dataset = changed(five_ranks, tmp_path)
+    next(dataset.glob("run=*/rank=0/trace=*/part.json")).write_text("[" * 200_000)
+    with opened(dataset) as database:
+        assert [(5,)] == list(ask(database, "SELECT count(*) FROM ranks").rows)
+
+
 def test_a_directory_that_is_no_data_set_is_not_to_be_cleaned_up(tmp_path: Path) -> None:
     (tmp_path / "mine").symlink_to("/etc")
     with pytest.raises(UsageError, match="is no data set; make one"), opened(tmp_path):
