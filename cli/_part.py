@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from cudatool import analyze
 from cudatool.cli._sources import read_trace
+from cudatool.cli._text import messages
 from cudatool.errors import UsageError
-from cudatool.text import quoted
-from cudatool.trace.family import children_of
+from cudatool.text import printable, quoted
+from cudatool.trace.family import children_of, unread_children
 from cudatool.units import format_time, parse_count, parse_time
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ __all__ = ["moment_of", "part_of", "read_family"]
 def read_family(source: Path, events: str | None, time: str | None) -> list[Trace]:
     """Return the requested part of a trace, followed by the traces of the processes that its program started.
 
-    A part is one of the program's own process.
+    A part is one of the program's own process. Which processes have no trace that can be read is said on stderr.
 
     Raises
     ------
@@ -30,7 +31,12 @@ def read_family(source: Path, events: str | None, time: str | None) -> list[Trac
         See :func:`read_trace`.
     """
     trace = read_trace(source)
-    return [part_of(trace, events, time), *([] if events or time else children_of(trace))]
+    if events or time:
+        return [part_of(trace, events, time)]
+    children = children_of(trace)
+    for what in unread_children(trace, children):
+        messages().print(f"warning: not looked at: {printable(what)}", markup=False)
+    return [trace, *children]
 
 
 def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:

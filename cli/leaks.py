@@ -16,6 +16,7 @@ from cudatool.cli._recording_files import newest
 from cudatool.cli._sources import say_notes
 from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest, results
 from cudatool.progress import step
+from cudatool.text import printable
 from cudatool.trace.events import Kind
 from cudatool.trace.family import process_name, unread_children
 from cudatool.trace.physical import physical_memory
@@ -91,7 +92,7 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
             if _has_physical(trace):
                 console.print(f"Not looked at: {_PHYSICAL} (cudatool {_LISTED_BY}).")
             for what in left_out:
-                console.print(f"Not looked at: {what}.", markup=False)
+                console.print(f"Not looked at: {printable(what)}.", markup=False)
     verdicts = [one.verdict for each in found for one in each]
     of_host = [host.verdict for host in pinned if host is not None]
     if LeakVerdict.LEAKS in (*verdicts, *of_host):

@@ -162,6 +162,7 @@ def test_a_process_whose_trace_cannot_be_read_is_not_called_free_of_leaks(run_wa
     child.unlink()
     assert (4, [said]) == _left_out(run_warm)
     assert f"Not looked at: {said}." in " ".join(run_warm("leaks", "a.ctrace").stdout.split())
+    assert f"warning: not looked at: {said}" in " ".join(run_warm("snapshot", "a.ctrace").stderr.split())
 
 
 def _left_out(run) -> tuple[int, list[str]]:
