@@ -10,7 +10,8 @@ call::
 
 The log does not show what the upstream resource took from the driver, so the trace has no segments; and a free is
 completed at once, since the log has no other time for it. The log has only times of day: the trace begins at 0, and its
-times continue past midnight.
+times continue past midnight. Where logs of several runs follow each other, the header comes again: what a run had not
+freed, its end did.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class _Reader:
         self.clock = 0
         self.latest = 0
         self.impossible: list[tuple[int, int]] = []  # line and bytes
+        self.live: dict[int, _Row] = {}  # by address: what its free will say
+        self.ended = 0  # blocks that a run had not freed when the next one began
         self.notes: list[str] = []
 
     def trace(self, file: BinaryIO) -> Trace:
@@ -119,6 +122,9 @@ class _Reader:
                 f"{counted(len(self.impossible), 'line')} with a size beyond any GPU's memory left out "
                 f"(the first is line {number}, of {size} bytes): totals lack them"
             )
+        if self.ended:
+            blocks = counted(self.ended, "block")
+            self.notes.append(f"the log has several runs: {blocks} that one had not freed count as freed at its end")
         if len(records):
             records["time"] -= records["time"][0]
         return Trace(
@@ -134,7 +140,10 @@ class _Reader:
         while line := file.readline(LOG_LINE):
             number += 1
             text = line.decode("utf-8", "replace").strip()
-            if not text or _is_header(line):  # a log that several runs were appended to has several headers
+            if not text:
+                continue
+            if _is_header(line):
+                yield from self._run_ended()
                 continue
             # RMM writes a line with its newline. Without the newline, even a line that parses may have lost digits.
             is_cut = not line.endswith(b"\n") and len(line) < LOG_LINE
@@ -169,7 +178,20 @@ class _Reader:
             return []
         requested = 0 if failed else bytes_
         flags = FREE_UNKNOWN if failed else 0
-        return [(now, int(k), self.device, flags, thread_id, stream_id, address, bytes_, requested) for k in kinds]
+        rows = [(now, int(k), self.device, flags, thread_id, stream_id, address, bytes_, requested) for k in kinds]
+        if kinds == _KINDS["allocate"]:
+            self.live[address] = rows[0]
+        elif not failed:
+            self.live.pop(address, None)
+        return rows
+
+    def _run_ended(self) -> Iterator[_Row]:
+        """Free what the run before a repeated header had allocated."""
+        for _, _, device, flags, thread, stream, address, size, requested in self.live.values():
+            for kind in _KINDS["free"]:
+                yield self.latest, int(kind), device, flags, thread, stream, address, size, requested
+        self.ended += len(self.live)
+        self.live.clear()
 
     def _time(self, text: str) -> int:
         """Return nanoseconds; never less than before, as the log's order is the order of the calls."""

@@ -90,6 +90,15 @@ def test_empty_lines_and_repeated_headers_are_passed_over(path: Path) -> None:
     assert 1 == len(trace.of_kind(Kind.BLOCK_ALLOC))
 
 
+def test_what_a_run_had_not_freed_is_not_held_by_the_next_run_of_a_log(path: Path) -> None:
+    first = ("1,00:00:00.1,allocate,100,300,0", "1,00:00:00.2,free,100,300,0", "1,00:00:00.3,allocate,200,500,0")
+    trace = rmm_log.read(log(path, *first, HEADER.strip(), *first[:2], "1,00:00:00.4,allocate,400,7,0"))
+    blocks = analyze.blocks(trace)
+    assert [7] == blocks[blocks.end == len(trace.records)].size.tolist()
+    assert 500 == analyze.timeline(trace, blocks, analyze.segments(trace)).active.max()
+    assert any("the log has several runs: 1 block that one had not freed" in note for note in trace.notes)
+
+
 def test_a_log_without_calls_is_an_empty_trace(path: Path) -> None:
     assert 0 == len(rmm_log.read(log(path)).records)
 
