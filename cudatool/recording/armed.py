@@ -157,7 +157,7 @@ class Armed:
             self.watch = Watch(
                 condition,
                 ranges,
-                total_of=_total_memory,
+                total_of=self._total_memory,
                 met=self._request,
                 began=self._ranges_began,
             )
@@ -272,6 +272,13 @@ class Armed:
         if reason not in self._asked:
             self._asked.add(reason)
             self._requests.put((reason, text))
+
+    def _total_memory(self, device: int) -> int | None:
+        total = _total_memory(device)
+        if total is None:
+            why = f"how much memory device {device} has is not known; give a size in its place"
+            announce(printable(f"cudatool: {quoted(self.options.when)} never becomes true: {why}"))
+        return total
 
     def _ranges_began(self) -> None:
         self._first = self._ring.events - 1

@@ -180,7 +180,7 @@ class Watch:
     Parameters
     ----------
     total_of
-        Returns a device's memory in bytes, None if it is not known.
+        Returns a device's memory in bytes, None if it is not known; asked once where the condition is a share of it.
     began
         Called when the first of the ranges begins.
     """
@@ -238,9 +238,9 @@ class Watch:
     def _look(self, device: int, time_ns: int) -> None:
         level, condition = self._levels[device], self._condition
         assert condition is not None
-        if device not in self._totals:
+        if condition.size is None and device not in self._totals:
             self._totals[device] = self._total_of(device)
-        if not condition.is_met(level, self._totals[device]):
+        if not condition.is_met(level, self._totals.get(device)):
             self._is_met.discard(device)
         elif device not in self._is_met:
             self._is_met.add(device)

@@ -309,6 +309,18 @@ def test_the_memory_of_a_gpu_is_that_of_the_card_or_slice_that_cuda_shows(monkey
     assert total == armed._total_memory(shown)
 
 
+@pytest.mark.parametrize(("when", "times"), [("allocated > 50%", 1), ("allocated > 1GiB", 0)])
+def test_a_share_of_memory_whose_size_is_not_known_is_no_condition_without_a_word(
+    tmp_path, monkeypatch, capsys, when, times
+):
+    monkeypatch.setattr(armed, "_total_memory", lambda device: None)
+    options = armed.ArmOptions(directory=tmp_path, when=when, on_signal=False, on_oom=False)
+    with armed.Armed(options) as own:
+        for address in (512, 1024):
+            own.watch(Event(0, Kind.BLOCK_ALLOC, 0, 0, 1, 0, 0, 0, "", address, 512, 500, 0))
+    assert times == capsys.readouterr().err.count("never becomes true: how much memory device 0 has is not known")
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("batch 1", "the program had 'batch 1'"), ("step 3", "the last was number 3")]
 )
