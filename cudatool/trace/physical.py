@@ -25,7 +25,7 @@ class PhysicalMemory(NamedTuple):
 
 
 def physical_memory(trace: Trace) -> dict[int, PhysicalMemory]:
-    """Return it by device. Of what was taken before a part of a recording, nothing is known."""
+    """Return it by device."""
     rows = trace.of_kind(Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_FREE)
     live: dict[tuple[int, int], int] = {}  # device and handle -> size
     found: dict[int, PhysicalMemory] = {}

@@ -18,9 +18,10 @@ from cudatool.trace.module_tensors import tensors_in
 __all__ = ["window"]
 
 _OPENED: Final = {
-    # what opens something that other events refer to -> what closes it
-    Kind.STREAM_CREATE: Kind.STREAM_DESTROY,
-    Kind.HOST_ALLOC: Kind.HOST_FREE,
+    # what opens something that other events refer to -> what closes it, and the field that says which it is
+    Kind.STREAM_CREATE: (Kind.STREAM_DESTROY, "stream"),
+    Kind.HOST_ALLOC: (Kind.HOST_FREE, "address"),
+    Kind.PHYSICAL_ALLOC: (Kind.PHYSICAL_FREE, "aux0"),
 }
 _GENERATED: Final = (Kind.GENERATED_FILE, Kind.GENERATED_LINE, Kind.GENERATED_FACT)
 
@@ -28,10 +29,10 @@ _GENERATED: Final = (Kind.GENERATED_FILE, Kind.GENERATED_LINE, Kind.GENERATED_FA
 def window(trace: Trace, start: int, stop: int) -> Trace:
     """Return the events from `start` to before `stop`, after events that lead to the state right before `start`.
 
-    These describe the segments, mapped pages, blocks, tensors of modules, pinned memory, streams, open ranges and
-    generated files that existed: each by the event that made it, and blocks that wait for a stream also by the
-    requested free. Like the state that a reader infers for the time before a recording, they are not part of what
-    happened: :func:`recorded_from` returns where that begins. They have the time of `start`.
+    These describe the segments, mapped pages, blocks, tensors of modules, pinned memory, memory without an address,
+    streams, open ranges and generated files that existed: each by the event that made it, and blocks that wait for a
+    stream also by the requested free. Like the state that a reader infers for the time before a recording, they are not
+    part of what happened: :func:`recorded_from` returns where that begins. They have the time of `start`.
 
     Parameters
     ----------
@@ -97,19 +98,21 @@ def _inside(blocks: Lifetimes, chunk: Lifetimes) -> Mask:
 
 
 def _opened(trace: Trace, start: int) -> Ints:
-    """Return the streams, pinned memory, ranges, memory fractions and generated files right before a record."""
+    """Return the streams, pinned memory, memory without an address, ranges, memory fractions and generated files right
+    before a record.
+    """
     records = trace.records[:start]
     fractions = np.flatnonzero(records["kind"] == Kind.MEMORY_FRACTION)
     last = dict(zip(records["device"][fractions].tolist(), fractions.tolist(), strict=True))
     found: list[int] = [*last.values(), *np.flatnonzero(is_of_kind(records, *_GENERATED)).tolist()]
-    for opens, closes in _OPENED.items():
-        key = "stream" if opens == Kind.STREAM_CREATE else "address"
+    for opens, (closes, key) in _OPENED.items():
         index = np.flatnonzero(np.isin(records["kind"], (opens, closes)))
-        live: dict[tuple[int, int], int] = {}
-        columns = (records[name][index].tolist() for name in ("kind", key, "flags"))
-        for i, kind, what, flags in zip(index.tolist(), *columns, strict=True):
+        live: dict[tuple[int, int, int], int] = {}
+        columns = (records[name][index].tolist() for name in ("kind", key, "flags", "device"))
+        for i, kind, what, flags, device in zip(index.tolist(), *columns, strict=True):
             # A block may begin where the memory does that the driver gave for it.
-            place = what, flags & HostFlag.BLOCK if opens == Kind.HOST_ALLOC else 0
+            is_block = flags & HostFlag.BLOCK if opens == Kind.HOST_ALLOC else 0
+            place = what, is_block, device if opens == Kind.PHYSICAL_ALLOC else 0
             if kind == opens:
                 live[place] = i
             else:

@@ -19,6 +19,7 @@ from cudatool.cli.snapshot import snapshot
 from cudatool.collect import torch_snapshot
 from cudatool.trace.events import LIVED, HostFlag, Kind
 from cudatool.trace.model import Trace
+from cudatool.trace.physical import physical_memory
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 RECORDINGS = sorted(DATA.glob("*.pickle.xz"))
@@ -137,6 +138,22 @@ def test_pinned_memory_that_was_freed_is_not_there(flags: int) -> None:
     )
     assert [Kind.HOST_ALLOC, Kind.BLOCK_ALLOC] == analyze.window(whole, 3, 4).records["kind"].tolist()
     assert [Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED] == analyze.window(whole, 5, 6).records["kind"].tolist()
+
+
+def test_memory_without_an_address_is_there_until_it_is_given_back() -> None:
+    def physical(kind: Kind, handle: int, device: int = 0) -> tuple[Kind, dict[str, int]]:
+        return kind, {"aux0": handle, "size": MIB * handle, "device": device}
+
+    whole = trace(
+        physical(Kind.PHYSICAL_ALLOC, 1),
+        physical(Kind.PHYSICAL_ALLOC, 2),
+        physical(Kind.PHYSICAL_ALLOC, 2, device=1),
+        physical(Kind.PHYSICAL_FREE, 2),
+        alloc(0, 512),
+        physical(Kind.PHYSICAL_FREE, 1),
+    )
+    found = {device: (held.peak, held.now) for device, held in physical_memory(analyze.window(whole, 4, 6)).items()}
+    assert {0: (MIB, 0), 1: (2 * MIB, 2 * MIB)} == found
 
 
 def test_what_events_say_goes_with_them(tmp_path: Path) -> None:
