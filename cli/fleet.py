@@ -145,20 +145,20 @@ def _status(runs: tuple[RunReport, ...], compared: Comparison | None, limits: li
         changes = {change.metric: change for change in compared.metrics}
         if any([limit.is_exceeded(changes[limit.metric]) for limit in limits]):
             return 1
-        _check_finished(runs, compared)
+        _check_finished(compared)
         return 0
     if any(run.has_differences for run in runs):
         return 1
     return 0 if any(run.compared for run in runs) else _UNCLEAR
 
 
-def _check_finished(runs: tuple[RunReport, ...], compared: Comparison) -> None:
+def _check_finished(compared: Comparison) -> None:
     """Refuse to let a gate pass what was not recorded."""
     causes = []
     if compared.unfinished:
         causes.append(f"{counted(compared.unfinished, 'trace')} ended early or ran out of memory")
-    if missing := sum(len(run.missing) for run in runs):
-        causes.append(f"{counted(missing, 'rank')} left no trace")
+    if compared.missing:
+        causes.append(f"{counted(len(compared.missing), 'rank')} of the older data set left no trace")
     if causes:
         raise UsageError(f"--fail-on: {' and '.join(causes)}, so the most memory of all ranks is not known")
 

@@ -60,12 +60,15 @@ class Comparison:
     unfinished
         How many traces of the data set may lack their most: the recording ended early, or memory ran out, which it did
         in none of the older traces. A child process that leaves by ``os._exit`` does not close its recording.
+    missing
+        Ranks that have a trace in the older data set alone.
     """
 
     against: str
     metrics: tuple[MetricChange, ...]
     sites: tuple[SiteChange, ...]
     unfinished: int = 0
+    missing: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -136,11 +139,16 @@ def compare(database: Any, against: str) -> Comparison:
     ).fetchall()
     sites = tuple(SiteChange(site, int(b), int(a)) for site, b, a in rows)
     [(unfinished,)] = database.execute(_UNFINISHED).fetchall()
-    return Comparison(against, metrics, sites, int(unfinished))
+    missing = database.execute(_MISSING).fetchall()
+    return Comparison(against, metrics, sites, int(unfinished), tuple(int(rank) for (rank,) in missing))
 
 
 _UNFINISHED: Final = """
 SELECT count(DISTINCT (run, rank, trace)) FROM ranks
 WHERE NOT (ending IN ('closed', 'growing') OR (is_child AND ending = 'killed'))
 OR (ooms > 0 AND (SELECT coalesce(max(ooms), 0) FROM against_ranks) = 0)
+"""
+_MISSING: Final = """
+SELECT DISTINCT rank FROM against_ranks
+WHERE rank IS NOT NULL AND rank NOT IN (SELECT rank FROM ranks WHERE rank IS NOT NULL) ORDER BY rank
 """
