@@ -32,7 +32,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from cudatool import recording
 from cudatool.collect.levels import Level
@@ -229,12 +229,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self) -> None:
         """Answer a request. Its content is not read."""
-        parts = urlsplit(self.path)
         try:
             scheme, _, given = self.headers.get("Authorization", "").partition(" ")
             if scheme != "Bearer" or not hmac.compare_digest(given.encode(), self.server.owner.token.encode()):
                 reason = "send the header: Authorization: Bearer TOKEN"
                 raise _Refused(HTTPStatus.UNAUTHORIZED, reason, ("WWW-Authenticate", "Bearer"))
+            parts = _parts_of(self.path)
             self._send(HTTPStatus.OK, *self.server.owner.answer(self.command, parts.path, parse_qs(parts.query)))
         except _Refused as refused:
             self._send(refused.status, *_error(str(refused)), refused.header)
@@ -260,6 +260,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Leave the program's stderr alone."""
+
+
+def _parts_of(target: str) -> SplitResult:
+    try:
+        return urlsplit(target)
+    except ValueError as error:  # a host in brackets that are not closed, say
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"no target of a request: {error}") from None
 
 
 def _error(reason: str) -> tuple[str, bytes]:

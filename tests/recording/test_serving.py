@@ -131,13 +131,20 @@ def test_a_method_that_a_path_does_not_take_is_answered_with_the_one_that_it_tak
     assert 405 == connection.getresponse().status
 
 
-def test_what_is_no_request_of_http_is_answered_in_one_line(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("request_line", "said"),
+    [
+        ("GET / or else HTTP/1.1", "Bad request syntax ('GET / or else HTTP/1.1')"),
+        ("GET http://[/ HTTP/1.1", "no target of a request: Invalid IPv6 URL"),
+    ],
+)
+def test_what_is_no_request_of_http_is_answered_in_one_line(server: Server, request_line: str, said: str) -> None:
     place = urlsplit(server.url)
     with socket.create_connection((str(place.hostname), int(place.port or 0)), timeout=60) as connection:
-        connection.sendall(b"GET / or else HTTP/1.1\r\n\r\n")
+        connection.sendall(f"{request_line}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         head, _, content = connection.makefile("rb").read().partition(b"\r\n\r\n")
     assert b" 400 " in head.splitlines()[0]
-    assert json.loads(content)["error"] == "Bad request syntax ('GET / or else HTTP/1.1')"
+    assert said == json.loads(content)["error"]
 
 
 def test_program_that_is_recorded_by_something_else_says_so(server: Server, tmp_path: Path) -> None:
