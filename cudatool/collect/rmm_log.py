@@ -29,7 +29,7 @@ from cudatool.limits import LOG_LINE
 from cudatool.text import quoted
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag, join_records
 from cudatool.trace.interned import Interned
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Ending, Trace
 from cudatool.units import counted
 
 __all__ = ["is_rmm_log", "read"]
@@ -105,6 +105,7 @@ class _Reader:
         self.latest = 0
         self.impossible: list[tuple[int, int]] = []  # line and bytes
         self.live: dict[int, _Row] = {}  # by address: what its free will say
+        self.ending = Ending.CLOSED
         self.ended = 0  # blocks that a run had not freed when the next one began
         self.notes: list[str] = []
 
@@ -133,6 +134,7 @@ class _Reader:
             header={"format": "rmm-log", "time_axis": "clock", "requests_to": "rmm"},
             notes=["RMM's log has no segments: what the allocator reserved is not known", *self.notes],
             source=self.path,
+            ending=self.ending,
         )
 
     def _rows(self, file: BinaryIO) -> Iterator[_Row]:
@@ -150,6 +152,7 @@ class _Reader:
             fields = [field.strip() for field in text.split(",")]
             if is_cut or (len(fields) < len(_HEADER) and not file.read(1)):
                 self.notes.append(f"the log is cut in line {number}: what came from then on is missing")
+                self.ending = Ending.CUT
                 return
             try:
                 yield from self._line(fields, number)

@@ -15,6 +15,7 @@ from cudatool.cli._snapshot_text import print_report
 from cudatool.collect import rmm_log, torch_snapshot
 from cudatool.errors import FileFormatError, UsageError
 from cudatool.trace.events import FREE_UNKNOWN, Kind, StreamFlag
+from cudatool.trace.model import Ending
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
 
@@ -143,6 +144,7 @@ def test_a_last_line_without_its_end_is_left_out_and_said(path: Path, rest: str)
     trace = rmm_log.read(path)
     assert [300] == trace.of_kind(Kind.BLOCK_ALLOC)["size"].tolist()
     assert "the log is cut in line 3: what came from then on is missing" == trace.notes[-1]
+    assert Ending.CUT is trace.ending
 
 
 def test_a_failure_of_any_size_is_read(path: Path) -> None:
