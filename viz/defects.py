@@ -29,7 +29,7 @@ def defects(found: Report, drawn: Operations, recorded_at: float) -> list[dict[s
     return [
         *(words.race(finding, True) for finding in found.findings),
         *(words.race(finding, False) for finding in found.possible),
-        *(words.on_device(finding) for finding in found.on_device),
+        *(words.on_device(finding) for finding in (*found.on_device, *found.warnings)),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from cudatool.limits import REPORT_FRAMES
 from cudatool.sanitize.callers import Callers
@@ -12,7 +13,7 @@ from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import Finding, FindingKind, Report
-from cudatool.sanitize.kinds import named_checks
+from cudatool.sanitize.kinds import KINDS, named_checks
 from cudatool.sanitize.stack_depths import within
 from cudatool.sanitize.wording import Words
 from cudatool.trace.events import Kind
@@ -80,6 +81,15 @@ def check(
     return within(report, REPORT_FRAMES) if bounded else report
 
 
+def _of_kernels(trace: Trace, checks: Collection[str], since: int) -> Report:
+    """Return a report of what the device's checkers saw, and of leaks."""
+    found = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
+    found = tuple(one for one in found if one.record >= since)
+    on_device = tuple(one for one in found if KINDS[one.kind].fails)
+    warnings = tuple(one for one in found if not KINDS[one.kind].fails)
+    return Report((), on_device=on_device, device=str(trace.header.get("device", "")), warnings=warnings)
+
+
 def _report(
     trace: Trace,
     checks: Collection[str],
@@ -89,14 +99,11 @@ def _report(
     *,
     with_dependent: bool = False,
 ) -> Report:
-    found = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
-    on_device = tuple(one for one in found if one.record >= since)
-    device = str(trace.header.get("device", ""))
+    begun = _of_kernels(trace, checks, since)
     if "race" not in checks:
         operations = operations_in(trace)
         gaps = find_gaps(trace, checks, operations=operations, beside=beside)
-        notes = tuple(trace.notes)
-        return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
+        return replace(begun, operations=operations, notes=tuple(trace.notes), gaps=gaps)
     # With less order nothing is found less: what is sound however the host's threads are ordered needs no other look.
     apart = Engine(trace, one_host=False, go_on_repaired=True, effort=effort)
     apart.run()
@@ -120,11 +127,10 @@ def _report(
     certain, possible = _findings(words, independent, cured, since)
     # Their repairs have not been tried: a finding names one only if that is known to help.
     behind, _ = _findings(words, dependent, (), since)
-    return Report(
+    return replace(
+        begun,
         findings=certain,
         possible=possible,
-        on_device=on_device,
-        device=device,
         operations=engine.operations,
         unchecked_launches=engine.unchecked.total(),
         edges=dict(sorted(apart.ordering.edges.items())),

@@ -35,6 +35,7 @@ _CLOSES = {
     Kind.HOST_FREE: "address",
     Kind.PHYSICAL_FREE: "handle",
 }
+_EITHER_FIRST = (FindingKind.KERNEL_RACE, FindingKind.CAS_GUESS)  # of whose two accesses either may come first
 _CALLS_WITH_WORK = (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH, Kind.MEMCPY, Kind.MEMSET)
 _MOST_NAMES = 3
 _NEAR = 1 << 20  # bytes between an address and the allocation that it is said to be near
@@ -198,7 +199,7 @@ def _one_of(trace: Trace, launches: tuple[int, ...]) -> str:
 def _place(kind: FindingKind, said: _Said) -> tuple[Any, ...]:
     """Return what two findings of one defect have in common."""
     # A race is the same whichever of the two threads happened to come first.
-    mode = "" if kind is FindingKind.KERNEL_RACE else said.mode
+    mode = "" if kind in _EITHER_FIRST else said.mode
     return said.kernel, frozenset((said.source, said.other_source)), mode, said.space
 
 
@@ -332,7 +333,7 @@ def _with_fingerprints(found: list[DeviceFinding]) -> tuple[DeviceFinding, ...]:
     result = []
     for one in sorted(found, key=lambda one: (_lines(one), one.record)):
         # Which of two racing threads comes second, and so whether it reads or writes, differs from run to run.
-        mode = "" if one.kind is FindingKind.KERNEL_RACE else one.mode
+        mode = "" if one.kind in _EITHER_FIRST else one.mode
         parts = (one.kind, one.operation, mode, one.space, functions(one.stack))
         identity = digest(parts)
         seen[identity] += 1

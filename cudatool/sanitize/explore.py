@@ -96,6 +96,7 @@ def joined(runs: Sequence[ScheduleOutcome], again: ScheduleOutcome) -> Report:
         findings=_union((schedule, report.findings) for schedule, report in reports),
         possible=_union((schedule, report.possible) for schedule, report in reports),
         on_device=_union((schedule, report.on_device) for schedule, report in reports),
+        warnings=_union((schedule, report.warnings) for schedule, report in reports),
         notes=tuple(dict.fromkeys(note for _, report in reports for note in report.notes)),
         schedules=listed,
         gaps=merged_gaps([report.gaps for _, report in reports], add=False),

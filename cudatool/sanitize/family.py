@@ -38,6 +38,7 @@ def joined_processes(traces: Sequence[Trace], reports: Sequence[Report]) -> Repo
         findings=_union([(name, report.findings) for name, report in zip(names, reports, strict=True)]),
         possible=_union([(name, report.possible) for name, report in zip(names, reports, strict=True)]),
         on_device=_union([(name, report.on_device) for name, report in zip(names, reports, strict=True)]),
+        warnings=_union([(name, report.warnings) for name, report in zip(names, reports, strict=True)]),
         operations=sum(report.operations for report in reports),
         unchecked_launches=sum(report.unchecked_launches for report in reports),
         edges=dict(sorted(edges.items())),
@@ -56,6 +57,7 @@ def of_process(joined: Report, own: Report) -> Report:
         findings=tuple(finding for finding in (*own.findings, *own.dependent) if finding.fingerprint in left),
         possible=tuple(finding for finding in own.possible if finding.fingerprint in left),
         on_device=tuple(finding for finding in own.on_device if finding.fingerprint in left),
+        warnings=tuple(finding for finding in own.warnings if finding.fingerprint in left),
     )
 
 

@@ -69,6 +69,8 @@ class FindingKind(StrEnum):
     """Two threads of one launch, with nothing between them that orders their accesses."""
     STALE_READ = "stale-read"
     """A kernel reads, through a cache that does not see what its launch writes, what its launch writes."""
+    CAS_GUESS = "cas-guess"
+    """A plain read that races with atomic updates; atomicCAS compares its value before anything depends on it."""
     BARRIER_DIVERGENCE = "barrier-divergence"
     """Not all threads come to a barrier that is for all."""
     BAD_MASK = "bad-mask"
@@ -509,6 +511,8 @@ class Report:
         Those in which a side's byte range is conservative: they may be false alarms.
     on_device
         What the software device's checkers saw inside of kernels and calls, and leaks.
+    warnings
+        Certain ones, too, that break a rule and yet change no result: they fail no run.
     device
         The device of the recording, in words.
     operations
@@ -552,6 +556,7 @@ class Report:
     gaps: tuple[Gap, ...] = ()
     processes: tuple[Process, ...] = ()
     dependent: tuple[Finding, ...] = ()
+    warnings: tuple[DeviceFinding, ...] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -569,8 +574,8 @@ class Report:
 
     @property
     def all(self) -> tuple[Finding | DeviceFinding, ...]:
-        """Everything that was found and not set aside: first what fails a run, then what is only possible."""
-        return (*self.findings, *self.on_device, *self.possible)
+        """Everything that was found and not set aside: what fails a run, then warnings, then what is only possible."""
+        return (*self.findings, *self.on_device, *self.warnings, *self.possible)
 
     def of_failed(self, how: str) -> Report:
         """Return this as the report on a workload that failed, such as ``"failed with exit status 1"``."""

@@ -26,10 +26,13 @@ class KindText:
         A heading, without a full stop.
     help
         Two or three sentences: what it means, and how it is repaired.
+    fails
+        Whether a run fails of it. Otherwise it is a warning: it breaks a rule, and changes no result.
     """
 
     title: str
     help: str
+    fails: bool = True
 
 
 KINDS: Final[dict[FindingKind, KindText]] = {
@@ -129,6 +132,14 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "A kernel reads with `__ldg()`, through a `const __restrict__` pointer, or as a texture or surface what the "
         "same launch writes. These caches do not see such a write, so the read may give the old bytes even after a "
         "barrier. Read through an ordinary pointer, or in the next launch.",
+    ),
+    FindingKind.CAS_GUESS: KindText(
+        "plain read before a loop of atomicCAS",
+        "A loop of `atomicCAS` takes its first guess by a plain read, while other threads update the value. By the "
+        "memory model that is a race. It changes no result, as nothing depends on the guess before `atomicCAS` has "
+        "compared it: this is a warning, and no run fails of it. Read atomically, with `cuda::atomic_ref` or through a "
+        "`volatile` pointer.",
+        fails=False,
     ),
     FindingKind.BARRIER_DIVERGENCE: KindText(
         "a barrier that not all threads reach",

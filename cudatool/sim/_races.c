@@ -70,6 +70,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
     r->flags_size = 256;
     r->flags = need(calloc(r->flags_size, sizeof *r->flags));
     r->sites = need(calloc((size_t)lines * KINDS, sizeof *r->sites));
+    r->guesses = need(calloc(lines, sizeof *r->guesses));
     return r;
 }
 
@@ -107,7 +108,7 @@ uint32_t cudatool_race_end(race_t *r) {
         free_block(r, b);
     }
     race_end_flags(r);
-    free(r->links), free(r->sites), free(r->found), free(r);
+    free(r->links), free(r->sites), free(r->guesses), free(r->found), free(r);
     return now;
 }
 
@@ -239,6 +240,8 @@ static void meet(race_t *r, record_t *e, const access_t *a, bool check, bool thi
     uint32_t both = BYTES(e->key) & a->bytes, flags = FLAGS(e->key);
     if (!both)
         return;
+    /* What strong writes meet as a guess of its line alone: weak ones meet it as a race, too. */
+    thin &= !IS_GUESS(e->key) || !(a->flags & STRONG) || (a->flags & GUESS && a->line == e->line);
     bool same = e->block == (uint32_t)r->block->index;
     uint32_t lanes = ~0u;
     if (check && (a->flags | flags) & WRITE && !morally_strong(a->flags, flags, same)) {
@@ -288,14 +291,14 @@ static void push(race_t *r, uint32_t *list, const record_t *record) {
 /* Compare with all records of a list; return how many are left. If blocks cannot learn of each other, two of other
  * blocks stand for all. */
 static uint32_t meet_all(race_t *r, uint32_t *list, const access_t *a, bool check, bool thin) {
-    uint32_t foreign[32] = {0}, first[32] = {0}, left = 0;
+    uint32_t foreign[64] = {0}, first[64] = {0}, left = 0;
     for (uint32_t *at = list; *at;) {
         link_t *link = &r->links[*at];
         meet(r, &link->record, a, check, thin);
         bool gone = !BYTES(link->record.key);
         if (!gone && thin && !r->acquires && link->record.block != (uint32_t)r->block->index &&
             BYTES(link->record.key) == 15) {
-            uint32_t kind = FLAGS(link->record.key);
+            uint32_t kind = FLAGS(link->record.key) | IS_GUESS(link->record.key) << 5;
             gone = foreign[kind] == 2 || (foreign[kind] && link->record.block == first[kind]);
             first[kind] = foreign[kind] ? first[kind] : link->record.block;
             foreign[kind] += !gone;
@@ -360,6 +363,36 @@ static void find_in_step(race_t *r, const cell_t *cell, const access_t *a) {
     }
 }
 
+enum { MADE = 1, MET };
+
+/* A plain read whose value an atomicCAS compares before anything depends on it (cudatool.ptx.guesses) is kept as a strong
+ * one: it races with weak writes alone. By the model it races with strong ones, too, and that is found here: of each
+ * line, the first such pair. */
+static void find_guess(race_t *r, const cell_t *cell, const access_t *a) {
+    uint8_t *own = &r->guesses[a->line < r->lines ? a->line : 0];
+    if (a->flags & GUESS && !*own)
+        *own = MADE, r->unmet++;
+    if (!r->unmet || (a->flags & GUESS ? *own == MET : !(a->flags & WRITE)))
+        return;
+    for (uint32_t i = cell->strongs; i; i = r->links[i].next) {
+        record_t e = r->links[i].record;
+        bool is_first = IS_GUESS(e.key), is_pair = is_first ? a->flags & WRITE : a->flags & GUESS && FLAGS(e.key) & WRITE;
+        uint8_t *met = is_first ? &r->guesses[e.line < r->lines ? e.line : 0] : own;
+        if (!is_pair || *met == MET || !(BYTES(e.key) & a->bytes) || !(e.lanes = race_unordered(r, &e, a->t)))
+            continue;
+        if (!morally_strong(a->flags, FLAGS(e.key), e.block == (uint32_t)r->block->index))
+            continue; /* it is a race like others */
+        *met = MET, r->unmet--;
+        found_t *found = found_at(r, is_first ? e.line : a->line, CAS_GUESS);
+        *found = (found_t){
+            .address = a->address, .block = r->block->index, .other_block = e.block, .kind = CAS_GUESS, .line = a->line,
+            .other_line = e.line, .size = a->size, .mode = a->flags & 31, .other_mode = FLAGS(e.key), .space = a->space,
+            .thread = a->t, .other_thread = 32 * WARP(e.key) + (uint32_t)__builtin_ctz(e.lanes), .reason = NO_ORDER,
+            .count = 1,
+        };
+    }
+}
+
 static void touch(race_t *r, cell_t *cell, const access_t *a, record_t own) {
     /* Lists of other launches are not there any more. */
     bool old = cell->write.moment < r->launch && cell->read.moment < r->launch && cell->strong_moment < r->launch;
@@ -381,6 +414,8 @@ static void touch(race_t *r, cell_t *cell, const access_t *a, record_t own) {
         }
         if (a->flags & VOLATILE && a->space && !r->in_step)
             find_in_step(r, cell, a);
+        if (r->unmet || a->flags & GUESS)
+            find_guess(r, cell, a);
         r->narrows |= !(a->flags & WIDE);
         if (r->narrows)
             meet_all(r, &cell->strongs, a, true, false);

@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128,
-       VOLATILE = 2048 }; /* instrument.Flag */
-enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, STALE_READ, IN_STEP, KINDS };
+       VOLATILE = 2048, GUESS = 4096 }; /* instrument.Flag */
+enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, STALE_READ, IN_STEP, CAS_GUESS, KINDS };
 enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED, READ_ONLY_CACHE,
        TEXTURE_CACHE }; /* race_engine.RaceReason */
 
@@ -37,7 +37,7 @@ typedef struct node {
 /* ---- accesses ---- */
 
 /* Accesses of a warp's lanes by one instruction at one moment. Of `key`: bytes (0-3), flags (4-8), warp (9-13),
- * whether it is volatile (14). */
+ * whether it is volatile (14), or a guess (15). */
 typedef struct {
     uint32_t moment, block, key, line, lanes;
 } record_t;
@@ -55,11 +55,13 @@ typedef struct {
     uint32_t unused;
 } cell_t;
 
-#define KEY(bytes, flags, warp) ((bytes) | ((flags) & 31) << 4 | (warp) << 9 | ((flags) & VOLATILE ? 1 << 14 : 0))
+#define KEY(bytes, flags, warp) ((bytes) | ((flags) & 31) << 4 | (warp) << 9 | ((flags) & VOLATILE ? 1 << 14 : 0) | \
+                                  ((flags) & GUESS ? 1 << 15 : 0))
 #define BYTES(key) ((key) & 15)
 #define FLAGS(key) ((key) >> 4 & 31)
 #define WARP(key) ((key) >> 9 & 31)
 #define IS_VOLATILE(key) ((key) >> 14 & 1)
+#define IS_GUESS(key) ((key) >> 15 & 1)
 
 /* Accesses that await their turn: by one instruction, of consecutive threads, at a constant distance; or of several rows
  * of a block's threads, whose first ones are at a constant distance. Threads execute one
@@ -187,6 +189,8 @@ typedef struct {
     found_t *found;
     uint32_t found_used, found_size;
     bool in_step;   /* a pair of kind IN_STEP was found */
+    uint8_t *guesses; /* by line: whether a guess was made there (MADE), and met a write (MET) */
+    uint32_t unmet;   /* lines at which none has met a write yet */
     uint64_t limit; /* bytes that the history may take beside its maps */
     bool ended;     /* it took more: from then on nothing is looked at, as what it lacks could be a false race */
 } race_t;

@@ -230,6 +230,7 @@ class Session:
             report,
             edges=dict(+edges),
             on_device=tuple(one for one in report.on_device if one.check in checks),
+            warnings=tuple(one for one in report.warnings if one.check in checks),
         )
 
     def _gaps(self, report: Report, records: Records, checks: Sequence[str]) -> tuple[Gap, ...]:
@@ -314,6 +315,7 @@ def _with(report: Report, more: Report) -> Report:
         findings=(*more.findings, *report.findings),
         possible=(*more.possible, *report.possible),
         on_device=(*more.on_device, *report.on_device),
+        warnings=(*more.warnings, *report.warnings),
         dependent=(*more.dependent, *report.dependent),
     )
 

@@ -76,6 +76,7 @@ class Totals:
             findings=_merged(one for report in reports for one in report.findings),
             possible=_merged(one for report in reports for one in report.possible),
             on_device=_merged(one for report in reports for one in report.on_device),
+            warnings=_merged(one for report in reports for one in report.warnings),
             device=self._device,
             operations=sum(report.operations for report in reports),
             unchecked_launches=sum(report.unchecked_launches for report in reports),
@@ -128,6 +129,9 @@ class Totals:
         for kind, count in sorted(Counter(kind for kind, _ in found).items()):
             tests = len({test for one, test in found if one == kind})
             write(f"{count:>6,} {kind} in {counted(tests, 'test')}", red=True)
+        warned = Counter(one.kind for _, report in self._reports for one in report.warnings)
+        for kind, count in sorted(warned.items()):
+            write(f"{count:>6,} {kind}: a warning, of which no test fails", yellow=True)
         if possible := sum(len(report.possible) for _, report in self._reports):
             write(f"{possible:>6,} possible: an operation may access less than is assumed")
         if aside := sum(len(report.set_aside) for _, report in self._reports):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cudatool.sanitize.findings import AccessSite, BufferSite, DeviceFinding, Finding, FindingKind, Report
+from cudatool.sanitize.kinds import KINDS
 from cudatool.source_text import SourceLine
 from cudatool.trace.model import Frame
 
@@ -26,6 +27,7 @@ ON_DEVICE = {
     FindingKind.UNINITIALIZED: "initcheck",
     FindingKind.KERNEL_RACE: "racecheck",
     FindingKind.STALE_READ: "racecheck",
+    FindingKind.CAS_GUESS: "racecheck",
     FindingKind.BARRIER_DIVERGENCE: "synccheck",
     FindingKind.BAD_MASK: "synccheck",
     FindingKind.ABSENT_LANE: "synccheck",
@@ -83,7 +85,7 @@ def on_device(file: str, kind: FindingKind, check: str, **changed: object) -> De
         "count": 2,
         "fingerprint": f"fp-{kind}",
     }
-    if kind in (FindingKind.KERNEL_RACE, FindingKind.STALE_READ):
+    if kind in (FindingKind.KERNEL_RACE, FindingKind.STALE_READ, FindingKind.CAS_GUESS):
         facts |= {"other_block": (0, 0, 0), "other_thread": (1, 0, 0), "other_source": SourceLine("scale.cu", 3)}
     if kind is FindingKind.KERNEL_ERROR:
         facts |= {"mode": "", "space": "", "address": 0, "size": 0, "text": "trap", "buffer": None}
@@ -106,7 +108,8 @@ def every_kind(file: str) -> Report:
     """A report with one finding of each kind."""
     return Report(
         findings=tuple(race(file, kind) for kind in FindingKind if kind not in ON_DEVICE),
-        on_device=tuple(on_device(file, kind, check) for kind, check in ON_DEVICE.items()),
+        on_device=tuple(on_device(file, kind, check) for kind, check in ON_DEVICE.items() if KINDS[kind].fails),
+        warnings=tuple(on_device(file, kind, check) for kind, check in ON_DEVICE.items() if not KINDS[kind].fails),
         device="the software device",
         operations=12,
         edges={"event wait": 3},

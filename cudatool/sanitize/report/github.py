@@ -33,7 +33,7 @@ _MOST = 50  # findings in full on the page: GitHub refuses pages beyond 1 MiB
 
 
 def render_github(report: Report, run: ReportContext) -> str:
-    """Return workflow commands: an error for each finding that fails the run, a warning for each possible one."""
+    """Return workflow commands: an error for each finding that fails the run, a warning for each other one."""
     lines = []
     for entry in entries(report):
         if entry.aside is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 
 from cudatool.sanitize.coverage import ended, gap_why
-from cudatool.sanitize.findings import Report
+from cudatool.sanitize.findings import Finding, Report
 from cudatool.sanitize.kinds import CHECKS, KINDS, check_of
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report.text import render_entry
@@ -30,9 +30,9 @@ def render_junit(report: Report, run: ReportContext) -> str:
 
     It refuses a file with others, such as the file and line of a test: a finding's text says where it is.
 
-    A finding that fails the run is a failure, a possible one passes with its text as output, and one that was set
-    aside is skipped. A workload that failed is an error. What was not checked is a skipped test, and its checks are
-    skipped, too; it is an error where nothing was checked or the recording is incomplete.
+    A finding that fails the run is a failure, a warning or a possible one passes with its text as output, and one that
+    was set aside is skipped. A workload that failed is an error. What was not checked is a skipped test, and its checks
+    are skipped, too; it is an error where nothing was checked or the recording is incomplete.
     """
     listed = list(entries(report))
     suites = ET.Element("testsuites")
@@ -90,7 +90,8 @@ def _case(suite: ET.Element, entry: ReportEntry, run: ReportContext) -> None:
     elif entry.aside is not None:
         ET.SubElement(case, "skipped", message=_xml(f"{entry.aside.by}: {why_aside(entry.aside, run.root)}"))
     else:
-        ET.SubElement(case, "system-out").text = "Possible: " + _xml(describe(finding))
+        standing = "Possible" if isinstance(finding, Finding) else "Warning"
+        ET.SubElement(case, "system-out").text = f"{standing}: " + _xml(describe(finding))
 
 
 def _xml(text: str) -> str:

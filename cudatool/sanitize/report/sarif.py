@@ -62,6 +62,7 @@ def _driver() -> dict[str, Any]:
 
 def _rule(kind: Any) -> dict[str, Any]:
     text, url = KINDS[kind], help_url(kind)
+    level = "error" if text.fails else "warning"
     rule = {
         "id": kind.value,
         "name": "".join(word.capitalize() for word in kind.value.split("-")),
@@ -72,8 +73,8 @@ def _rule(kind: Any) -> dict[str, Any]:
             "markdown": f"{text.help}\n\n"
             + (f"[More on {kind}]({url})" if url else f"See `docs/findings.md`, {kind}."),
         },
-        "defaultConfiguration": {"level": "error"},
-        "properties": {"tags": ["cuda"], "precision": "high", "problem.severity": "error"},
+        "defaultConfiguration": {"level": level},
+        "properties": {"tags": ["cuda"], "precision": "high", "problem.severity": level},
     }
     return rule | ({"helpUri": url} if url else {})
 
@@ -127,7 +128,7 @@ class _Result:
         result = {
             "ruleId": finding.kind.value,
             "ruleIndex": _KINDS.index(finding.kind),
-            "level": "error" if entry.level == "none" else entry.level,
+            "level": ("error" if KINDS[finding.kind].fails else "warning") if entry.level == "none" else entry.level,
             "message": {"text": message},
             "locations": [_location(frame, self._root)] if frame else [],
             "relatedLocations": self._related,

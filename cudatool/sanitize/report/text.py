@@ -73,10 +73,14 @@ def render_text(report: Report, run: ReportContext | None = None, *, color: bool
     """
     style = _Style(color, max(width, 40), run or ReportContext(os.getcwd()))
     blocks: list[str] = []
-    for number, entry in enumerate((entry for entry in entries(report) if entry.aside is None), 1):
-        if entry.level == "warning" and (not blocks or number == len(report.findings) + len(report.on_device) + 1):
-            blocks.append(style.wrap("Possible: an operation below may access less than is assumed.", ""))
-        blocks.append(style.entry(entry, f"{number}. "))
+    fail = len(report.findings) + len(report.on_device)
+    headings = {fail + len(report.warnings): "Possible: an operation below may access less than is assumed."}
+    if report.warnings:
+        headings[fail] = "Warnings: these break a rule and change no result. They do not fail the run."
+    for number, entry in enumerate(entry for entry in entries(report) if entry.aside is None):
+        if number in headings:
+            blocks.append(style.wrap(headings[number], ""))
+        blocks.append(style.entry(entry, f"{number + 1}. "))
     blocks.append(style.summary(report, run))
     return "\n\n".join(blocks)
 

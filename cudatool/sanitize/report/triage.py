@@ -85,6 +85,7 @@ def _without(report: Report, aside: dict[str, SetAside]) -> Report:
         findings=findings,
         possible=tuple(one for one in report.possible if one.fingerprint not in aside),
         on_device=on_device,
+        warnings=tuple(one for one in report.warnings if one.fingerprint not in aside),
         set_aside=(*report.set_aside, *aside.values()),
         processes=tuple(
             one if one.name in have_some else replace(one, outcome=one.checked) for one in report.processes

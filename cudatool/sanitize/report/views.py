@@ -82,7 +82,8 @@ class ReportEntry:
     Attributes
     ----------
     level
-        ``"error"`` if it fails the run, ``"warning"`` if it is only possible, ``"none"`` if it was set aside.
+        ``"error"`` if it fails the run, ``"warning"`` if it is a warning or only possible, ``"none"`` if it was set
+        aside.
     aside
         Who set it aside and why.
     remark
@@ -113,7 +114,7 @@ class Site:
 
 
 def entries(report: Report) -> Iterator[ReportEntry]:
-    """Yield every finding: those that fail the run, the possible ones, and those set aside."""
+    """Yield every finding: those that fail the run, warnings, the possible ones, and those set aside."""
     expired = {known.fingerprint: known for known in report.expired}
     certain = len(report.findings) + len(report.on_device)
     for index, finding in enumerate(report.all):
@@ -241,6 +242,7 @@ def verdict(report: Report) -> str:
         "expired": len(report.expired),
         "stale in the baseline": len(report.stale),
     }
+    parts += [counted(len(report.warnings), "warning")] if report.warnings else []
     parts += [f"{count:,} {what}" for what, count in counts.items() if count]
     gaps = [gap_what(gap) for gap in report.gaps if gap.kind is not GapKind.OPERATIONS]
     rest = f"; not checked: {', '.join(gaps)}" if gaps else ""

@@ -115,6 +115,7 @@ class Emitter:
         self.count = 0
         self.instruction: Instruction | None = None
         self.orders_by_flags = True  # whether the kernel has fences, or accesses that release or acquire
+        self.guesses: frozenset[int] = frozenset()  # lines of loads that only guess (:mod:`cudatool.ptx.guesses`)
         self.near: Mapping[int, tuple[Near, int]] = {}  # of the basic block (:func:`.argument_ranges.near_accesses`)
         self.counts_accesses = False  # whether %accesses counts what the thread accessed since it was last suspended
 

@@ -103,6 +103,8 @@ class DefectCode(IntEnum):
     """A matrix operation of a warp of which a lane has ended or never was."""
     IN_STEP = 12
     """No defect: volatile accesses to shared memory by two lanes of a warp, a write and a read that nothing orders."""
+    CAS_GUESS = 13
+    """A race of a plain read with a strong write, whose outcome changes nothing (:mod:`cudatool.ptx.guesses`)."""
 
 
 KINDS = len(DefectCode)
@@ -137,6 +139,8 @@ class Flag(IntFlag):
     TEXTURE = 1024
     """Through the cache of textures and surfaces."""
     VOLATILE = 2048
+    GUESS = 4096
+    """A plain read whose value an ``atom.cas`` compares before anything depends on it."""
 
 
 class FoundRecord(ctypes.Structure):

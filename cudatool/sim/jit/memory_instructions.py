@@ -37,6 +37,8 @@ def _load(e: Emitter, i: Instruction) -> None:
     space, pointer = e.pointer(space_of(i), i.operands[1])
     strong = "volatile " if STRONG.intersection(i.modifiers) and space != "local" else ""
     flags = Flag.READ_ONLY if is_read_only(i) else _flags(i, bool(strong))
+    if i.line in e.guesses:
+        flags |= Flag.GUESS | Flag.STRONG | Flag.WIDE
     pointer = e.guarded(space, pointer, size * len(targets), READ, i, flags=flags)
     for index, target in enumerate(targets):
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer

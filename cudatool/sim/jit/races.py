@@ -29,6 +29,9 @@ What ``ld.global.nc`` reads must be read-only for the entire lifetime of the ker
 Capability 5.x, Global Memory). What a texture fetch or surface read reads must not have been written before in the
 launch (the same, "Read/Write Coherency"; PTX ISA, "Memory Hierarchy").
 
+A plain read whose value an ``atom.cas`` compares before anything depends on it (:mod:`cudatool.ptx.guesses`) counts as
+a strong one. That it races with strong writes by the model is said apart, once a line (``DefectCode.CAS_GUESS``).
+
 Volatile accesses do not race. A write and a read of shared memory by two lanes of a warp that nothing orders are named
 nevertheless, one pair of a launch: not as a race, but as what only warps in step put in order (``DefectCode.IN_STEP``).
 

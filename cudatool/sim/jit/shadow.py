@@ -37,6 +37,7 @@ _RACES = (
     DefectCode.WRITE_AFTER_WRITE,
     DefectCode.STALE_READ,
     DefectCode.IN_STEP,
+    DefectCode.CAS_GUESS,
 )  # by kind
 _versions = itertools.count()  # of all shadows: a number is never given twice
 _STAMPS, _LAST_STAMP = 4, 252  # of launches, a byte: the distance from one to the next, and the last one

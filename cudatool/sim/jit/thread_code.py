@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cudatool.ptx import Address, Function, Immediate, Instruction, Symbol, opcode_of, space_of
+from cudatool.ptx.guesses import guessing_loads
 from cudatool.ptx.isa import Control
 from cudatool.sim.jit import (
     arithmetic,
@@ -70,6 +71,7 @@ class ThreadCode(Regions):
         self.marked, self.needless, self.counts_rounds = marked, needless, counts_rounds
         checks_memory = instrument & (Instrument.MEMCHECK | Instrument.INITCHECK)
         self.ranges = ArgumentRanges.of(function, layout.param_offsets).of_line if checks_memory else {}
+        self.guesses = guessing_loads(function) if instrument & Instrument.RACECHECK else frozenset[int]()
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
         self.constants = self._constant_arrays()
@@ -91,7 +93,7 @@ class ThreadCode(Regions):
             parallel_generic=self.parallel_generic,
             indices=self.indices if indices is None else indices,
         )
-        e.orders_by_flags = self.orders_by_flags
+        e.orders_by_flags, e.guesses = self.orders_by_flags, self.guesses
         return e
 
     def finish(self, e: Emitter) -> None:

@@ -58,6 +58,7 @@ _DEFECTS: Final = {
         "this is an operation of a whole warp, of which a lane has ended or that the block does not have",
     ),
     "STALE_READ": ("racecheck", "stale-read", ""),
+    "CAS_GUESS": ("racecheck", "cas-guess", ""),
     "UNCHECKED": (
         "racecheck",
         "unchecked",
@@ -71,6 +72,12 @@ _DEFECTS: Final = {
     ),
 }
 
+_GUESS: Final = (
+    "by the memory model this is a race, as the plain read and the other thread's atomic update are in no order; it "
+    "changes no result, because the value read is only compared by atomicCAS. An atomic read makes it none: "
+    "cuda::atomic_ref<T, cuda::thread_scope_device>(*p).load(cuda::memory_order_relaxed), or a volatile one"
+)
+
 
 @dataclass(frozen=True)
 class CheckFinding:
@@ -82,9 +89,9 @@ class CheckFinding:
         One of :data:`~cudatool.config.KERNEL_CHECKS`.
     kind
         ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"peer-access"``, ``"read-only"``,
-        ``"misaligned"``, ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"barrier-divergence"``,
-        ``"bad-mask"``, ``"absent-lane"``, ``"invalid-free"``, ``"double-free"``, ``"invalid-copy"`` or
-        ``"kernel-error"``;
+        ``"misaligned"``, ``"uninitialized"``, ``"kernel-race"``, ``"stale-read"``, ``"cas-guess"``,
+        ``"barrier-divergence"``, ``"bad-mask"``, ``"absent-lane"``, ``"invalid-free"``, ``"double-free"``,
+        ``"invalid-copy"`` or ``"kernel-error"``;
         ``"unchecked"`` for a launch of which racecheck looked at a part, ``"in-step"`` for one with volatile accesses
         that only warps in step would order, ``"unmeasured"`` for one whose accesses are not all known.
     mode
@@ -326,8 +333,8 @@ class Checkers:
         other_block: tuple[int, ...] = ()
         other_thread: tuple[int, ...] = ()
         other_source: SourceLine | None = None
-        if kind in ("kernel-race", "stale-read"):
-            text = _race_text(found, RaceReason)
+        if kind in ("kernel-race", "stale-read", "cas-guess"):
+            text = _GUESS if kind == "cas-guess" else _race_text(found, RaceReason)
             other_block = found.other_block or found.block
             other_thread = _coordinates(found.other_thread, block)
             other_source = kernel.source_of(found.other_line)

@@ -17,7 +17,7 @@ from cudatool.sim.host_library import library
 from cudatool.sim.jit.instrument import CELL, WORD, Flag, RaceMode, run_key
 from cudatool.sim.jit.race_engine import RUNS, AccessRun, EngineState, Order, RaceReason, RaceRecord, Races, Reads
 
-_STALE = 3  # the kind that a record of such a read has
+_STALE, _GUESS = 3, 5  # the kinds that records of such reads have
 
 ENDED = 0x7FFFFFFF
 THREADS = 40  # of a block: a warp and a part of one
@@ -135,6 +135,7 @@ class Case:
         size = self.random.choice((1, 2, 4, 4, 8))
         first = self.random.randrange(0, self.random.choice((4, 12, 12, 56)), size)
         mode = self.random.choice((RaceMode.READ, RaceMode.WRITE))
+        guesses = mode is RaceMode.READ and self.random.random() < 0.2
         if self.reads_mostly and not copies and self.random.random() < 0.85:
             space, size, mode = 0, self.random.choice((4, 4, 8)), RaceMode.READ
             first = self.random.randrange(0, 16, size)
@@ -147,6 +148,8 @@ class Case:
             what = 1 if self.reads_mostly and mode is RaceMode.READ else self.random.random()
             if what < 0.15:
                 flags = RaceMode.ATOMIC | Flag.STRONG | (Flag.WIDE if self.random.random() < 0.8 else 0)
+            elif guesses:
+                flags |= Flag.STRONG | Flag.WIDE | Flag.GUESS
             elif what < 0.3:
                 flags |= Flag.STRONG | (Flag.WIDE if self.random.random() < 0.5 else 0)
             number = self.step(key)
@@ -460,6 +463,22 @@ class Case:
                     found.setdefault(pair, set()).update((place, byte) for byte in common)
         return found
 
+    def guesses(self) -> set[int]:
+        """Return the lines of plain reads, for ``atomicCAS`` alone, that race with a strong write."""
+        return {
+            read.line
+            for read in self.accesses
+            for write in self.accesses
+            if read.flags & Flag.GUESS
+            and write.flags & RaceMode.WRITE
+            and write.flags & Flag.STRONG
+            and (write.block == read.block or (write.flags & Flag.WIDE and not read.space))
+            and write.space == read.space
+            and max(read.first, write.first) < min(read.first + read.size, write.first + write.size)
+            and not (self.before[read.event] >> write.event | self.before[write.event] >> read.event) & 1
+            and (write.block, write.thread) != (read.block, read.thread)
+        }
+
     def stale(self) -> dict[int, set[tuple[int, int, int, int]]]:
         """Return the reads through caches that may find old bytes: for each line, the reader and writer of such a byte.
 
@@ -487,6 +506,20 @@ class Case:
         wrong = sorted(line for line, who in said.items() if who not in stale[line])
         return f"stale reads of others at {wrong}" if wrong else ""
 
+    def difference_of_guesses(self, said: set[int]) -> str:
+        """Return what the engine says wrongly of guesses. It may be silent where a weak write races, too."""
+        guesses = self.guesses()
+        raced = set().union(*self.races().values())
+        missed = {
+            access.line
+            for access in self.accesses
+            if access.line in guesses - said
+            and raced.isdisjoint(
+                (access.block if access.space else -1, byte) for byte in range(access.first, access.first + access.size)
+            )
+        }
+        return f"guesses at {sorted(said)}, not {sorted(guesses)}" if missed or said - guesses else ""
+
     def difference(self) -> str:
         """Return what the engine says wrongly, empty if nothing."""
         self.run()
@@ -494,7 +527,11 @@ class Case:
         assert whole
         if wrong := self.difference_of_stale([record for record in records if record.kind == _STALE]):
             return wrong
-        records = [record for record in records if record.kind != _STALE]
+        guesses = {line for r in records if r.kind == _GUESS for line in (r.line, r.other_line)}
+        guesses &= {access.line for access in self.accesses if access.flags & Flag.GUESS}
+        if wrong := self.difference_of_guesses(guesses):
+            return wrong
+        records = [record for record in records if record.kind not in (_STALE, _GUESS)]
         said = {(min(r.other_line, r.line), max(r.other_line, r.line)) for r in records}
         races = self.races()
         if false := said - races.keys():

@@ -19,6 +19,7 @@ def test_the_cases_have_races_and_lack_them():
         verdicts.append(bool(case.races()))
     assert {True, False} == set(verdicts)
     assert sum(case.waits_for_reads > 0 for case in cases) >= 5
+    assert sum(bool(case.guesses()) for case in cases) >= 5
 
 
 @pytest.mark.parametrize("seed", [1_000_000, 2_000_000])
