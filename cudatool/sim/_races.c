@@ -341,14 +341,19 @@ static void enter(race_t *r, record_t *newest, uint32_t *list, const record_t *o
     *newest = *own;
 }
 
-/* Volatile accesses do not race: which value a read finds is open. Kernels for warps whose lanes run in step rely on one.
- * Find a pair of them, of two lanes of a warp, in shared memory: a write, and a read that nothing orders. The launch's
- * first one is enough. */
+/* Volatile accesses do not race, with each other or with atomic updates: which value is read is open. Kernels for warps
+ * whose lanes run in step rely on one. Find a pair of them, of two lanes of a warp, in shared memory: a write, and a read
+ * that nothing orders. The launch's first one is enough. Two atomic updates are meant to come in any order. */
 static void find_in_step(race_t *r, const cell_t *cell, const access_t *a) {
+    r->volatiles |= a->flags & VOLATILE;
+    if (!r->volatiles)
+        return;
     for (uint32_t i = cell->strongs; i; i = r->links[i].next) {
         record_t e = r->links[i].record;
-        if (!IS_VOLATILE(e.key) || !(BYTES(e.key) & a->bytes) || WARP(e.key) != a->t >> 5 ||
-            !((FLAGS(e.key) ^ a->flags) & WRITE))
+        uint32_t either = FLAGS(e.key) | a->flags;
+        bool is_volatile = IS_VOLATILE(e.key) || a->flags & VOLATILE, guesses = IS_GUESS(e.key) || a->flags & GUESS;
+        if (!is_volatile || guesses || !(either & READ) || !(either & WRITE) || !(BYTES(e.key) & a->bytes) ||
+            WARP(e.key) != a->t >> 5)
             continue;
         if ((e.lanes = race_unordered(r, &e, a->t))) {
             r->in_step = true;
@@ -412,7 +417,7 @@ static void touch(race_t *r, cell_t *cell, const access_t *a, record_t own) {
             meet(r, &cell->read, a, true, false);
             meet_all(r, &cell->reads, a, true, false);
         }
-        if (a->flags & VOLATILE && a->space && !r->in_step)
+        if (a->space && !r->in_step)
             find_in_step(r, cell, a);
         if (r->unmet || a->flags & GUESS)
             find_guess(r, cell, a);

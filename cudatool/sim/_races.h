@@ -188,7 +188,7 @@ typedef struct {
     uint32_t *sites; /* for each line and kind: the number of its record, from 1 */
     found_t *found;
     uint32_t found_used, found_size;
-    bool in_step;   /* a pair of kind IN_STEP was found */
+    bool in_step, volatiles; /* a pair of kind IN_STEP was found; there are volatile accesses to shared memory */
     uint8_t *guesses; /* by line: whether a guess was made there (MADE), and met a write (MET) */
     uint32_t unmet;   /* lines at which none has met a write yet */
     uint64_t limit; /* bytes that the history may take beside its maps */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,29 @@ extern "C" __global__ void is_found(float *x) {
     __syncthreads();
     x[threadIdx.x] = found;
 }"""
+COUNT = """
+extern "C" __global__ void count(float *x) {
+    __shared__ volatile int n;
+    if (threadIdx.x == 0) n = 0;
+    __syncthreads();
+    atomicAdd((int *)&n, 1);
+    %(then)s
+    if (threadIdx.x < 32) x[threadIdx.x] = n;
+}"""
+RESET = """
+extern "C" __global__ void reset(float *x) {
+    __shared__ volatile int n;
+    if (threadIdx.x == 31) n = 0;
+    %(then)s
+    if (threadIdx.x < 32) x[threadIdx.x] = atomicAdd((int *)&n, 1);
+}"""
+COUNT_ALONE = """
+extern "C" __global__ void count(float *x) {
+    __shared__ int n;
+    if (threadIdx.x == 0) n = 0;
+    __syncthreads();
+    x[threadIdx.x] = atomicAdd(&n, 1) + atomicAdd(&n, 1);
+}"""
 OWN = """
 extern "C" __global__ void own(float *x) {
     __shared__ volatile float part[64];
@@ -73,7 +97,30 @@ def test_volatile_sum_of_a_warp_in_step_is_partly_checked(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "source", [SUM % {"then": "__syncwarp();"}, BETWEEN_WARPS, SAME_FLAG, OWN], ids=["sync", "warps", "flag", "own"]
+    ("source", "words"),
+    [
+        (COUNT % {"then": ""}, {("a volatile read", 8), ("an atomic update", 6)}),
+        (RESET % {"then": ""}, {("a volatile write", 4), ("an atomic update", 6)}),
+    ],
+    ids=["read-after-update", "update-after-write"],
+)
+def test_volatile_access_and_atomic_update_of_a_warp_in_step_are_partly_checked(
+    tmp_path: Path, source: str, words: set[tuple[str, int]]
+) -> None:
+    report = checked(tmp_path / "run.ctrace", source)
+    assert (report.outcome, report.on_device) == (Outcome.PARTLY_CHECKED, ())
+    (gap,) = report.gaps
+    assert (gap.kind, gap.count) == (GapKind.WARPS_IN_STEP, 1)
+    assert words == {(what, int(line)) for what, line in re.findall(r"(an? [a-z ]+) at \S+:(\d+)", gap.names[0])}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(SUM % {"then": "__syncwarp();"}, BETWEEN_WARPS, SAME_FLAG, OWN, COUNT_ALONE),
+        *(COUNT % {"then": "__syncthreads();"}, RESET % {"then": "__syncthreads();"}),
+    ],
+    ids=["sync", "warps", "flag", "own", "atomics", "count-sync", "reset-sync"],
 )
 def test_volatile_accesses_that_rely_on_no_step_are_clean(tmp_path: Path, source: str) -> None:
     report = checked(tmp_path / "run.ctrace", source)

@@ -102,7 +102,7 @@ class DefectCode(IntEnum):
     PART_OF_WARP = 11
     """A matrix operation of a warp of which a lane has ended or never was."""
     IN_STEP = 12
-    """No defect: volatile accesses to shared memory by two lanes of a warp, a write and a read that nothing orders."""
+    """No defect: lanes of a warp write and read shared memory in no order, both as volatile, or one atomically."""
     CAS_GUESS = 13
     """A race of a plain read with a strong write, whose outcome changes nothing (:mod:`cudatool.ptx.guesses`)."""
 

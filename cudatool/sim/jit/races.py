@@ -33,7 +33,8 @@ A plain read whose value an ``atom.cas`` compares before anything depends on it 
 a strong one. That it races with strong writes by the model is said apart, once a line (``DefectCode.CAS_GUESS``).
 
 Volatile accesses do not race. A write and a read of shared memory by two lanes of a warp that nothing orders are named
-nevertheless, one pair of a launch: not as a race, but as what only warps in step put in order (``DefectCode.IN_STEP``).
+nevertheless, one pair of a launch, and so is a volatile access with an atomic update: not as a race, but as what only
+warps in step put in order (``DefectCode.IN_STEP``).
 
 Taken as the software device has it: a cluster is one block, so that scope ``.cluster`` is ``.cta``. Not looked at:
 strong accesses of different sizes to the same bytes, which the model calls a race. Which threads met at a barrier with

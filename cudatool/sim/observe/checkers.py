@@ -68,10 +68,16 @@ _DEFECTS: Final = {
         "racecheck",
         "in-step",
         "lanes of a warp in {kernel} read shared memory that another lane writes, with no __syncwarp() between: "
-        "volatile accesses, {own} and {other}",
+        "{own} and {other}",
     ),
 }
 
+_STRONG: Final = {
+    "": "",
+    "read": "a volatile read",
+    "write": "a volatile write",
+    "atomic": "an atomic update",
+}
 _GUESS: Final = (
     "by the memory model this is a race, as the plain read and the other thread's atomic update are in no order; it "
     "changes no result, because the value read is only compared by atomicCAS. An atomic read makes it none: "
@@ -321,8 +327,8 @@ class Checkers:
             size=found.size,
             kernel=kernel_name(kernel.name),
             history_limit=format_bytes(self.shadow.history_limit),
-            own=f"a {found.mode} at {kernel.source_of(found.line)}",
-            other=f"a {found.other_mode} at {kernel.source_of(found.other_line)}",
+            own=f"{_STRONG[found.mode]} at {kernel.source_of(found.line)}",
+            other=f"{_STRONG[found.other_mode]} at {kernel.source_of(found.other_line)}",
         )
         pointer = usable = 0
         if found.defect is DefectCode.INVALID:
