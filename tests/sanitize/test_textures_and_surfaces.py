@@ -141,6 +141,30 @@ def test_a_race_of_two_streams_on_an_array_is_found(tmp_path: Path, reads: str, 
     assert () == report.gaps
 
 
+@pytest.mark.parametrize(("elements", "kinds"), [(32, []), (31, [FindingKind.OUT_OF_BOUNDS])])
+def test_a_fetch_beyond_the_memory_of_a_larger_texture_is_out_of_bounds(
+    tmp_path: Path, elements: int, kinds: list[FindingKind]
+) -> None:
+    def program(programs: Programs) -> None:
+        d = programs.driver
+        memory = programs.ok(d.cuMemAlloc(4 * elements))
+        programs.ok(d.cuMemsetD8(memory, 0, 4 * elements))
+        resource, wanted = d.CUDA_RESOURCE_DESC(), d.CUDA_TEXTURE_DESC()
+        resource.resType = d.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
+        linear, wanted.flags = resource.res.linear, 1
+        linear.devPtr, linear.sizeInBytes, linear.numChannels = memory, 4096, 1
+        linear.format = d.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32
+        texture = programs.ok(d.cuTexObjectCreate(resource, wanted, None))
+        programs.launch_with("fetch_own", int(texture))
+        programs.synchronize()
+        programs.ok(d.cuTexObjectDestroy(texture))
+        programs.ok(d.cuMemFree(memory))
+
+    found = checked(tmp_path, program, "memcheck").on_device
+    assert kinds == [one.kind for one in found]
+    assert all((31, 0, 0) == one.thread and "read" == one.mode for one in found)
+
+
 def test_threads_that_write_one_element_of_a_surface_race(tmp_path: Path) -> None:
     def program(programs: Programs) -> None:
         array = programs.array()

@@ -303,6 +303,43 @@ def test_texture_of_memory_that_is_not_aligned_is_refused(device, offset: int, p
     assert "CUDA_ERROR_INVALID_VALUE" == status.name
 
 
+def linear_of(d, address, size):
+    """Return the descriptor of linear memory of 32-bit integers."""
+    resource = d.driver.CUDA_RESOURCE_DESC()
+    resource.resType = d.driver.CUresourcetype.CU_RESOURCE_TYPE_LINEAR
+    linear = resource.res.linear
+    linear.devPtr, linear.sizeInBytes, linear.numChannels = address, size, 1
+    linear.format = d.driver.CUarray_format.CU_AD_FORMAT_SIGNED_INT32
+    return resource
+
+
+def test_a_texture_may_be_larger_than_the_memory_that_it_begins_in(device):
+    data = np.arange(1, 9, dtype=np.int32)
+    with device as d:
+        texture = d.texture(linear_of(d, d.memory(data), 4 << 20))
+        found = d.fetch(texture, "tex.1d.v4.s32.s32", np.array([[0], [7], [-1], [1 << 20]], np.int32), "i4")[:, 0]
+    assert [1, 8, 0, 0] == found.tolist()
+
+
+@pytest.mark.parametrize(("elements", "refused"), [(1 << 28, False), ((1 << 28) + 1, True)])
+def test_a_linear_texture_has_as_many_elements_as_the_device_says(device, elements, refused):
+    d = device
+    with d:
+        assert d.ok(d.driver.cuDeviceGetAttribute(d.driver.CUdevice_attribute(69), 0)) == 1 << 28
+        resource = linear_of(d, d.memory(np.zeros(8, np.int32)), 4 * elements)
+        status, texture = d.driver.cuTexObjectCreate(resource, d.driver.CUDA_TEXTURE_DESC(), None)
+        assert refused == ("CUDA_ERROR_INVALID_VALUE" == status.name)
+        if not refused:
+            d.ok(d.driver.cuTexObjectDestroy(texture))
+
+
+@pytest.mark.parametrize("address", [0, 1 << 20])
+def test_a_texture_of_no_device_memory_is_refused(device, address):
+    with device as d:
+        status, _ = d.driver.cuTexObjectCreate(linear_of(d, address, 32), d.driver.CUDA_TEXTURE_DESC(), None)
+    assert "CUDA_ERROR_INVALID_VALUE" == status.name
+
+
 def test_layers_are_chosen_by_number(device):
     data = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4, 1)
     places = np.array([[0, 1, 2], [1, 3, 0], [7, 0, 0]], np.float32)

@@ -7,6 +7,7 @@ Not here: sparse arrays, resource views that change an array's format, texture r
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_size_t, c_uint64
 
 from cudatool.cuda_arrays import CUBEMAP, LAYERED, array_bytes, level_extents
@@ -24,6 +25,7 @@ _SURFACE_LDST, _GATHER = 2, 8  # CUDA_ARRAY3D_*
 _AS_INTEGER, _NORMALIZED, _SRGB = 0x01, 0x02, 0x10  # CU_TRSF_*
 _ARRAY, _MIPMAPPED_ARRAY, _LINEAR, _PITCH2D = range(4)  # CUresourcetype
 _TEXTURE_ALIGNMENT, _PITCH_ALIGNMENT = 14, 51  # CU_DEVICE_ATTRIBUTE_*
+_LINEAR_LIMITS, _PITCH2D_LIMITS = (69,), (70, 71, 72)  # the same, MAXIMUM_TEXTURE1D_LINEAR_WIDTH and the like
 _MAX_EXTENT = 131072, 65536, 16384  # CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH and the like
 
 
@@ -264,18 +266,29 @@ def _resource_record(resource: _ResourceDescriptor) -> TextureRecord:
         raise DriverError(Result.INVALID_VALUE, f"{resource.pointer:#x} is not aligned for a texture")
     if resource.resType == _LINEAR:
         record = describe(resource.pointer, resource.format, resource.numChannels, 0, 1)
-        record.width = resource.width // (record.channels * record.channel_bytes)
-        size = resource.width
+        width = resource.width // (record.channels * record.channel_bytes)
+        _refuse_beyond(_LINEAR_LIMITS, width)
+        record.width = width
     else:
+        _refuse_beyond(_PITCH2D_LIMITS, resource.width, resource.height, resource.pitchInBytes)
         record = describe(resource.pointer, resource.format, resource.numChannels, resource.width, resource.height)
         if resource.pitchInBytes < record.row_bytes:
             raise DriverError(Result.INVALID_VALUE, f"a pitch of {resource.pitchInBytes} bytes is less than a row")
         if resource.pitchInBytes % profile.ATTRIBUTES[_PITCH_ALIGNMENT]:
             raise DriverError(Result.INVALID_VALUE, f"a pitch of {resource.pitchInBytes} bytes is not aligned")
-        record.row_bytes, size = resource.pitchInBytes, resource.pitchInBytes * (resource.height - 1) + record.row_bytes
-    if state.machine.locate(resource.pointer, size) is None:
-        raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {resource.pointer:#x} are not device memory")
+        record.row_bytes = resource.pitchInBytes
+    # Nothing is said of where it ends: a fetch beyond the allocation is an access as any other.
+    if state.machine.locate(resource.pointer, 1) is None:
+        raise DriverError(Result.INVALID_VALUE, f"{resource.pointer:#x} is not device memory")
     return record
+
+
+def _refuse_beyond(attributes: Sequence[int], *sizes: int) -> None:
+    """Refuse sizes beyond the device's limits."""
+    for attribute, size in zip(attributes, sizes, strict=True):
+        if size > profile.ATTRIBUTES[attribute]:
+            limit = profile.ATTRIBUTES[attribute]
+            raise DriverError(Result.INVALID_VALUE, f"{size:,} is more than the {limit:,} that a texture may have")
 
 
 def _add_sampler(record: TextureRecord, kind: int, texture: _TextureDescriptor) -> None:
