@@ -36,7 +36,7 @@ _MAX_BLOCKS = 64  # enough for each label, and quick
 _HEADERS = {"cooperative_groups": "cooperative_groups", "curand_kernel": "curand", "curand_mtgp32_kernel": "Mtgp32"}
 
 # Words of the verifier's language, as far as tests use them.
-_WORDS = """
+WORDS = """
 extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, size_t);
 #define __assert(...) ((__VA_ARGS__) ? (void)0 : __assertfail(#__VA_ARGS__, "kernel.cu", __LINE__, "", 1))
 #define __requires(...) ((void)0)
@@ -228,10 +228,10 @@ def _source(test: Test) -> str:
     functions = INPUTS.get(test.name, Inputs()).functions
     extra += [f"__device__ funcType pointer_{position} = {name};" for position, name in functions.items()]
     headers = [f"#include <{name}.h>\n" for name, word in _HEADERS.items() if word in text]
-    return "".join(headers) + _WORDS + text + "\n" + "\n".join(extra)
+    return "".join(headers) + WORDS + text + "\n" + "\n".join(extra)
 
 
-def _ptx(source: str, options: Sequence[str]) -> bytes:
+def ptx_of(source: str, options: Sequence[str]) -> bytes:
     """Compile; raises RuntimeError with the compiler's first message."""
     from cuda.bindings import nvrtc
 
@@ -247,7 +247,7 @@ def _ptx(source: str, options: Sequence[str]) -> bytes:
     return ptx
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
     error, *values = function(*arguments)
     if error:
         raise RuntimeError(error.name)
@@ -259,15 +259,15 @@ def run(test: Test, include: Sequence[str]) -> None:
     from cuda.bindings import driver
 
     options = ["-G", "-default-device", "-std=c++17", "-arch=compute_90", *(f"-I{path}" for path in include)]
-    ptx = _ptx(_source(test), [*options, *(f"-D{one}" for one in test.defines)])
+    ptx = ptx_of(_source(test), [*options, *(f"-D{one}" for one in test.defines)])
     name = re.findall(rb"\.visible \.entry (\w+)\(", ptx)
-    module = _call(driver.cuModuleLoadData, ptx)
-    function = _call(driver.cuModuleGetFunction, module, name[0])
+    module = call(driver.cuModuleLoadData, ptx)
+    function = call(driver.cuModuleGetFunction, module, name[0])
     inputs = INPUTS.get(test.name, Inputs())
 
     def array() -> int:
-        address = _call(driver.cuMemAlloc, _SIZE)
-        _call(driver.cuMemsetD8, address, 0, _SIZE)
+        address = call(driver.cuMemAlloc, _SIZE)
+        call(driver.cuMemsetD8, address, 0, _SIZE)
         return int(address)
 
     arguments = []
@@ -282,30 +282,26 @@ def run(test: Test, include: Sequence[str]) -> None:
         elif position in inputs.functions:
             address, _ = driver.cuModuleGetGlobal(module, f"pointer_{position}".encode())[1:]
             arguments.append(np.zeros(1, np.uint64))
-            _call(driver.cuMemcpyDtoH, arguments[-1].ctypes.data, address, 8)
+            call(driver.cuMemcpyDtoH, arguments[-1].ctypes.data, address, 8)
         elif size % 8 == 0:  # pointers, alone or in a structure
             arguments.append(np.array([array() for _ in range(size // 8)], np.uint64))
             if position in inputs.pointers:
-                _call(
-                    driver.cuMemcpyHtoD,
-                    int(arguments[-1][0]) + inputs.pointers[position],
-                    np.array([array()], np.uint64).ctypes.data,
-                    8,
-                )
+                pointer = np.array([array()], np.uint64)
+                call(driver.cuMemcpyHtoD, int(arguments[-1][0]) + inputs.pointers[position], pointer.ctypes.data, 8)
         else:
             arguments.append(np.zeros(size, np.uint8))
         position += 1
     if inputs.zeroed:
         _, address, size = driver.cuModuleGetGlobal(module, inputs.zeroed.encode())
-        _call(driver.cuMemsetD8, address, 0, size)
+        call(driver.cuMemsetD8, address, 0, size)
     places = np.array([one.ctypes.data for one in arguments], np.uint64)
     start = driver.cuLaunchCooperativeKernel if "grid_group" in test.text else driver.cuLaunchKernel
     more = () if start is driver.cuLaunchCooperativeKernel else (0,)
-    _call(start, function, *test.grid, *test.block, 0, 0, places.ctypes.data, *more)
-    _call(driver.cuCtxSynchronize)
+    call(start, function, *test.grid, *test.block, 0, 0, places.ctypes.data, *more)
+    call(driver.cuCtxSynchronize)
 
 
-_FAILURES = {"CUDA_ERROR_ASSERT": _ASSERT, "CUDA_ERROR_LAUNCH_FAILED": _CALL, "CUDA_ERROR_LAUNCH_TIMEOUT": _ENDLESS}
+FAILURES = {"CUDA_ERROR_ASSERT": _ASSERT, "CUDA_ERROR_LAUNCH_FAILED": _CALL, "CUDA_ERROR_LAUNCH_TIMEOUT": _ENDLESS}
 
 
 def outcome(test: Test, include: Sequence[str]) -> Outcome:
@@ -313,12 +309,12 @@ def outcome(test: Test, include: Sequence[str]) -> Outcome:
     expected = CAUSES.get(test.name, _RACE) if test.fails else ""
     expected = EXPLAINED[test.name][0] if test.name in EXPLAINED else expected
     one = attempt(test.name, frozenset(expected.split()), lambda device: run(test, include), CHECKS)
-    if one.error in _FAILURES:
-        one = replace(one, found=one.found | {_FAILURES[one.error]}, error="")
+    if one.error in FAILURES:
+        one = replace(one, found=one.found | {FAILURES[one.error]}, error="")
     return one
 
 
-def _table(outcomes: Sequence[Outcome]) -> None:
+def table(outcomes: Sequence[Outcome]) -> None:
     ran = [one for one in outcomes if not one.error]
     found = sum(bool(one.expected) and one.expected <= one.found for one in ran)
     missed = [one for one in ran if not one.expected <= one.found]
@@ -371,7 +367,7 @@ def main() -> int:
     for test in chosen:
         outcomes.append(outcome(test, include))
         print(outcomes[-1], file=sys.stderr, flush=True)
-    _table(outcomes)
+    table(outcomes)
     if options.reasons:
         _reasons(suite)
     return int(any(one.expected != one.found for one in outcomes))

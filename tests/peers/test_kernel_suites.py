@@ -1,7 +1,7 @@
 """A few programs of the suites of kernels that others wrote; the scripts beside this file run all of them.
 
-``CUDATOOL_KERNEL_SUITES`` names a folder with checkouts ``gpuverify`` (mc-imperial/gpuverify), ``ScoR`` (csl-iisc/ScoR)
-and ``gpu-rodinia`` (yuhc/gpu-rodinia): they are not part of this project.
+``CUDATOOL_KERNEL_SUITES`` names a folder with checkouts ``gpuverify`` (mc-imperial/gpuverify), ``ScoR`` (csl-iisc/ScoR),
+``faial`` (elliotsayes/faial) and ``gpu-rodinia`` (yuhc/gpu-rodinia): they are not part of this project.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ FOLDER = os.environ.get("CUDATOOL_KERNEL_SUITES", "")
     [
         ("gpuverify_suite.py", "gpuverify", ["--every", "45"]),
         ("scor_suite.py", "ScoR", ["--only", "interwarp-block_fence", "--schedules", "4"]),
+        ("faial_suite.py", "faial", ["--only", "alias"]),
         ("rodinia_suite.py", "gpu-rodinia", ["--only", "nw"]),
     ],
 )
