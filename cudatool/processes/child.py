@@ -19,6 +19,7 @@ from cudatool.config import CHILD
 from cudatool.loading.attached import attached
 from cudatool.processes.ends import Ends
 from cudatool.processes.journal import BEGAN, ENDED, REPLACED, STARTED, UNRECORDED, ProcessJournal
+from cudatool.processes.shells import shell_of_this_alone
 from cudatool.processes.starts import Starts
 
 __all__ = ["journal", "leave_by", "noticed_in", "start", "stop"]
@@ -91,6 +92,8 @@ def noticed_in(where: ProcessJournal, *, began: bool = True) -> None:
         os._exit = _leaving_by(os._exit)  # type: ignore[assignment]
     if began:
         where.note(BEGAN, os.getpid())
+        if shell := shell_of_this_alone():
+            where.note(BEGAN, shell)  # what it does is recorded
 
 
 def leave_by(function: Callable[[bool], None] | None) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,37 @@ def test_process_that_cannot_be_recorded_is_a_gap_in_the_verdict(run_command, tm
     assert ["true"] == gaps["replaced"]["names"]
     assert 1 == done.stderr.count(" is not recorded: "), done.stderr
     assert (0, "Traceback") == (done.returncode, "Traceback" if "Traceback" not in done.stderr else done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("{python} work.py 'a b'", 0),
+        ("./work", 0),
+        ("{python} work.py; true", 1),
+        ("{python} work.py;true", 1),
+        ("{python} work.py > out", 1),
+        ("N=1 {python} work.py $N", 1),
+        ("true", 1),
+    ],
+)
+def test_a_shell_that_runs_one_python_command_is_no_gap(run_warm, tmp_path, command, unknown):
+    (tmp_path / "work.py").write_text(WORK)
+    (tmp_path / "work").write_text(f"#!{sys.executable}\n{WORK}")
+    (tmp_path / "work").chmod(0o755)
+    command = command.format(python=sys.executable)
+    (tmp_path / "a.py").write_text(f"import subprocess\n{WORK}\nsubprocess.run({command!r}, shell=True, check=True)\n")
+    report = json.loads(run_warm("sanitize", "--json", "a.py").stdout)
+    assert [("child-processes", 1)] * unknown == [(gap["kind"], gap["count"]) for gap in report["gaps"]]
+    assert (command != "true") + 1 == max(1, len(report["processes"]))
+
+
+def test_a_command_of_a_shell_that_fails_is_a_gap(run_warm, tmp_path):
+    command = f"{sys.executable} -c 'exit(3)'"
+    (tmp_path / "a.py").write_text(f"import subprocess\n{WORK}\nsubprocess.run({command!r}, shell=True)\n")
+    (gap,) = json.loads(run_warm("sanitize", "--json", "a.py").stdout)["gaps"]
+    said = f"{Path(sys.executable).name} -c failed with exit status 3"
+    assert ("failed-processes", 1, [said]) == (gap["kind"], gap["count"], gap["names"])
 
 
 FAILING = f"""
