@@ -151,6 +151,7 @@ void race_end_flags(race_t *r) {
     for (uint32_t i = 0; i < r->flags_size; i++) {
         flag_t *f = &r->flags[i];
         drop(f->wide, r->level), drop(f->narrow, r->level), drop(f->phase, r->level), drop(f->done, r->level);
+        free(f->seen);
     }
     free(r->flags);
 }
@@ -477,7 +478,7 @@ void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t 
         return;
     block_t *b = r->block;
     thread_t *thread = &b->of[t];
-    uint32_t self = (uint32_t)b->index;
+    uint32_t self = (uint32_t)b->index, made = r->now; /* the access has this moment; a snapshot has a later one */
     bool wide = flags & WIDE, updates = (flags & (READ | WRITE)) == (READ | WRITE);
     flag_t *f = flag_at(r, address, false);
     if ((flags & (READ | BLIND)) == READ && f && f->written) {
@@ -498,11 +499,9 @@ void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t 
         }
     }
     if (f && f->written && (flags & (READ | BLIND)) == READ && (f->block == self || (wide && f->writes_wide))) {
-        f->seen = r->now;
-        f->seen_chain = f->chain;
-        f->seen_block = self;
-        f->seen_thread = t;
-        f->seen_wide = wide;
+        if (!f->seen)
+            f->seen = need(malloc(SEEN * sizeof *f->seen)), r->flags_seen++;
+        f->seen[f->seen_count++ % SEEN] = (seen_t){f->chain, ++r->now, self, t};
     }
     if (!(flags & WRITE) || !wrote)
         return;
@@ -518,7 +517,7 @@ void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t 
         if (wide && thread->fenced[1].moment)
             far = whole(r, &thread->fenced[1], t);
     }
-    if (!near && !far && !f)
+    if (!near && !far && !f && (!r->observes || address - b->base < r->shared_bytes))
         return;
     f = flag_at(r, address, true);
     bool mine = f->written && f->block == self;
@@ -538,11 +537,12 @@ void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t 
     put(r, &f->narrow, near);
     put(r, &f->wide, far);
     if (!updates || !f->written || (f->block != self && !(wide && f->writes_wide)))
-        f->chain = r->now;
+        f->chain = made;
     f->writes_wide = wide;
     f->block = self;
     f->thread = t;
     f->written = true;
+    r->now++; /* what comes next to the flag is told from this */
 }
 
 /* ---- asynchronous copies and mbarriers ---- */
@@ -671,13 +671,16 @@ bool race_is_observed(race_t *r, const record_t *e, uint64_t address, uint32_t t
     if (!(FLAGS(e->key) & STRONG) || !(FLAGS(e->key) & WRITE))
         return false;
     const flag_t *f = flag_at(r, address, false);
-    if (!f || !f->seen || e->moment < f->seen_chain || e->moment >= f->seen)
-        return false;
-    if (e->block != f->seen_block && !(FLAGS(e->key) & WIDE && f->seen_wide))
-        return false;
-    if (f->seen_block == (uint32_t)r->block->index && f->seen_thread == t)
-        return true;
-    record_t read = {.moment = f->seen, .block = f->seen_block, .lanes = 1u << (f->seen_thread & 31),
-                     .key = KEY(0, READ, f->seen_thread >> 5)};
-    return !race_unordered(r, &read, t);
+    for (uint32_t i = 0; f && i < SEEN && i < f->seen_count; i++) {
+        const seen_t *s = &f->seen[i];
+        if (e->moment < s->from || e->moment >= s->until)
+            continue;
+        if (s->block == (uint32_t)r->block->index && s->thread == t)
+            return true;
+        record_t read = {.moment = s->until, .block = s->block, .lanes = 1u << (s->thread & 31),
+                         .key = KEY(0, READ, s->thread >> 5)};
+        if (!race_unordered(r, &read, t))
+            return true;
+    }
+    return false;
 }

@@ -39,8 +39,8 @@ enum { FULL, M_READ, M_WRITE, M_ATOMIC, HALVES = 4, SINGLES = 8 }; /* of HALVES 
 /* ---- launches and blocks ---- */
 
 race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint32_t width, uint64_t shared_bytes,
-                            uint32_t lines, int acquires, int plain, int programs, uint64_t base, void *cells,
-                            uint64_t *words, uint64_t *seconds, uint8_t *reads_of, uint32_t stamp, uint64_t limit) {
+                            uint32_t lines, int acquires, int plain, int programs, int observes, uint64_t base,
+                            void *cells, uint64_t *words, uint64_t *seconds, uint8_t *reads_of, uint32_t stamp, uint64_t limit) {
     race_t *r = need(calloc(1, sizeof *r));
     r->runs = need(calloc(RUNS + 1, sizeof *r->runs));
     for (int i = 0; i <= RUNS; i++)
@@ -48,6 +48,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
     r->runs_first = RUNS;
     r->plain = r->hit = plain;
     r->programs = programs;
+    r->observes = observes;
     r->limit = limit;
     r->base = base;
     r->words = words;
@@ -77,7 +78,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
 /* Whether accesses are still looked at: the history has room. */
 static bool has_room(race_t *r) {
     uint64_t used = r->links_size * sizeof(link_t) + r->flags_size * sizeof(flag_t) + r->entries_size * sizeof(entry_t);
-    used += r->reads_size * sizeof(cached_t);
+    used += r->reads_size * sizeof(cached_t) + r->flags_seen * SEEN * sizeof(seen_t);
     if (used + race_tree_bytes() > r->limit)
         r->ended = true;
     return !r->ended;

@@ -109,6 +109,13 @@ typedef struct block {
     thread_t *of;
 } block_t;
 
+/* A thread read a value of a flag: which writes it observed, by their moments (PTX ISA, Observation Order). */
+typedef struct {
+    uint32_t from, until, block, thread;
+} seen_t;
+
+#define SEEN 8 /* reads of a flag that are remembered; of older ones it is forgotten what they order */
+
 /* What was written to a flag or lock, and who may see it. */
 typedef struct {
     uint64_t address;
@@ -118,8 +125,8 @@ typedef struct {
     node_t *phase, *done;  /* of an mbarrier: of its current phase and of the one before */
     uint32_t parity;
     uint32_t chain, writes_wide;   /* writes from this moment on are read by who reads the value; scope of the last one */
-    uint32_t seen, seen_chain;     /* the last read of a value: when, and from when on it has read the writes */
-    uint32_t seen_block, seen_thread, seen_wide;
+    uint32_t seen_count;
+    seen_t *seen; /* the last reads of a value; NULL if there was none */
 } flag_t;
 
 /* Where four bytes' history is, and from when on it counts, for the block that runs. */
@@ -177,6 +184,7 @@ typedef struct {
     bool stamped; /* was a word written since the last entry? */
     int level;                  /* of the root of a tree */
     bool acquires, copies, narrows; /* may blocks learn of others; are there asynchronous copies, narrow atomics */
+    bool observes;                  /* does it access plainly what it has read a strong write of */
     cell_t *cells;
     cached_t *reads; /* through the read-only cache */
     uint64_t reads_used, reads_size, latest[LATEST]; /* by line: the number of its last reads, from 1 */
@@ -184,7 +192,7 @@ typedef struct {
     link_t *links;
     uint32_t links_used, links_size, links_free;
     flag_t *flags;
-    uint32_t flags_used, flags_size;
+    uint32_t flags_used, flags_size, flags_seen; /* the last: how many remember reads */
     uint32_t *sites; /* for each line and kind: the number of its record, from 1 */
     found_t *found;
     uint32_t found_used, found_size;

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cudatool.ptx import Immediate, opcode_of
 from cudatool.ptx.model import PROGRAMS
+from cudatool.ptx.observation import has_mixed_accesses
 from cudatool.sim.jit.argument_ranges import ArgumentRanges
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.independent import Independent, needless
@@ -65,7 +66,8 @@ class CheckedLaunches:
     @cached_property
     def order(self) -> Order:
         """What orders the kernel's threads."""
-        return Order(self._acquires, self._is_plain, programs=PROGRAMS in self._text.function.pragmas)
+        programs = PROGRAMS in self._text.function.pragmas
+        return Order(self._acquires, self._is_plain, programs=programs, observes=self._observes)
 
     @cached_property
     def uses_heap(self) -> bool:
@@ -83,10 +85,15 @@ class CheckedLaunches:
         return ArgumentRanges.of(self._text.function, self._text.layout.param_offsets)
 
     @cached_property
+    def _observes(self) -> bool:
+        """Whether threads may access plainly what they have read a strong write of."""
+        return has_mixed_accesses(self._text.function)
+
+    @cached_property
     def _acquires(self) -> bool:
         """Whether threads may learn, by flags, what was done in other blocks."""
         orders = {"acquire", "acq_rel"}
-        return any(
+        return self._observes or any(
             opcode_of(i.opcode).is_fence or (i.opcode != "mbarrier" and orders.intersection(i.modifiers))
             for i in self._text.function.instructions
         )

@@ -114,6 +114,8 @@ class Order(NamedTuple):
     """Barriers of the whole block alone order the threads of a block."""
     programs: bool
     """A block's accesses are in order whatever its threads do, since its language gives it one thread."""
+    observes: bool = False
+    """It may access plainly what it has read a strong write of (:mod:`cudatool.ptx.observation`)."""
 
 
 class Races:
@@ -159,7 +161,7 @@ class Races:
         self._library = library()
         begin = self._library.cudatool_race_begin
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
-        begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 3, *[u64] * 5, u32, u64]
+        begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 4, *[u64] * 5, u32, u64]
         begin.restype = ctypes.c_void_p
         shape = now, blocks, threads, width, shared_bytes, lines
         self.handle: int = begin(*shape, *order, base, cells, words, seconds, reads_of, stamp, limit)

@@ -19,6 +19,9 @@ Happens-before is the transitive order of
   that includes the other thread. ``__threadfence()`` alone orders nothing. ``grid.sync()`` consists of these. Where the
   model wants fence and flag from one thread, two that met at a barrier between them will do too: all write,
   ``__threadfence()``, ``__syncthreads()``, and one thread sets the flag;
+- observation: a strong write is before what follows a strong read that finds its value, or what atomic updates made of
+  it. The thread that takes the last ticket may set the counter to zero. It is looked for in kernels that access one
+  address in several ways (:mod:`cudatool.ptx.observation`), and the last 8 reads of a flag are remembered;
 - mbarriers: what is before an arrival is before what follows a wait that finds the phase complete. So it is with a
   cluster's barrier, between whose arrival and wait nothing is ordered. Relaxed arrivals and waits need fences;
 - launches, one of which runs at a time (streams are the business of :mod:`cudatool.sanitize`), and ``malloc`` in

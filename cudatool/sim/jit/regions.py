@@ -20,6 +20,7 @@ from cudatool.ptx import (
 )
 from cudatool.ptx.flow import reads, writes
 from cudatool.ptx.isa import Control
+from cudatool.ptx.observation import has_mixed_accesses
 from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, suspension_of
 from cudatool.sim.jit.context import EXIT, SHARED_STEP
 from cudatool.sim.jit.emit import storage_type
@@ -93,7 +94,7 @@ class Regions:
         self.orders_by_flags = any(
             opcode_of(one.opcode).is_fence or {"acquire", "release", "acq_rel"}.intersection(one.modifiers)
             for one in self.code
-        )
+        ) or (bool(instrument & Instrument.RACECHECK) and has_mixed_accesses(self.function))
         self.counts_arrivals = any(row.kind == Kind.ARRIVE for row in self.rows.values())
         split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
         self.flow = Flow(self.function, split)
