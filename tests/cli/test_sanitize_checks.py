@@ -175,6 +175,28 @@ def test_repairs_of_the_mistakes_are_clean(run_warm, tmp_path):
     assert "done" in done.stderr
 
 
+_GUESS = """
+import numpy as np, cudatool as ct
+double = ct.compile('''extern "C" __global__ void twice(unsigned *p) {
+    unsigned old = *p, assumed;
+    do { assumed = old; old = atomicCAS(p, assumed, 2 * assumed); } while (old != assumed);
+}''', "twice")
+double[1, 32](ct.ones(1, np.uint32))
+ct.synchronize()
+"""
+
+
+def test_a_warning_is_reported_and_leaves_status_zero(run_warm, tmp_path):
+    (tmp_path / "guess.py").write_text(_GUESS)
+    done = run_warm(
+        "sanitize", "--checks", "racecheck", "--strict", "--format", "json=r.json", "--format", "text", "guess.py"
+    )
+    assert (0, True) == (done.returncode, "no findings, 1 warning" in done.stdout), done.stdout + done.stderr
+    assert "Warnings: these break a rule and change no result. They do not fail the run." in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert ([], ["cas-guess"]) == (report["findings"], [one["kind"] for one in report["warnings"]])
+
+
 def test_a_finding_names_thread_line_memory_and_launch(run_warm, tmp_path):
     (tmp_path / "wrong.py").write_text(_HEAD + MISTAKES["write behind an allocation"][2] + _TAIL)
     done = run_warm("sanitize", "wrong.py")

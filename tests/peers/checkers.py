@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from cudatool import _driver, recording, sanitize
+from cudatool.sanitize import FindingKind
 from cudatool.trace import read
 
 CHECKS = ("memcheck", "initcheck", "racecheck", "synccheck")
@@ -42,7 +43,10 @@ class Outcome:
 
 
 def checked(run: Callable[[Any], None], checks: tuple[str, ...] = CHECKS) -> tuple[frozenset[str], str]:
-    """Return the checkers that found something in `run`, which gets a cuda.core device, and its error, if any."""
+    """Return the checkers that found something in `run`, which gets a cuda.core device, and its error, if any.
+
+    That a kernel ended in an error is the error: memcheck says so, too.
+    """
     from cuda.core import Device
 
     error = ""
@@ -57,7 +61,7 @@ def checked(run: Callable[[Any], None], checks: tuple[str, ...] = CHECKS) -> tup
             except Exception as problem:  # whatever it is, it is the program's outcome
                 error = (str(problem) or type(problem).__name__).splitlines()[0][:200]
         report = sanitize.check(read(path), ())
-    return frozenset(finding.check for finding in report.on_device), error
+    return frozenset(one.check for one in report.on_device if one.kind is not FindingKind.KERNEL_ERROR), error
 
 
 def launcher(device: Any, source: str, kernel: str) -> Callable[..., None]:
