@@ -40,9 +40,11 @@ nevertheless, one pair of a launch, and so is a volatile access with an atomic u
 warps in step put in order (``DefectCode.IN_STEP``).
 
 Taken as the software device has it: a cluster is one block, so that scope ``.cluster`` is ``.cta``. Not looked at:
-strong accesses of different sizes to the same bytes, which the model calls a race. Which threads met at a barrier with
-a count is taken from the run: that others could have come first is seen where they wait at it, too. Kernels' accesses
-to the host's memory are looked at (:mod:`.host_places`); those of the host itself are :mod:`cudatool.sanitize`'s.
+strong accesses of different sizes to the same bytes, which the model calls a race; and that a plain store to a flag
+ends what atomic updates hand on of releases before it, which may hide a race beside one on the flag. Which threads met
+at a barrier with a count is taken from the run: that others could have come first is seen where they wait at it, too.
+Kernels' accesses to the host's memory are looked at (:mod:`.host_places`); those of the host itself are
+:mod:`cudatool.sanitize`'s.
 
 **The engine** (``_races.c``, ``_race_order.c``). One host thread runs all threads in some order; the engine decides
 from that one run whether *another* order was possible. It keeps
