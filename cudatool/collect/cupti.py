@@ -243,7 +243,7 @@ class CuptiCollector:
         with self._lock:
             for event in events:
                 if event.kind is Kind.MEM_ALLOC:
-                    self._calls.memory.device.add(event.address, event.size)
+                    self._calls.memory.note_living(event)
                 elif event.kind is Kind.HOST_ALLOC:
                     self._calls.memory.host.add(event.address, event.size)
                 elif event.kind is Kind.POOL_ALLOC and self._calls.launches is not None:

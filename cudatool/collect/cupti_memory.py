@@ -62,9 +62,15 @@ class MemoryCalls:
         self._blocks_are_watched = blocks_are_watched
         self.device, self.host = LiveMemory(), LiveMemory()
         self.of_graphs: set[int] = set()
+        self._devices: dict[int, int] = {}  # by address, of the driver's allocations: any context may free them
         self._arrays: dict[int, tuple[int, int]] = {}  # handle -> address and size
         self._next_array = _ADDRESS_OF_ARRAYS
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
+
+    def note_living(self, event: Event) -> None:
+        """Note memory of the driver's that was there when the recording began."""
+        self.device.add(event.address, event.size)
+        self._devices[event.address] = event.device
 
     def note(self, event: Event) -> None:
         """Note memory that another source reports: launches may have pointers to it."""
@@ -161,13 +167,14 @@ class MemoryCalls:
         if self._is_pytorchs():
             return
         self._arrays[handle] = self._next_array, size
+        self._devices[self._next_array] = row.device
         self._reporter.report(Kind.MEM_ALLOC, address=self._next_array, size=size, name=plain_name(name))
         self._next_array += size + 1
 
     def array_destroy(self, row: Row, name: str) -> None:
         address, size = self._arrays.pop(row.words[0], (0, 0))
         if address:
-            self._reporter.report(Kind.MEM_FREE, address=address, size=size, name=plain_name(name))
+            self._report_free(address, size, name)
 
     def _allocated(self, address: int, size: int, name: str, stream: int | None = None) -> None:
         id_ = 0 if stream is None else self._reporter.stream(stream, name)
@@ -177,6 +184,7 @@ class MemoryCalls:
         if self._is_pytorchs():
             return
         self.device.add(address, size)
+        self._devices[address] = self._reporter.row.device
         self._reporter.report(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=plain_name(name))
 
     def use(self, row: Row, name: str) -> None:
@@ -193,8 +201,12 @@ class MemoryCalls:
         size = self.device.remove(address)
         if size is None:  # not seen, or PyTorch's
             return
-        id_ = 0 if stream is None else self._reporter.stream(stream, name)
-        self._reporter.report(Kind.MEM_FREE, stream=id_, address=address, size=size, name=plain_name(name))
+        self._report_free(address, size, name, 0 if stream is None else self._reporter.stream(stream, name))
+
+    def _report_free(self, address: int, size: int, name: str, stream: int = 0) -> None:
+        row = self._reporter.row
+        self._reporter.row = row._replace(device=self._devices.pop(address, row.device))
+        self._reporter.report(Kind.MEM_FREE, stream=stream, address=address, size=size, name=plain_name(name))
 
     def map(self, row: Row, name: str) -> None:
         address, size, _, handle, *_ = row.words

@@ -47,7 +47,7 @@ class DriverCall:
         self.later: list[Any] | None = None  # operations executed during the call, reported after the call itself
         self.size = 0  # of the allocation that it is about to free
         self.on_host = False  # whether that is host memory
-        self.device = 0  # of the stream that it is about to destroy
+        self.device = 0  # of the stream that it is about to destroy, or of the memory that it is about to free
         self.memory_of_array: Any = None  # that it is about to destroy
         # Correlation and stream id of each operation that it enqueued; another thread may have run it since.
         self.owners: dict[int, tuple[int, int]] = {}

@@ -91,6 +91,7 @@ class SimDriverCollector:
             found = self._calls.allocation_at(arguments[0])
             call.size = found.size if found else 0
             call.on_host = found is not None and found.device < 0
+            call.device = found.device if found is not None else self._calls.device
         elif name in ("cuArrayDestroy", "cuMipmappedArrayDestroy"):
             call.memory_of_array = getattr(self._machine.objects.get(arguments[0]), "allocation", None)
         elif name == "cuStreamDestroy" and arguments[0] in self._machine.objects:

@@ -46,17 +46,19 @@ def _graph_launch(calls: CallsInProgress, values: dict[str, Any], name: str) -> 
     before = [op for op in memory if op.launch is None]  # what the launch frees because an earlier launch did not
     inside = [op for op in memory if op.launch is not None]
     for operation in [*before, *(op for op in inside if op.kind == "alloc")]:
-        _graph_memory(operation, device, stream, name)
+        _graph_memory(calls, operation, device, stream, name)
     graph = calls.machine.objects[values["hGraphExec"]].id
     hooks.emit(Kind.GRAPH_LAUNCH, device=device, stream=stream, correlation=correlation, aux0=graph, name=name)
     for operation in (op for op in inside if op.kind == "free"):
-        _graph_memory(operation, device, stream, name)
+        _graph_memory(calls, operation, device, stream, name)
 
 
-def _graph_memory(operation: Operation, device: int, stream: int, name: str) -> None:
+def _graph_memory(calls: CallsInProgress, operation: Operation, device: int, stream: int, name: str) -> None:
     kind = Kind.MEM_ALLOC if operation.kind == "alloc" else Kind.MEM_FREE
     for address, size, _ in operation.footprint:
-        hooks.emit(kind, device=device, stream=stream, address=address, size=size, name=name)
+        found = calls.allocation_at(address)  # which may be of another device than the stream
+        where = device if found is None else found.device
+        hooks.emit(kind, device=where, stream=stream, address=address, size=size, name=name)
 
 
 REPORTS: Final[dict[str, EmitCall]] = {

@@ -27,17 +27,18 @@ def _mem_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> Non
     found = calls.allocation_at(address)
     if found is None:
         return  # captured: graphs allocate when they are launched
-    _, device, stream = calls.owner()
     if found.device < 0:  # from a pool of pinned memory
         hooks.emit(Kind.HOST_ALLOC, address=address, size=found.size, name=name)
         return
-    hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=found.size, name=name)
+    # A pool may be of another device than the stream; and any context may be current when memory is freed.
+    _, _, stream = calls.owner()
+    hooks.emit(Kind.MEM_ALLOC, device=found.device, stream=stream, address=address, size=found.size, name=name)
 
 
 def _mem_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     if values["dptr"] and (calls.thread.call.operation is not None or name == "cuMemFree"):
-        _, device, stream = calls.owner()
-        size = calls.thread.call.size
+        _, _, stream = calls.owner()
+        size, device = calls.thread.call.size, calls.thread.call.device
         if calls.thread.call.on_host:
             hooks.emit(Kind.HOST_FREE, address=values["dptr"], size=size, name=name)
             return

@@ -6,6 +6,8 @@ import pytest
 from warm_process import run_python
 
 from cudatool import sanitize
+from cudatool.analyze import blocks
+from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
 
 _PROGRAM = """
@@ -40,3 +42,36 @@ def test_event_of_a_green_context_orders_its_streams(tmp_path, how, races):
     done = run_python(_PROGRAM, how, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert races == len(sanitize.check(read(tmp_path / "t.ctrace")).findings)
+
+
+_DEVICES = """
+import cudatool as ct
+
+def ok(result):
+    assert result[0] == 0, result
+    return result[1] if len(result) == 2 else result[1:]
+
+with ct.record("t.ctrace", device="sim:count=2"):
+    from cuda.bindings import driver
+    ok(driver.cuInit(0))
+    contexts = [ok(driver.cuDevicePrimaryCtxRetain(device)) for device in range(2)]
+    ok(driver.cuCtxSetCurrent(contexts[1]))
+    first = ok(driver.cuMemAlloc(64))
+    ok(driver.cuCtxSetCurrent(contexts[0]))
+    ok(driver.cuMemFree(first))
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = 1
+    pool, stream = ok(driver.cuMemPoolCreate(properties)), ok(driver.cuStreamCreate(0))
+    ok(driver.cuMemFreeAsync(ok(driver.cuMemAllocFromPoolAsync(64, pool, stream)), stream))
+    ok(driver.cuStreamSynchronize(stream))
+"""
+
+
+def test_memory_is_that_of_its_device_whichever_context_is_current(tmp_path):
+    done = run_python(_DEVICES, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trace = read(tmp_path / "t.ctrace")
+    assert [1] * 4 == trace.of_kind(Kind.MEM_ALLOC, Kind.MEM_FREE)["device"].tolist()
+    assert (blocks(trace).end < len(trace.records)).all()

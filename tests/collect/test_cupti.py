@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import struct
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +77,20 @@ def test_memory_has_its_stack_and_the_library_that_took_it(collected):
     ]
     assert (gone.kind, gone.size) == (Kind.MEM_FREE, 4096)
     assert born.thread == hooks.thread_id()
+
+
+def test_memory_is_given_back_on_its_own_device_whichever_is_current(collected):
+    log = collected.log
+    lived = Event(0, Kind.MEM_ALLOC, 1, 0, 0, 0, 0, 0, "", 0xB000, 4096, 0, 0)
+    collected.collector.note_living([lived])
+    log.put("cuMemAlloc_v2", 0x7000, 4096, device=1)
+    log.put("cuArrayCreate_v2", 0x8000, len(log.blob), device=1)
+    log.blob += struct.pack("QQII", 16, 1, 0x20, 1)
+    log.put("cuMemFree_v2", 0x7000, device=0)
+    log.put("cuArrayDestroy", 0x8000, device=0)
+    log.put("cuMemFree_v2", 0xB000, device=0)
+    collected.collector.flush()
+    assert [1, 1, 1] == [event.device for event in collected.events if event.kind is Kind.MEM_FREE]
 
 
 @pytest.mark.parametrize("watched", [False, True])
