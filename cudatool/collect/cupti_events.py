@@ -337,11 +337,13 @@ class CallEvents:
     def _stream_created(self, row: Row, flags: int, priority: int) -> None:
         _streams[row.device, row.words[7]] = row.words[0]
         priority = priority - (1 << 32) if priority >> 31 else priority
-        self._stream(row.words[0], "", StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0), priority)
+        how = StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0)
+        self._reporter.stream_on(row.device, row.words[0], "", how, priority)
 
     def _stream_destroy(self, row: Row, name: str) -> None:
         self._reporter.stream_of.clear()
-        if stream := hooks.close_stream(row.device, row.words[0]):
+        handle = row.words[0]
+        if stream := hooks.close_stream(hooks.device_of_stream(handle, row.device), handle):
             self._report(Kind.STREAM_DESTROY, stream=stream)
 
     def _event_create(self, row: Row, name: str) -> None:
@@ -573,6 +575,7 @@ class CallEvents:
             self._reporter.row = self._reporter.row._replace(device=device, time=monotonic_ns(), thread=0)
             handle = _streams.get((device, number))
             flags = StreamFlag.NON_BLOCKING if handle is None else BLOCKING  # do not invent an order
-            ids.append(self._stream(_UNKNOWN + number if handle is None else handle, "", flags))
+            own = _UNKNOWN + number if handle is None else handle
+            ids.append(self._reporter.stream_on(device, own, "", flags))
         self.pass_on()
         return ids

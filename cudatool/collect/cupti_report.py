@@ -65,11 +65,13 @@ class Reporter:
         flags: int = 0,
         aux0: int = 0,
         aux1: int = 0,
+        device: int | None = None,
     ) -> None:
         row, text = self.row, self.texts.setdefault(name, len(self.texts))
+        device = row.device if device is None else device
         thread = hooks.native_thread(row.thread) if row.thread else 0
         # fmt: off
-        self.reported.append((row.time, kind, row.device, flags, thread, 0, stream, correlation, self.called.id, text,
+        self.reported.append((row.time, kind, device, flags, thread, 0, stream, correlation, self.called.id, text,
                            address, size, aux0, aux1))
         # fmt: on
 
@@ -81,12 +83,19 @@ class Reporter:
         self.reported = []
         return records
 
-    def stream(self, handle: int, name: str = "", flags: StreamFlag = BLOCKING, priority: int = 0) -> int:
+    def stream(self, handle: int, name: str = "") -> int:
+        """Return the id of the stream that a call names; its device need not be the current one."""
+        return self.stream_on(hooks.device_of_stream(handle, self.row.device), handle, name)
+
+    def stream_on(
+        self, device: int, handle: int, name: str = "", flags: StreamFlag = BLOCKING, priority: int = 0
+    ) -> int:
+        """Return the id of a stream of a device."""
         if handle == 0 and name.endswith(PER_THREAD):
             handle = _PER_THREAD_STREAM
         own = self.row.thread << 8 if handle == _PER_THREAD_STREAM else 0
         found = self.stream_of[handle | own | self.row.device << 56] = hooks.stream_id(
-            self.row.device,
+            device,
             handle,
             flags=flags,
             priority=priority,
@@ -97,7 +106,7 @@ class Reporter:
         return found
 
     def _report_stream(self, fields: dict[str, Any]) -> None:
-        self.report(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
+        self.report(Kind.STREAM_CREATE, **fields)
 
     def say_unseen(self, call: str) -> None:
         if self.launches is not None and self.launches.is_first(call):

@@ -13,6 +13,7 @@ __all__ = [
     "announce",
     "close_event",
     "close_stream",
+    "device_of_stream",
     "event_id",
     "event_ids",
     "forget_destroyed",
@@ -27,6 +28,7 @@ announce: Callable[..., None] | None = None
 
 _stream_ids: dict[tuple[int, int, int], int] = {}
 _streams: dict[int, dict[str, Any]] = {}  # what STREAM_CREATE says of each id
+_devices: dict[int, int] = {}  # by handle, of the stream that had it last; not of default streams
 _event_ids: dict[int, int] = {}
 _stream_counter = itertools.count(1)
 _event_counter = itertools.count(1)
@@ -65,6 +67,8 @@ def stream_id(
     found = _stream_ids.setdefault(key, new)
     if found != new:
         return found
+    if handle > _PER_THREAD:
+        _devices[handle] = device
     if handle == _LEGACY:
         flags |= StreamFlag.LEGACY_DEFAULT
     elif handle == _PER_THREAD:
@@ -79,10 +83,16 @@ def stream_id(
     return new
 
 
+def device_of_stream(handle: int, current: int) -> int:
+    """Return the device of a stream, given the one that is current: calls take streams of other devices, too."""
+    return _devices.get(handle, current)
+
+
 def close_stream(device: int, handle: int) -> int:
     """Forget a destroyed stream's handle and return the id it had (0 if never seen)."""
     stream = _stream_ids.pop((device, handle, 0), 0)
     _streams.pop(stream, None)
+    _devices.pop(handle, None)
     return stream
 
 
@@ -123,6 +133,7 @@ def forget_destroyed(is_alive: Callable[[int], bool]) -> None:
     for device, handle, context in list(_stream_ids):
         if handle > _PER_THREAD and not is_alive(handle):
             _streams.pop(_stream_ids.pop((device, handle, context)), None)
+            _devices.pop(handle, None)
     for handle in list(_event_ids):
         if handle > 0 and not is_alive(handle):
             del _event_ids[handle]
@@ -133,5 +144,6 @@ def reset() -> None:
     global _stream_counter, _event_counter
     _stream_ids.clear()
     _streams.clear()
+    _devices.clear()
     _event_ids.clear()
     _stream_counter, _event_counter = itertools.count(1), itertools.count(1)

@@ -46,6 +46,7 @@ from cudatool.trace.events import FIELDS, Event, Kind, WarningCode, WarningFlag
 from cudatool.trace.handles import (
     close_event,
     close_stream,
+    device_of_stream,
     event_id,
     event_ids,
     forget_destroyed,
@@ -70,6 +71,7 @@ __all__ = [
     "close_event",
     "current_operation",
     "deliver_waiting",
+    "device_of_stream",
     "emit",
     "emitting",
     "end",

@@ -810,6 +810,23 @@ def test_a_stream_that_does_not_block_does_not_wait_for_the_default_one(collecte
     assert created.aux0 == (0 if call == "cuStreamCreate" else 2**64 - 1)  # the priority
 
 
+def test_a_stream_is_of_its_own_device_whichever_is_current(collected):
+    log = collected.log
+    log.put("cuStreamCreate", 0xABC, 1, device=1)
+    log.put("cuEventRecord", 0xE0, 0xABC, device=1)
+    log.put("cuStreamSynchronize", 0xABC, device=0)
+    log.put("cuStreamWaitEvent", 0xABC, 0xE0, 0, device=0)
+    log.put("cuStreamDestroy_v2", 0xABC, device=0)
+    log.put("cuStreamCreate", 0xABC, 1, device=0)  # the driver reuses handles
+    log.put("cuStreamDestroy_v2", 0xABC, device=1)
+    collected.collector.flush()
+    made = [event for event in collected.events if event.kind is Kind.STREAM_CREATE]
+    assert [1, 0] == [event.device for event in made]
+    first, second = (event.stream for event in made)
+    assert [first] * 5 + [second] * 2 == [event.stream for event in collected.events if event.stream]
+    assert 2 == kinds(collected.events).count(Kind.STREAM_DESTROY)
+
+
 def test_launches_of_other_libraries_are_reported_beside_pytorch(launching):
     launching.pytorch.is_watched = True
     log = launching.log
