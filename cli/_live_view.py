@@ -224,7 +224,7 @@ class LiveView(App[None]):
         if self._watched.ending is not Ending.GROWING and not self._watched.is_behind:
             self.exit()
             return
-        if draws and len(self.screen_stack) == 1:
+        if draws and self.is_running and len(self.screen_stack) == 1:
             self._drawn_s, self._drawn_cpu_s = time.monotonic(), time.process_time()
             self._draw()
 

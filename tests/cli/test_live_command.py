@@ -9,12 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from textual.pilot import Pilot
 
 from cudatool.cli._live_text import as_json, as_lines, rate
 from cudatool.cli._live_view import LiveView, curve_lines, is_due
@@ -294,7 +296,7 @@ def drive(path: Path, steps: Callable[[LiveView, object], Awaitable[None]]) -> L
 
     async def drive_it() -> None:
         async with view.run_test(size=(80, 24)) as pilot:
-            await pilot.pause()
+            await until_shown("Quit", view, pilot)
             await steps(view, pilot)
 
     try:
@@ -307,6 +309,14 @@ def drive(path: Path, steps: Callable[[LiveView, object], Awaitable[None]]) -> L
 def shown(view: LiveView) -> str:
     """Return the screen's text."""
     return "\n".join("".join(segment.text for segment in line) for line in view.screen._compositor.render_strips())
+
+
+async def until_shown(text: str, view: LiveView, pilot: Pilot[None]) -> None:
+    """Wait for what a busy machine draws later."""
+    ends = time.monotonic() + 20
+    while text not in shown(view) and time.monotonic() < ends:
+        await pilot.pause(0.02)
+    assert text in shown(view)
 
 
 def recording(path: Path) -> Recorder:
@@ -335,14 +345,30 @@ def test_the_view_shows_memory_sites_kernels_and_streams(tmp_path):
         assert "Quit" in text and "Search" in text
         assert 24 == len(text.splitlines())
         await pilot.press("2")
+        await until_shown("add", view, pilot)
         text = shown(view)
         assert "Kernels by launches a second (2)" in text
         assert text.index("scale") < text.index("add")
         await pilot.press("3")
-        assert "stream 1" in shown(view)
+        await until_shown("stream 1", view, pilot)
 
     try:
         drive(tmp_path / "t.ctrace", steps)
+    finally:
+        recorder.close()
+
+
+def test_a_view_that_is_taken_down_draws_no_more(tmp_path):
+    recorder = recording(tmp_path / "t.ctrace")
+
+    async def steps(view, pilot):
+        view._running = False  # as textual does first
+        for part in ("#head", "#rows"):
+            view.screen._nodes._remove(view.query_one(part))
+        view._look()
+
+    try:
+        assert drive(tmp_path / "t.ctrace", steps).failure is None
     finally:
         recorder.close()
 
@@ -358,13 +384,14 @@ def test_the_view_shows_what_all_the_memory_is_that_the_driver_charges(tmp_path)
 
     async def steps(view, pilot):
         await pilot.press("4")
+        await until_shown("25.0 %", view, pilot)
         text = shown(view)
         assert "Memory of this process on device 0, by who holds it" in text
         rows = [line.split() for line in text.splitlines() if "%" in line]
         assert ["12", "MiB", "60.0", "%", "the", "driver,", "context"] == rows[0]
         assert ["5", "MiB", "25.0", "%", "cudatool's", "runtime,", "cached"] == rows[1]
         await pilot.press("s")  # there is one column to sort by
-        assert "60.0 %" in shown(view)
+        await until_shown("60.0 %", view, pilot)
 
     try:
         drive(tmp_path / "t.ctrace", steps)
