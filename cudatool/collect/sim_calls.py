@@ -26,14 +26,12 @@ class DriverCall:
         "copies",
         "device",
         "is_ready",
+        "is_reported",
         "later",
         "memory",
-        "memory_of_array",
-        "on_host",
         "operation",
         "owners",
         "shape",
-        "size",
         "values",
     )
 
@@ -45,10 +43,8 @@ class DriverCall:
         self.values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
         self.is_ready = False  # whether what it asks for has completed
         self.later: list[Any] | None = None  # operations executed during the call, reported after the call itself
-        self.size = 0  # of the allocation that it is about to free
-        self.on_host = False  # whether that is host memory
-        self.device = 0  # of the stream that it is about to destroy, or of the memory that it is about to free
-        self.memory_of_array: Any = None  # that it is about to destroy
+        self.is_reported = False  # whether the call itself was, before its end
+        self.device = 0  # of the stream that it is about to destroy
         # Correlation and stream id of each operation that it enqueued; another thread may have run it since.
         self.owners: dict[int, tuple[int, int]] = {}
 

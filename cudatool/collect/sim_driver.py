@@ -24,6 +24,7 @@ from cudatool.trace.events import Kind, StreamFlag, WarningCode, WarningFlag
 
 if TYPE_CHECKING:
     from cudatool.sim import EntryPoint, Machine, Operation, Result
+    from cudatool.sim.abi import GivenBack
     from cudatool.sim.machine import Context
     from cudatool.sim.observe.checkers import CheckFinding
 
@@ -79,23 +80,29 @@ class SimDriverCollector:
     # ---- what the driver calls (cudatool.sim.Subscriber) ----
 
     def enter(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
-        """Note what the call is about to destroy, while it still exists."""
+        """Begin to note what the call does; and what it is about to destroy, while it still exists."""
         call, name = self._thread.call, entry.name
-        call.operation = None
+        call.operation, call.is_reported = None, False
         call.owners.clear()
         call.later = None if hooks.current_operation() else []
         if name in _REPORT_OFTEN:
             return
-        call.memory, call.copies, call.values, call.size = (), (), (), 0
-        if name.startswith(("cuMemFree", "cuMemHostUnregister")):
-            found = self._calls.allocation_at(arguments[0])
-            call.size = found.size if found else 0
-            call.on_host = found is not None and found.device < 0
-            call.device = found.device if found is not None else self._calls.device
-        elif name in ("cuArrayDestroy", "cuMipmappedArrayDestroy"):
-            call.memory_of_array = getattr(self._machine.objects.get(arguments[0]), "allocation", None)
-        elif name == "cuStreamDestroy" and arguments[0] in self._machine.objects:
+        call.memory, call.copies, call.values = (), (), ()
+        if name == "cuStreamDestroy" and arguments[0] in self._machine.objects:
             call.device = self._calls.stream(arguments[0])[0]
+
+    def gives_back(
+        self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, what: tuple[GivenBack, Any]
+    ) -> None:
+        """Report what the call frees before another thread can get the same addresses, and report that."""
+        call = self._thread.call
+        if call.later is None:
+            return
+        call.is_reported = True
+        executed, call.later = call.later, []
+        for operation in executed:
+            self._execution(operation)
+        sim_memory.given_back(self._calls, dict(zip(entry.parameters, arguments, strict=True)), entry.name, *what)
 
     def enqueued(self, operation: Operation) -> None:
         """Tie the operation to the call that enqueued it."""
@@ -154,30 +161,32 @@ class SimDriverCollector:
 
     def leave(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Emit the event that the call stands for."""
-        call = self._thread.call
-        later, call.later = call.later, None
-        name = entry.name
-        checkers = self._machine.checkers
-        found = None
-        if checkers is not None and result.name == "INVALID_VALUE":
-            found = checkers.explain_call(name, arguments[0])
-            if found is not None:
-                self._finding(found, device=self._calls.device)
-        if result == 0 and self._machine.captures:
-            self._calls.graphs.captured(correlation)
-        if later is None:
-            return  # our runtime's own call
-        if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
-            sim_graph_calls.capture_end(self._calls, arguments)
-        if result == 0 and (often := _REPORT_OFTEN.get(name)) is not None:
-            often(self._calls, call, arguments)
-        elif result == 0 or (name, result.name) in _REPORTED_FAILURES:
-            call.is_ready = result == 0
-            _report_of(name)(self._calls, dict(zip(entry.parameters, arguments, strict=True)), name)
-        elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
-            self._failure(entry, arguments, result, is_found=found is not None)
-        for operation in later:
-            self._execution(operation)
+        call, name = self._thread.call, entry.name
+        try:
+            checkers = self._machine.checkers
+            found = None
+            if checkers is not None and result.name == "INVALID_VALUE":
+                found = checkers.explain_call(name, arguments[0])
+                if found is not None:
+                    self._finding(found, device=self._calls.device)
+            if result == 0 and self._machine.captures:
+                self._calls.graphs.captured(correlation)
+            if call.later is None:
+                return  # our runtime's own call
+            if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
+                sim_graph_calls.capture_end(self._calls, arguments)
+            if result == 0 and (often := _REPORT_OFTEN.get(name)) is not None:
+                often(self._calls, call, arguments)
+            elif result == 0 or (name, result.name) in _REPORTED_FAILURES:
+                call.is_ready = result == 0
+                if not call.is_reported:
+                    _report_of(name)(self._calls, dict(zip(entry.parameters, arguments, strict=True)), name)
+            elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
+                self._failure(entry, arguments, result, is_found=found is not None)
+            for operation in call.later:
+                self._execution(operation)
+        finally:
+            call.later = None
 
     def _failure(self, entry: EntryPoint, arguments: tuple[Any, ...], result: Result, *, is_found: bool) -> None:
         """Report that a call failed; `is_found`: a finding says so, too."""
@@ -191,7 +200,8 @@ class SimDriverCollector:
             sim_memory.out_of_memory(self._calls, dict(zip(entry.parameters, arguments, strict=True)))
 
     def _execution(self, operation: Operation) -> None:
-        correlation, stream = self._owners.pop(operation.sequence, (0, 0))
+        sequence = operation.sequence
+        correlation, stream = self._owners.pop(sequence, (0, 0))
         kind = operation.kind
         if kind == "graph_end" and operation.launch is not None:
             self._launches.pop(operation.launch.sequence, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cudatool.collect.sim_calls import CallsInProgress, EmitCall, pointed
 from cudatool.memory import observers
@@ -11,7 +11,10 @@ from cudatool.trace.events import Kind, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library
 from cudatool.trace.physical import reset_text
 
-__all__ = ["ALLOCATE", "REPORTS", "out_of_memory"]
+if TYPE_CHECKING:
+    from cudatool.sim.allocations import Allocation
+
+__all__ = ["ALLOCATE", "REPORTS", "given_back", "out_of_memory"]
 
 # Calls that ask for memory of a device.
 ALLOCATE = frozenset(
@@ -35,14 +38,24 @@ def _mem_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> Non
     hooks.emit(Kind.MEM_ALLOC, device=found.device, stream=stream, address=address, size=found.size, name=name)
 
 
-def _mem_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    if values["dptr"] and (calls.thread.call.operation is not None or name == "cuMemFree"):
-        _, _, stream = calls.owner()
-        size, device = calls.thread.call.size, calls.thread.call.device
-        if calls.thread.call.on_host:
-            hooks.emit(Kind.HOST_FREE, address=values["dptr"], size=size, name=name)
-            return
-        hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
+def given_back(calls: CallsInProgress, values: dict[str, Any], name: str, kind: str, what: Any) -> None:
+    """Report what the call is about to give back (:meth:`cudatool.sim.Subscriber.gives_back`)."""
+    if kind == "allocation":
+        _free(calls, values, name, what)
+    elif kind == "mapping":
+        hooks.emit(Kind.MEM_UNMAP, device=calls.device, address=what[0], size=what[1], name=name)
+    elif kind == "physical":
+        hooks.emit(Kind.PHYSICAL_FREE, device=what.device.ordinal, aux0=what.handle, size=what.size, name=name)
+    elif name == "cuDevicePrimaryCtxReset":
+        _reset(calls, values, name)
+
+
+def _free(calls: CallsInProgress, values: dict[str, Any], name: str, found: Allocation) -> None:
+    if found.device < 0:
+        hooks.emit(Kind.HOST_FREE, address=found.address, size=found.size, name=name)
+        return
+    _, stream = calls.stream(values["hStream"]) if "hStream" in values else (found.device, 0)
+    hooks.emit(Kind.MEM_FREE, device=found.device, stream=stream, address=found.address, size=found.size, name=name)
 
 
 def out_of_memory(calls: CallsInProgress, values: dict[str, Any]) -> None:
@@ -65,13 +78,6 @@ def _physical_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -
     hooks.emit(Kind.PHYSICAL_ALLOC, device=device, aux0=physical.handle, size=physical.size, name=name)
 
 
-def _physical_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    """Report memory whose last handle or mapping the call dropped."""
-    for physical in calls.machine.virtual.dropped:
-        device = physical.device.ordinal
-        hooks.emit(Kind.PHYSICAL_FREE, device=device, aux0=physical.handle, size=physical.size, name=name)
-
-
 def _mem_map(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     mapping = calls.machine.virtual.mapping_at(values["ptr"])
     assert mapping is not None  # the call has just made it
@@ -81,20 +87,10 @@ def _mem_map(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.MEM_MAP, device=device, address=values["ptr"], size=values["size"], aux0=elsewhere, name=name)
 
 
-def _mem_unmap(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    hooks.emit(Kind.MEM_UNMAP, device=calls.device, address=values["ptr"], size=values["size"], name=name)
-    _physical_free(calls, values, name)
-
-
 def _array_create(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     array = calls.machine.objects[pointed(values["pHandle"])]
     found = array.allocation
     hooks.emit(Kind.MEM_ALLOC, device=found.device, address=found.address, size=found.size, name=name)
-
-
-def _array_destroy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    found = calls.thread.call.memory_of_array
-    hooks.emit(Kind.MEM_FREE, device=found.device, address=found.address, size=found.size, name=name)
 
 
 def _host_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
@@ -103,11 +99,6 @@ def _host_alloc(calls: CallsInProgress, values: dict[str, Any], name: str) -> No
 
 def _host_register(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     hooks.emit(Kind.HOST_ALLOC, address=values["p"], size=values["bytesize"], name=name)
-
-
-def _host_free(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    if values["p"]:
-        hooks.emit(Kind.HOST_FREE, address=values["p"], size=calls.thread.call.size, name=name)
 
 
 def _share(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
@@ -141,20 +132,12 @@ REPORTS: Final[dict[str, EmitCall]] = {
     "cuMemAllocManaged": _mem_alloc,
     "cuMemAllocAsync": _mem_alloc,
     "cuMemAllocFromPoolAsync": _mem_alloc,
-    "cuMemFree": _mem_free,
-    "cuMemFreeAsync": _mem_free,
     "cuMemCreate": _physical_alloc,
-    "cuMemRelease": _physical_free,
     "cuMemMap": _mem_map,
-    "cuMemUnmap": _mem_unmap,
     "cuArrayCreate": _array_create,
     "cuArray3DCreate": _array_create,
     "cuMipmappedArrayCreate": _array_create,
-    "cuArrayDestroy": _array_destroy,
-    "cuMipmappedArrayDestroy": _array_destroy,
     "cuMemAllocHost": _host_alloc,
     "cuMemHostAlloc": _host_alloc,
     "cuMemHostRegister": _host_register,
-    "cuMemFreeHost": _host_free,
-    "cuMemHostUnregister": _host_free,
 }

@@ -24,6 +24,7 @@ static __thread struct {
     int null_stream;                /* what stream handle 0 means in the innermost; 0 is none of the two */
     char has_message;               /* why the last one failed is known, and kept for the thread in Python */
     unsigned long long correlation; /* of the innermost */
+    PyObject *entry, *arguments;    /* of the innermost, borrowed */
     unsigned long long address;     /* of the memory that the message is about */
 } current;
 
@@ -175,6 +176,37 @@ static int watched(PyObject *entry, PyObject *arguments) {
     return result;
 }
 
+/* Notify each watcher of something in the middle of the call in progress, without the lock. A call that is made inside of
+ * another one keeps it: the other one may be in the middle of a change. */
+static PyObject *py_notify(PyObject *module, PyObject *args) {
+    PyObject *method, *what, *watchers = PyDict_GetItemWithError(names, subscribers_name), *done;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "UO", &method, &what) || (!watchers && PyErr_Occurred())) return NULL;
+    if (!watchers || !PyTuple_Check(watchers) || !PyTuple_GET_SIZE(watchers)) Py_RETURN_NONE;
+    int is_outermost = current.depth == 1;
+    PyObject *correlation = PyLong_FromUnsignedLongLong(current.correlation);
+    if (!correlation) return NULL;
+    if (is_outermost) {
+        if (!(done = PyObject_CallNoArgs(release))) {
+            Py_DECREF(correlation);
+            return NULL;
+        }
+        Py_DECREF(done);
+    }
+    Py_INCREF(watchers);
+    int failed = notify(watchers, method, 0, current.entry, current.arguments, correlation, what);
+    Py_DECREF(watchers), Py_DECREF(correlation);
+    if (is_outermost) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        while (!(done = PyObject_CallNoArgs(acquire))) PyErr_Clear(); /* without it the call cannot go on */
+        Py_DECREF(done);
+        PyErr_Restore(type, value, traceback);
+    }
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
 /* Make a driver call. Returns its CUresult, or -1 with an exception that is no error of the driver's API. */
 static int invoke(PyObject *entry, int deferrable, PyObject *arguments, int null_stream) {
     if (deferrable && current.depth) {
@@ -185,7 +217,10 @@ static int invoke(PyObject *entry, int deferrable, PyObject *arguments, int null
     }
     unsigned long long outer = current.correlation;
     int outer_null_stream = current.null_stream;
+    PyObject *outer_entry = current.entry, *outer_arguments = current.arguments;
     current.correlation = ++correlations;
+    current.entry = entry;
+    current.arguments = arguments;
     current.null_stream = null_stream;
     ++current.depth;
     current.has_message = 0;
@@ -194,6 +229,8 @@ static int invoke(PyObject *entry, int deferrable, PyObject *arguments, int null
     --current.depth;
     current.correlation = outer;
     current.null_stream = outer_null_stream;
+    current.entry = outer_entry;
+    current.arguments = outer_arguments;
     if (result < 0 || current.depth || (!PyList_GET_SIZE(deferred) && !PyList_GET_SIZE(callbacks))) return result;
     PyObject *done = PyObject_CallNoArgs(finish);
     Py_XDECREF(done);
@@ -362,6 +399,7 @@ static PyMethodDef methods[] = {
     {"install", (PyCFunction)(void (*)(void))py_install, METH_VARARGS | METH_KEYWORDS, NULL},
     {"bind", py_bind, METH_VARARGS, NULL},
     {"invoke", py_invoke, METH_VARARGS, NULL},
+    {"notify", py_notify, METH_VARARGS, NULL},
     {"launch_config", py_launch_config, METH_O, NULL},
     {"guarded_call", (PyCFunction)(void (*)(void))py_guarded_call, METH_FASTCALL, NULL},
     {"set_guard", py_set_guard, METH_O, NULL},

@@ -52,6 +52,12 @@ def bind(slot: int, entry: Any, kinds: str, deferrable: bool, null_stream: int, 
 def invoke(entry: Any, deferrable: bool, arguments: tuple[Any, ...], null_stream: int, /) -> int:
     """Make a driver call and return its CUresult. What is no error of the driver's API is raised."""
 
+def notify(method: str, what: Any, /) -> None:
+    """Call this method of each subscriber with the call in progress and `what`, without the driver's lock.
+
+    A call that is made inside of another one keeps the lock: the other one may be in the middle of a change.
+    """
+
 def launch_config(address: int, /) -> tuple[tuple[int, int, int], tuple[int, int, int], int, int, int]:
     """Return a CUlaunchConfig's grid, block, bytes of shared memory, stream and number of attributes."""
 

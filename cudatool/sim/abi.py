@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from cudatool.sim import _calls
 from cudatool.sim.driver_log import DriverLog
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENTRIES",
     "EntryPoint",
+    "GivenBack",
     "Handler",
     "IpcHandleStruct",
     "Subscriber",
@@ -39,6 +40,7 @@ __all__ = [
     "driver_log",
     "entry",
     "function_pointer",
+    "gives_back",
     "guard",
     "invoke",
     "lock",
@@ -56,6 +58,8 @@ driver_log: Final = DriverLog()
 """What was said with :func:`log_message`, for programs that ask."""
 
 Handler = Callable[..., None]
+GivenBack = Literal["allocation", "mapping", "physical", "context"]
+"""Kinds of what a call gives back: an Allocation; a mapping (address, size); a Physical; a Context with all it has."""
 
 
 class IpcHandleStruct(ctypes.Structure):
@@ -204,6 +208,14 @@ class Subscriber(Protocol):
     def leave(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """The call is about to return `result`."""
 
+    def gives_back(
+        self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, what: tuple[GivenBack, Any]
+    ) -> None:
+        """The call is about to give something back, and nothing can keep it from that.
+
+        Until this returns, no other call can get it. The driver's lock is not held, unless by a call around this one.
+        """
+
     def enqueued(self, operation: Any) -> None:
         """The call in progress put a :class:`cudatool.sim.queue.Operation` into its stream."""
 
@@ -323,6 +335,14 @@ _calls.install(
     deferred=_deferred,
     callbacks=_callbacks,
 )
+
+
+def gives_back(kind: GivenBack, what: Any) -> None:
+    """Notify the subscribers of what the call in progress is about to give back.
+
+    It gives the driver's lock back for that long: `what` must be such by now that no other call can get it or end it.
+    """
+    _calls.notify("gives_back", (kind, what))
 
 
 def after_call(callback: Callable[[], None]) -> None:

@@ -278,6 +278,7 @@ class Machine:
             del self.objects[handle]
         self.scheduler.wait_context(context)
         self.captures.forget(context)
+        abi.gives_back("context", context)
         for allocation in list(self.allocations):
             if allocation.context == context.handle and allocation.kind in _OF_CONTEXT and not allocation.pool:
                 self.release(allocation)
@@ -367,6 +368,11 @@ class Machine:
         allocation = Allocation(address, size, "host", -1, context.handle, self.new_serial(), pool, flags)
         self.allocations.add(allocation)
         return allocation
+
+    def will_release(self, allocation: Allocation) -> None:
+        """Notify the subscribers that the call in progress is about to release an allocation, unless it is gone."""
+        if self.allocations.at(allocation.address) is allocation:
+            abi.gives_back("allocation", allocation)
 
     def release(self, allocation: Allocation) -> None:
         """Give an allocation's memory back at once, to its pool if it has one.

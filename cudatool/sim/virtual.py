@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cudatool.loading.late_dataclasses import dataclass
+from cudatool.sim import abi
 from cudatool.sim.allocations import AddressRanges, Allocation
 from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
@@ -72,7 +73,6 @@ class VirtualMemory:
         self._store = Store()
         self._reservations: AddressRanges[Reservation] = AddressRanges()
         self._mappings: AddressRanges[Mapping] = AddressRanges()
-        self.dropped: list[Physical] = []  # by the latest release or unmap: what that left without handle and mapping
 
     def reserve(self, size: int, alignment: int) -> int:
         """Return the start of `size` addresses."""
@@ -118,7 +118,6 @@ class VirtualMemory:
 
     def release(self, physical: Physical) -> None:
         """Drop one handle. The memory goes when it has neither handles nor mappings."""
-        self.dropped = []
         physical.references -= 1
         self._drop_unused(physical)
 
@@ -138,8 +137,11 @@ class VirtualMemory:
         """Take whole mappings away. What is pending runs first."""
         self._exactly(address, size)
         self._machine.scheduler.drain()
-        self.dropped = []
-        for mapping in self._exactly(address, size):  # again: other threads may have unmapped it during the wait
+        mappings = self._exactly(address, size)  # again: other threads may have unmapped it during the wait
+        for mapping in mappings:
+            mapping.is_given_back = True
+        abi.gives_back("mapping", (address, size))
+        for mapping in mappings:
             if mapping.flags:
                 self._machine.allocations.remove(mapping)
             self._space.unmap(mapping.address, mapping.size)
@@ -198,7 +200,7 @@ class VirtualMemory:
         """Return the mappings that a range is made of, else fail."""
         found, end = self._mappings.overlapping(address, size), address + size
         for mapping in found:
-            if mapping.address != address:
+            if mapping.address != address or mapping.is_given_back:
                 break
             address += mapping.size
         if not found or address != end:
@@ -208,11 +210,11 @@ class VirtualMemory:
     def _drop_unused(self, physical: Physical) -> None:
         if physical.references or physical.mappings:
             return
+        abi.gives_back("physical", physical)
         if physical.handle_types:
             physical.file.close()
         else:
             self._store.give_back(physical.offset, physical.size)
         del self._machine.objects[physical.handle]
-        self.dropped.append(physical)
         if not physical.is_imported:
             physical.device.memory.give_back(physical.size)

@@ -126,6 +126,8 @@ class Program:
 
     def enter(self, entry: Any, arguments: Any, correlation: int) -> None: ...
 
+    def gives_back(self, entry: Any, arguments: Any, correlation: int, what: Any) -> None: ...
+
     def leave(self, entry: Any, arguments: Any, correlation: int, result: Any) -> None:
         if threading.get_ident() == self.thread:
             self.seen.append((entry.name, result.name, abi.call.message))

@@ -21,6 +21,11 @@ class Watcher:
     def leave(self, entry: abi.EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         self._tell("leave", entry, arguments, correlation, result)
 
+    def gives_back(
+        self, entry: abi.EntryPoint, arguments: tuple[Any, ...], correlation: int, what: tuple[abi.GivenBack, Any]
+    ) -> None:
+        self._tell("gives_back", entry, arguments, correlation, what[0])
+
     def enqueued(self, operation: Any) -> None: ...
 
     def executed(self, operation: Any) -> None: ...
@@ -75,3 +80,25 @@ def test_a_call_that_a_watcher_fails_in_fails(driver, watch, caplog, moment):
     assert (result.name, after) == ("CUDA_ERROR_UNKNOWN", before)
     assert "cuDeviceGetCount failed inside the software driver" in caplog.text
     assert [one[:2] for one in told][-1] == ("b", moment)  # and nobody after it
+
+
+def test_a_watcher_is_told_of_memory_before_it_is_given_back(driver, ok, watch, machine):
+    memory, told = ok(driver.cuMemAlloc(64)), []
+
+    class Looks(Watcher):
+        def _tell(self, what: str, entry: abi.EntryPoint, *facts: Any) -> None:
+            told.append((what, machine.allocations.at(int(memory)) is not None))
+
+    watch(Looks("a", []))
+    ok(driver.cuMemFree(memory))
+    assert [("enter", True), ("gives_back", True), ("leave", False)] == told
+
+
+def test_memory_stays_if_a_watcher_fails_before_it_is_given_back(driver, ok, watch, caplog):
+    memory, told = ok(driver.cuMemAlloc(64)), []
+    watcher = Watcher("a", told, fails="gives_back")
+    watch(watcher)
+    assert driver.cuMemFree(memory)[0].name == "CUDA_ERROR_UNKNOWN"
+    watcher.fails = ""
+    ok(driver.cuMemFree(memory))
+    assert ["enter", "gives_back", "enter", "gives_back", "leave"] == [what for _, what, *_ in told]

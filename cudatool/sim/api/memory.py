@@ -72,6 +72,7 @@ def _release_after(allocation: Allocation, wait: Callable[[], None]) -> None:
     allocation.is_given_back = True
     try:
         wait()
+        state.machine.will_release(allocation)
     except BaseException:  # Ctrl-C: it is still to be freed
         allocation.is_given_back = False
         raise
@@ -147,6 +148,7 @@ def cuMemHostUnregister(p: int) -> None:
     try:
         state.machine.scheduler.wait_context(context)
     finally:  # after Ctrl-C too: the caller goes on as if it were done, and the memory may be gone
+        state.machine.will_release(allocation)
         state.machine.release(allocation)
 
 
@@ -217,6 +219,8 @@ def cuMemFreeAsync(dptr: int, hStream: int) -> None:
         raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of live device memory")
     else:
         allocation.is_given_back = True
+    abi.gives_back("allocation", allocation)
+    stream = stream_of(hStream)  # again: other threads may have destroyed it meanwhile
     operation = Operation(stream, "free", "cuMemFreeAsync", abi.call.correlation)
 
     def run(_: Operation) -> None:

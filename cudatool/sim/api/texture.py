@@ -152,6 +152,7 @@ def cuArrayDestroy(hArray: int) -> None:
         )
     del state.machine.objects[hArray]  # first: other threads may destroy it again during the wait
     state.machine.scheduler.wait_device(context.device)
+    state.machine.will_release(array.allocation)
     state.machine.release(array.allocation)
 
 
@@ -205,6 +206,7 @@ def cuMipmappedArrayDestroy(hMipmappedArray: int) -> None:
     for handle in (hMipmappedArray, *(array.handle for array in found.levels)):
         del state.machine.objects[handle]
     state.machine.scheduler.wait_device(context.device)
+    state.machine.will_release(found.allocation)
     state.machine.release(found.allocation)
 
 

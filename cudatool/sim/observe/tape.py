@@ -32,7 +32,7 @@ from cudatool.sim.observe.replay import HostRead, Replay
 from cudatool.sim.observe.watched import HostBytes, WatchedMemory, bytes_at, view
 
 if TYPE_CHECKING:
-    from cudatool.sim.abi import EntryPoint
+    from cudatool.sim.abi import EntryPoint, GivenBack
     from cudatool.sim.launches import Launch
     from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
@@ -375,6 +375,11 @@ class Tape:
         """The host has written what it said; and, of a call that enqueues a function: which."""
         self._flush()
         self._thread.function = (arguments[1], arguments[2]) if entry.name == "cuLaunchHostFunc" else None
+
+    def gives_back(
+        self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, what: tuple[GivenBack, Any]
+    ) -> None:
+        """Nothing: what can be used is looked at when it is."""
 
     def enqueued(self, operation: Operation) -> None:
         """Note what a copy will find in the host's memory, unless the host writes there before the copy runs."""
