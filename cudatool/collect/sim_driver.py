@@ -75,6 +75,9 @@ class SimDriverCollector:
         self._failed: set[int] = set()  # contexts
         for _, heap in machine.heaps:
             heap.begin()
+        # Operations whose call is yet to be reported; and those of them that another thread has executed meanwhile.
+        self._unreported: set[int] = set()
+        self._handed_over: dict[int, Operation] = {}
         self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
 
     # ---- what the driver calls (cudatool.sim.Subscriber) ----
@@ -132,6 +135,8 @@ class SimDriverCollector:
             if launch is operation:
                 self._launches[sequence] = correlation
         self._owners[sequence] = call.owners[sequence] = correlation, stream_id
+        if call.later is not None:
+            self._unreported.add(sequence)
         if self._machine.tape is not None:
             self._machine.tape.owners[sequence] = correlation
         call.operation = operation
@@ -183,10 +188,30 @@ class SimDriverCollector:
                     _report_of(name)(self._calls, dict(zip(entry.parameters, arguments, strict=True)), name)
             elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
                 self._failure(entry, arguments, result, is_found=found is not None)
+            self._unreported.difference_update(call.owners)
+            if self._handed_over:
+                self._report_late(call)
             for operation in call.later:
                 self._execution(operation)
         finally:
             call.later = None
+
+    def _report_late(self, call: DriverCall) -> None:
+        """Report what other threads have executed of the call's work before the call was reported."""
+        for sequence in list(call.owners):
+            operation = self._handed_over.pop(sequence, None)
+            if operation is not None:
+                self._execution(operation)
+
+    def _hand_over(self, operation: Operation) -> bool:
+        """Leave an operation that this thread has executed to the thread that is about to report its call.
+
+        Return whether that thread will report it: exactly one of the two takes it out of the table.
+        """
+        self._handed_over[operation.sequence] = operation
+        if operation.sequence in self._unreported:
+            return True
+        return self._handed_over.pop(operation.sequence, None) is None
 
     def _failure(self, entry: EntryPoint, arguments: tuple[Any, ...], result: Result, *, is_found: bool) -> None:
         """Report that a call failed; `is_found`: a finding says so, too."""
@@ -201,6 +226,8 @@ class SimDriverCollector:
 
     def _execution(self, operation: Operation) -> None:
         sequence = operation.sequence
+        if sequence in self._unreported and self._hand_over(operation):
+            return
         correlation, stream = self._owners.pop(sequence, (0, 0))
         kind = operation.kind
         if kind == "graph_end" and operation.launch is not None:

@@ -298,6 +298,26 @@ def test_work_that_a_free_waits_for_is_recorded_before_it(recorded: Any) -> None
     assert [Kind.MEMSET, Kind.ACCESS, Kind.EXECUTION, Kind.MEM_FREE] == kinds[-4:]
 
 
+# ---- work ----
+
+
+def test_work_that_another_thread_executes_is_recorded_after_its_call(recorded: Any) -> None:
+    def program(driver: Any, context: Any) -> None:
+        stream, one = ok(driver.cuStreamCreate(1)), ok(driver.cuMemAlloc(64))
+        enqueue = driver.cuMemsetD8Async
+        meanwhile(
+            "cuMemsetD8Async",
+            context,
+            lambda: ok(enqueue(one, 1, 64, stream)),
+            lambda: ok(driver.cuStreamSynchronize(stream)),
+        )
+        ok(driver.cuMemFree(one))
+        ok(driver.cuStreamDestroy(stream))
+
+    kinds = recorded(program).records["kind"].tolist()
+    assert kinds.index(Kind.MEMSET) < kinds.index(Kind.EXECUTION)
+
+
 def test_threads_that_take_and_give_memory_at_once_give_no_address_twice(recorded: Any) -> None:
     """Any order of what four threads do: the trace is held against a model of who has which addresses."""
     failed: list[BaseException] = []
@@ -330,6 +350,7 @@ def test_threads_that_take_and_give_memory_at_once_give_no_address_twice(recorde
     trace = recorded(program)
     assert not failed
     held: set[tuple[bool, int]] = set()  # whether it is physical memory, and the handle or the address
+    enqueued: set[int] = set()
     for row in trace.records:
         physical = bool(row["kind"] in (Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_FREE))
         memory = physical, int(row["aux0" if physical else "address"])
@@ -338,4 +359,8 @@ def test_threads_that_take_and_give_memory_at_once_give_no_address_twice(recorde
             held.add(memory)
         elif row["kind"] in _TAKEN:
             held.remove(memory)
+        elif row["kind"] == Kind.MEMSET:
+            enqueued.add(int(row["correlation"]))
+        elif row["kind"] == Kind.EXECUTION:
+            assert int(row["correlation"]) in enqueued
     assert not held
