@@ -30,12 +30,14 @@ class DriverCall:
         "later",
         "memory",
         "operation",
+        "outer",
         "owners",
         "shape",
         "values",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, outer: DriverCall | None = None) -> None:
+        self.outer = outer  # that a finalizer made it inside of
         self.operation: Any = None  # the last operation that it enqueued
         self.shape: Any = None  # of that, if it is a launch: the kernel, the grid, the block
         self.copies: tuple[Any, ...] = ()  # those of them that copy or fill

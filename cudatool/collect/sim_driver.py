@@ -85,6 +85,8 @@ class SimDriverCollector:
     def enter(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
         """Begin to note what the call does; and what it is about to destroy, while it still exists."""
         call, name = self._thread.call, entry.name
+        if call.later is not None:
+            call = self._begin_beside(call)
         call.operation, call.is_reported = None, False
         call.owners.clear()
         call.later = None if hooks.current_operation() else []
@@ -93,6 +95,16 @@ class SimDriverCollector:
         call.memory, call.copies, call.values = (), (), ()
         if name == "cuStreamDestroy" and arguments[0] in self._machine.objects:
             call.device = self._calls.stream(arguments[0])[0]
+
+    def _begin_beside(self, other: DriverCall) -> DriverCall:
+        """Return what notes a call that begins while `other` has not ended: a finalizer's, or the one after Ctrl-C."""
+        if self._machine.is_inner_call:
+            self._thread.call = DriverCall(other)
+            return self._thread.call
+        self._unreported.difference_update(other.owners)
+        for operation in other.later or ():
+            self._execution(operation)
+        return other
 
     def gives_back(
         self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, what: tuple[GivenBack, Any]
@@ -195,6 +207,8 @@ class SimDriverCollector:
                 self._execution(operation)
         finally:
             call.later = None
+            if call.outer is not None:
+                self._thread.call = call.outer
 
     def _report_late(self, call: DriverCall) -> None:
         """Report what other threads have executed of the call's work before the call was reported."""

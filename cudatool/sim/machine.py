@@ -197,6 +197,11 @@ class Machine:
         """What stream handle 0 means in the call in progress: one of the two default streams' own handles."""
         return abi.call.null_stream
 
+    @property
+    def is_inner_call(self) -> bool:
+        """Whether the call in progress is made inside of another one, as by a finalizer."""
+        return abi.call.depth > 1
+
     def new_handle(self) -> int:
         """Return a handle value that was never used before."""
         return next(self._handles)

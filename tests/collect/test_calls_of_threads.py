@@ -6,6 +6,7 @@ Each test keeps one thread between the effect of its call and the call's end, wh
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from warm_process import run_python
 
-from cudatool import recording
+from cudatool import _driver, recording
 from cudatool.sim import abi
+from cudatool.sim.signals import Interrupted
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import Trace, read
 
@@ -316,6 +318,53 @@ def test_work_that_another_thread_executes_is_recorded_after_its_call(recorded: 
 
     kinds = recorded(program).records["kind"].tolist()
     assert kinds.index(Kind.MEMSET) < kinds.index(Kind.EXECUTION)
+
+
+def test_calls_of_a_finalizer_in_the_middle_of_another_call_are_recorded_and_so_is_that(recorded: Any) -> None:
+    results = []
+
+    def program(driver: Any, context: Any) -> None:
+        class Owner:
+            def __init__(self) -> None:
+                self.cycle = self
+                self.physical = ok(driver.cuMemCreate(_SIZE, _properties(driver), 0))
+
+            def __del__(self) -> None:
+                results.append(driver.cuMemRelease(self.physical)[0])
+
+        Owner()
+        with watching(Watcher("cuMemAlloc", gc.collect, at_enter=True)):
+            one = ok(driver.cuMemAlloc(64))
+        ok(driver.cuMemFree(one))
+
+    trace = recorded(program)
+    assert [0] == results
+    assert [Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_FREE, Kind.MEM_ALLOC, Kind.MEM_FREE] == [
+        Kind(kind) for kind in trace.records["kind"].tolist() if kind in (*_GIVEN, *_TAKEN)
+    ]
+
+
+def test_work_that_an_interrupted_call_has_executed_is_recorded(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the wait, and nothing says that the stream has been waited for."""
+
+    def program(driver: Any, context: Any) -> None:
+        machine = _driver.initialize().machine
+        assert machine is not None
+        wait = machine.scheduler.wait_all
+
+        def wait_and_be_interrupted(operations: Any, **options: Any) -> None:
+            wait(operations, **options)
+            raise Interrupted
+
+        one = ok(driver.cuMemAlloc(64))
+        ok(driver.cuMemsetD8Async(one, 1, 64, 0))
+        with monkeypatch.context() as patched:
+            patched.setattr(machine.scheduler, "wait_all", wait_and_be_interrupted)
+            ok(driver.cuStreamSynchronize(0))
+        ok(driver.cuMemFree(one))
+
+    kinds = [Kind(kind) for kind in recorded(program).records["kind"].tolist()]
+    assert [Kind.MEMSET, Kind.ACCESS, Kind.EXECUTION, Kind.MEM_FREE] == kinds[-4:]
 
 
 def test_threads_that_take_and_give_memory_at_once_give_no_address_twice(recorded: Any) -> None:
