@@ -23,6 +23,7 @@ class DriverCall:
     """The driver call in progress on a thread."""
 
     __slots__ = (
+        "began",
         "copies",
         "device",
         "is_ready",
@@ -46,6 +47,7 @@ class DriverCall:
         self.is_ready = False  # whether what it asks for has completed
         self.later: list[Any] | None = None  # operations executed during the call, reported after the call itself
         self.is_reported = False  # whether the call itself was, before its end
+        self.began = 0  # when, of a call that synchronizes
         self.device = 0  # of the stream that it is about to destroy
         # Correlation and stream id of each operation that it enqueued; another thread may have run it since.
         self.owners: dict[int, tuple[int, int]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from cudatool.collect import sim_graph_calls, sim_memory, sim_streams, sim_work
@@ -34,6 +35,8 @@ _WORK = frozenset(["kernel", "memcpy", "memset", "host"])
 _TOUCHES_MEMORY = _WORK - {"host"}
 # Programs use these as queries: a failure is an answer and needs no warning.
 _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
+
+_SYNCHRONIZE = frozenset(["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuCtxSynchronize_v2"])
 
 _ENQUEUES_WORK = ("cuLaunch", "cuMemcpy", "cuMemset", "cuGraphLaunch")
 
@@ -90,6 +93,8 @@ class SimDriverCollector:
         call.operation, call.is_reported = None, False
         call.owners.clear()
         call.later = None if hooks.current_operation() else []
+        if name in _SYNCHRONIZE:
+            call.began = monotonic_ns()
         if name in _REPORT_OFTEN:
             return
         call.memory, call.copies, call.values = (), (), ()

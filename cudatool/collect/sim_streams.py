@@ -32,7 +32,7 @@ def _stream_destroy(calls: CallsInProgress, values: dict[str, Any], name: str) -
 
 def stream_synchronize(calls: CallsInProgress, call: DriverCall, arguments: Sequence[int]) -> None:
     device, stream = calls.stream(arguments[0])
-    hooks.emit(Kind.STREAM_SYNCHRONIZE, device=device, stream=stream)
+    hooks.emit(Kind.STREAM_SYNCHRONIZE, device=device, stream=stream, aux1=call.began)
 
 
 def _stream_query(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
@@ -71,10 +71,10 @@ def _values(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
 
 def _device_synchronize(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     given = calls.machine.objects.get(values.get("ctx", 0))
-    if given is None:
-        hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=calls.device, aux0=calls.context)
-    else:
-        hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=given.primary.device.ordinal, aux0=context_number(given))
+    device, context = calls.device, calls.context
+    if given is not None:
+        device, context = given.primary.device.ordinal, context_number(given)
+    hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=device, aux0=context, aux1=calls.thread.call.began)
 
 
 def _event_create(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
@@ -124,7 +124,8 @@ def _context_wait_event(calls: CallsInProgress, values: dict[str, Any], name: st
 
 
 def _event_synchronize(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    hooks.emit(Kind.EVENT_SYNCHRONIZE, device=calls.device, aux0=hooks.event_id(values["hEvent"]))
+    event, began = hooks.event_id(values["hEvent"]), calls.thread.call.began
+    hooks.emit(Kind.EVENT_SYNCHRONIZE, device=calls.device, aux0=event, aux1=began)
 
 
 def _event_elapsed_time(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:

@@ -7,6 +7,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Final, SupportsIndex
 
@@ -374,9 +375,10 @@ def synchronize(device: DeviceLike = None) -> None:
     index = device_index(device)
     with _on(index):
         with operation() as correlation:
+            began = monotonic_ns() if correlation else 0
             check(calls.driver.cuCtxSynchronize())
         if correlation:
-            hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=index)
+            hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=index, aux1=began)
 
 
 _on = device  # its name is a parameter's above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
@@ -215,10 +216,11 @@ class Event(Owner):
         if not self.cuda_event:
             return
         with on_device(self.device_index), beside_captures(), operation() as correlation:
+            began = monotonic_ns() if correlation else 0
             check(calls.driver.cuEventSynchronize(self.cuda_event))
         if correlation:
             event = hooks.event_id(self.cuda_event)
-            hooks.emit(Kind.EVENT_SYNCHRONIZE, device=self.device_index, aux0=event)
+            hooks.emit(Kind.EVENT_SYNCHRONIZE, device=self.device_index, aux0=event, aux1=began)
 
     def elapsed_time(self, end_event: Event) -> float:
         """Return the milliseconds from this event to `end_event`, on the device's clock.

@@ -6,6 +6,7 @@ import ctypes
 import sys
 import threading
 from collections import deque
+from time import monotonic_ns
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -188,9 +189,10 @@ class Stream(Owner):
         """Wait for everything enqueued so far."""
         handle = self.native
         with on_device(self.device_index), beside_captures(), operation() as correlation:
+            began = monotonic_ns() if correlation else 0
             check(calls.driver.cuStreamSynchronize(handle))
         if correlation:
-            self._emit(Kind.STREAM_SYNCHRONIZE)
+            self._emit(Kind.STREAM_SYNCHRONIZE, aux1=began)
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record `event`, by default a new one, and return it."""

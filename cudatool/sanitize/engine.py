@@ -40,6 +40,7 @@ from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.programmatic import Dependents
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.sanitize.unordered import Unordered
+from cudatool.sanitize.waits import Waits
 from cudatool.trace.distinct import distinct
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag
 from cudatool.trace.model import Trace
@@ -157,6 +158,7 @@ class Engine:
         self._early: dict[int, list[int]] = {}  # by correlation: objects that it has handed over before its own record
         self._groups: dict[int, Unordered] = {}  # by thread: its latest group of collectives, or batch of copies
         self._first_records = _first_records(trace)
+        self._waits = Waits(trace.records if self.threads > 1 else trace.records[:0], self.streams, self.ordering)
         self._handlers = self._make_handlers()
 
     def _make_handlers(self) -> dict[int, Callable[[Row], None]]:
@@ -192,10 +194,12 @@ class Engine:
 
     def run(self) -> None:
         """Read the trace, once."""
-        handlers, wanted = self._handlers, self._wanted
+        handlers, wanted, waits = self._handlers, self._wanted, self._waits
         found = -1
         with _no_garbage_collection():
             for row in read_rows(self._trace, handlers.keys()):
+                if waits.begins:
+                    waits.begin(row.record)
                 handlers[row.kind](row)
                 if wanted is not None and found < len(self.defects):
                     found = len(self.defects)
@@ -420,7 +424,8 @@ class Engine:
         host = self.hosts[row.thread]
         if self.repairs is not None:
             self.repair(row, host)
-        self.ordering.event_done(host, row.aux0, "event synchronize", row.record, row.stack)
+        covered = self._waits.covered(row.record)
+        self.ordering.event_done(host, row.aux0, "event synchronize", row.record, row.stack, covered=covered)
 
     def _query_event(self, row: Row) -> None:
         if row.aux1:
@@ -429,7 +434,8 @@ class Engine:
     def _synchronize_stream(self, row: Row) -> None:
         stream = self.streams.get(row.stream)
         if stream is not None:
-            self.ordering.stream_done(self.hosts[row.thread], stream, "stream synchronize")
+            covered = self._waits.covered(row.record)
+            self.ordering.stream_done(self.hosts[row.thread], stream, "stream synchronize", covered=covered)
 
     def _query_stream(self, row: Row) -> None:
         stream = self.streams.get(row.stream)
@@ -437,7 +443,8 @@ class Engine:
             self.ordering.stream_done(self.hosts[row.thread], stream, "stream query")
 
     def _synchronize_device(self, row: Row) -> None:
-        self.ordering.context_done(self.hosts[row.thread], row.device, row.aux0)
+        covered = self._waits.covered(row.record)
+        self.ordering.context_done(self.hosts[row.thread], row.device, row.aux0, covered=covered)
 
     def _hand_over(self, row: Row) -> None:
         """A thread, or a host function, releases an object of Python's that threads synchronize by."""

@@ -302,9 +302,26 @@ class Ordering:
         self.edges["event wait"] += 1
         return True
 
-    def event_done(self, host: Agent, event: int, rule: str, record: int = -1, site: int = 0) -> None:
-        """cuEventSynchronize, or a cuEventQuery that said so: the host is after the event's latest record, if any."""
+    def event_position(self, event: int) -> list[Moment]:
+        """Return the moment that the event's latest record captured, if there is one."""
         captured = self._events.get(event)
+        return [] if captured is None else [captured]
+
+    def event_done(
+        self,
+        host: Agent,
+        event: int,
+        rule: str,
+        record: int = -1,
+        site: int = 0,
+        *,
+        covered: Sequence[Moment] | None = None,
+    ) -> None:
+        """cuEventSynchronize, or a cuEventQuery that said so: the host is after the event's latest record, if any.
+
+        `covered`: what a wait covers that began earlier (:mod:`cudatool.sanitize.waits`), as with those below.
+        """
+        captured = covered[0] if covered else self._events.get(event)
         if event in self.foreign_events:
             self._unknown(host)
         elif captured is not None:
@@ -313,22 +330,31 @@ class Ordering:
         elif record >= 0:
             self.empty_waits[host.index][site] = event, record
 
-    def stream_done(self, host: Agent, stream: Agent, rule: str) -> None:
+    def stream_done(self, host: Agent, stream: Agent, rule: str, *, covered: Sequence[Moment] | None = None) -> None:
         """cuStreamSynchronize, a cuStreamQuery that said so, or a copy that blocks: the host is after its work.
 
         These calls "use standard default stream semantics": on the legacy stream they cover the blocking streams.
         """
-        for moment in self.position(stream):
+        for moment in self.position(stream) if covered is None else covered:
             self.learn(host, moment)
+        self.edges[rule] += 1
+        if covered is not None:
+            return
         if stream.pending is not None and self._one_host:
             stream.pending.clear()  # whatever is enqueued from now on comes after the host
-        self.edges[rule] += 1
         stream.unsure = -1  # whatever its earlier operations waited for, they are done
 
-    def context_done(self, host: Agent, device: int, context: int) -> None:
+    def context_position(self, device: int, context: int) -> list[Moment]:
+        """Return the moments at which all present work of a context is finished."""
+        self._effort.spend(2 * len(self.streams))
+        return [stream.done for stream in self.streams if device == -1 or stream.is_of(device, context)]
+
+    def context_done(self, host: Agent, device: int, context: int, *, covered: Sequence[Moment] | None = None) -> None:
         """cuCtxSynchronize: "blocks until the current context has completed all preceding requested tasks"."""
-        for stream in self._since(host, device, context):
-            self.learn(host, stream.done)
+        if covered is None:
+            covered = [stream.done for stream in self._since(host, device, context)]
+        for moment in covered:
+            self.learn(host, moment)
         self.edges["device synchronize"] += 1
 
     def serialize(self, stream: Agent, devices: int) -> None:

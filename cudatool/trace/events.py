@@ -233,15 +233,15 @@ FIELDS: Final[dict[Kind, str]] = {
     "size=number of its context (0: the device's primary one, or not known), stack",
     Kind.STREAM_DESTROY: "stream, stack",
     Kind.STREAM_WAIT_EVENT: "stream, aux0=event, flags=EventFlag, correlation, stack",
-    Kind.STREAM_SYNCHRONIZE: "stream, stack",
+    Kind.STREAM_SYNCHRONIZE: "stream, aux1=when the call began (0: not known), stack",
     Kind.STREAM_QUERY: "stream, aux1=1 if all its work had completed, stack",
     Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, +2 other processes can record it, stack",
     Kind.EVENT_DESTROY: "aux0=event, stack",
     Kind.EVENT_RECORD: "stream, aux0=event, flags=EventFlag, correlation, stack",
-    Kind.EVENT_SYNCHRONIZE: "aux0=event, stack",
+    Kind.EVENT_SYNCHRONIZE: "aux0=event, aux1=when the call began (0: not known), stack",
     Kind.EVENT_QUERY: "aux0=event, aux1=1 if it had completed, stack",
-    Kind.DEVICE_SYNCHRONIZE: "device, aux0=number of the context as of STREAM_CREATE, stack (cuCtxSynchronize and "
-    "torch.cuda's synchronize)",
+    Kind.DEVICE_SYNCHRONIZE: "device, aux0=number of the context as of STREAM_CREATE, aux1=when the call began (0: not "
+    "known), stack (cuCtxSynchronize and torch.cuda's synchronize)",
     Kind.STREAM_WRITE_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWriteValue_flags, "
     "correlation, stack",
     Kind.STREAM_WAIT_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWaitValue_flags, "

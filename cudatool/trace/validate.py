@@ -198,6 +198,9 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     Kind.HOST_ACCESS: _PLACE,
     Kind.EXECUTION: {"aux0": MAX_TIME, "aux1": MAX_TIME},
     Kind.CALL: {"aux0": MAX_TIME},
+    Kind.STREAM_SYNCHRONIZE: {"aux1": MAX_TIME},
+    Kind.EVENT_SYNCHRONIZE: {"aux1": MAX_TIME},
+    Kind.DEVICE_SYNCHRONIZE: {"aux1": MAX_TIME},
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from warm_process import run_python
 
-from cudatool import _driver, recording
+from cudatool import _driver, recording, sanitize
 from cudatool.sim import abi
 from cudatool.sim.signals import Interrupted
 from cudatool.trace.events import Kind
@@ -318,6 +318,41 @@ def test_work_that_another_thread_executes_is_recorded_after_its_call(recorded: 
 
     kinds = recorded(program).records["kind"].tolist()
     assert kinds.index(Kind.MEMSET) < kinds.index(Kind.EXECUTION)
+
+
+def test_a_wait_does_not_cover_what_another_thread_enqueues_meanwhile(recorded: Any) -> None:
+    """The second thread enqueues a write while the first waits for the stream; then the first reads elsewhere."""
+
+    def program(driver: Any, context: Any) -> None:
+        first, second = (ok(driver.cuStreamCreate(1)) for _ in range(2))
+        one, two = (ok(driver.cuMemAlloc(64)) for _ in range(2))
+        waits, goes_on = threading.Event(), threading.Event()
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def work(_: object) -> None:
+            waits.set()
+            goes_on.wait(_PATIENCE_S)
+
+        def enqueue() -> None:
+            waits.wait(_PATIENCE_S)
+            ok(driver.cuCtxSetCurrent(context))
+            ok(driver.cuMemsetD8Async(one, 1, 64, first))
+            goes_on.set()
+
+        thread = threading.Thread(target=enqueue)
+        thread.start()
+        ok(driver.cuLaunchHostFunc(first, driver.CUhostFn(ctypes.cast(work, ctypes.c_void_p).value), 0))
+        ok(driver.cuStreamSynchronize(first))
+        ok(driver.cuMemcpyDtoDAsync(two, one, 64, second))
+        thread.join()
+        for stream in (first, second):
+            ok(driver.cuStreamSynchronize(stream))
+            ok(driver.cuStreamDestroy(stream))
+        for memory in (one, two):
+            ok(driver.cuMemFree(memory))
+
+    (found,) = sanitize.check(recorded(program, measure_accesses=True)).findings
+    assert "race-raw" == found.kind
 
 
 def test_calls_of_a_finalizer_in_the_middle_of_another_call_are_recorded_and_so_is_that(recorded: Any) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -62,3 +63,13 @@ def test_array_can_be_made_and_dropped_in_a_thread() -> None:
 def test_synchronize_is_recorded(events: list[Event]) -> None:
     cudatool.synchronize()
     assert [(event.kind, event.device) for event in events] == [(Kind.DEVICE_SYNCHRONIZE, 0)]
+
+
+def test_each_wait_says_when_it_began(events: list[Event]) -> None:
+    event, stream = cudatool.Event(), cudatool.Stream()
+    event.record(stream)
+    for wait in (event.synchronize, stream.synchronize, cudatool.synchronize):
+        events.clear()
+        before = time.monotonic_ns()
+        wait()
+        assert before <= events[-1].aux1 <= events[-1].time
