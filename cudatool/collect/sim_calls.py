@@ -26,6 +26,8 @@ class DriverCall:
         "began",
         "copies",
         "device",
+        "is_open",
+        "is_ours",
         "is_ready",
         "is_reported",
         "later",
@@ -45,7 +47,9 @@ class DriverCall:
         self.memory: tuple[Any, ...] = ()  # those of them that allocate or free
         self.values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
         self.is_ready = False  # whether what it asks for has completed
-        self.later: list[Any] | None = None  # operations executed during the call, reported after the call itself
+        self.later: list[Any] = []  # operations executed during the call, reported after the call itself
+        self.is_open = False  # whether it has begun and not ended
+        self.is_ours = False  # whether our runtime makes it, which reports it
         self.is_reported = False  # whether the call itself was, before its end
         self.began = 0  # when, of a call that synchronizes
         self.device = 0  # of the stream that it is about to destroy

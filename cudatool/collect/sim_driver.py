@@ -88,11 +88,11 @@ class SimDriverCollector:
     def enter(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
         """Begin to note what the call does; and what it is about to destroy, while it still exists."""
         call, name = self._thread.call, entry.name
-        if call.later is not None:
+        if call.is_open:
             call = self._begin_beside(call)
+        call.is_open, call.is_ours = True, hooks.current_operation() != 0
         call.operation, call.is_reported = None, False
         call.owners.clear()
-        call.later = None if hooks.current_operation() else []
         if name in _SYNCHRONIZE:
             call.began = monotonic_ns()
         if name in _REPORT_OFTEN:
@@ -107,8 +107,6 @@ class SimDriverCollector:
             self._thread.call = DriverCall(other)
             return self._thread.call
         self._unreported.difference_update(other.owners)
-        for operation in other.later or ():
-            self._execution(operation)
         return other
 
     def gives_back(
@@ -116,12 +114,10 @@ class SimDriverCollector:
     ) -> None:
         """Report what the call frees before another thread can get the same addresses, and report that."""
         call = self._thread.call
-        if call.later is None:
+        if call.is_ours or not call.is_open:
             return
         call.is_reported = True
-        executed, call.later = call.later, []
-        for operation in executed:
-            self._execution(operation)
+        self._report_executed(call)
         sim_memory.given_back(self._calls, dict(zip(entry.parameters, arguments, strict=True)), entry.name, *what)
 
     def enqueued(self, operation: Operation) -> None:
@@ -152,7 +148,7 @@ class SimDriverCollector:
             if launch is operation:
                 self._launches[sequence] = correlation
         self._owners[sequence] = call.owners[sequence] = correlation, stream_id
-        if call.later is not None:
+        if not call.is_ours:
             self._unreported.add(sequence)
         if self._machine.tape is not None:
             self._machine.tape.owners[sequence] = correlation
@@ -171,15 +167,15 @@ class SimDriverCollector:
             self.blocks.enqueued(operation, stream_id, correlation)
 
     def executed(self, operation: Operation) -> None:
-        """Report when the operation ran and what it touched, after the call in progress if there is one."""
+        """Note that the operation ran, to report it without the lock: after the call in progress, if there is one."""
         if self.blocks is not None:
             correlation, stream = self._owners.get(operation.sequence, (0, 0))
             self.blocks.executed(operation, stream, correlation)
-        later = self._thread.call.later
-        if later is not None:
-            later.append(operation)
-        else:
-            self._execution(operation)
+        self._thread.call.later.append(operation)
+
+    def unlocked(self) -> None:
+        """Report what this thread has executed outside of any call."""
+        self._report_executed(self._thread.call)
 
     def leave(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Emit the event that the call stands for."""
@@ -193,8 +189,9 @@ class SimDriverCollector:
                     self._finding(found, device=self._calls.device)
             if result == 0 and self._machine.captures:
                 self._calls.graphs.captured(correlation)
-            if call.later is None:
-                return  # our runtime's own call
+            if call.is_ours:
+                self._report_executed(call)
+                return
             if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
                 sim_graph_calls.capture_end(self._calls, arguments)
             if result == 0 and (often := _REPORT_OFTEN.get(name)) is not None:
@@ -208,12 +205,17 @@ class SimDriverCollector:
             self._unreported.difference_update(call.owners)
             if self._handed_over:
                 self._report_late(call)
-            for operation in call.later:
-                self._execution(operation)
+            if call.later:
+                self._report_executed(call)
         finally:
-            call.later = None
+            call.is_open = False
             if call.outer is not None:
                 self._thread.call = call.outer
+
+    def _report_executed(self, call: DriverCall) -> None:
+        executed, call.later = call.later, []
+        for operation in executed:
+            self._execution(operation)
 
     def _report_late(self, call: DriverCall) -> None:
         """Report what other threads have executed of the call's work before the call was reported."""

@@ -165,5 +165,6 @@ def drain() -> None:
     def run() -> None:
         with abi.lock:
             found.scheduler.drain()
+        abi.unlocked()
 
     signals.shielded(run)

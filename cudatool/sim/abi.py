@@ -50,6 +50,7 @@ __all__ = [
     "read_string",
     "subscribe",
     "subscribers",
+    "unlocked",
     "unsubscribe",
     "write",
 ]
@@ -200,7 +201,10 @@ def entry(prototype: str) -> Callable[[Handler], Handler]:
 
 
 class Subscriber(Protocol):
-    """What a driver-level observer implements. Calls come on the thread that made the driver call."""
+    """What a driver-level observer implements. Calls come on the thread that made the driver call.
+
+    The driver's lock is held during :meth:`enqueued` and :meth:`executed`, which must not wait for anything.
+    """
 
     def enter(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int) -> None:
         """A driver call begins; work it enqueues will carry `correlation`."""
@@ -221,6 +225,9 @@ class Subscriber(Protocol):
 
     def executed(self, operation: Any) -> None:
         """An operation has run. May come during any call that waits."""
+
+    def unlocked(self) -> None:
+        """A thread that has executed operations outside of any call does not hold the driver's lock any more."""
 
 
 subscribers: tuple[Subscriber, ...] = ()
@@ -335,6 +342,12 @@ _calls.install(
     deferred=_deferred,
     callbacks=_callbacks,
 )
+
+
+def unlocked() -> None:
+    """Notify the subscribers that this thread has executed operations outside of any call, and given the lock back."""
+    for subscriber in subscribers:
+        subscriber.unlocked()
 
 
 def gives_back(kind: GivenBack, what: Any) -> None:

@@ -306,6 +306,7 @@ class Scheduler(_queue.Queue):
                     self._soon += [o for o in due if not o.done]
                 if self.watch is not None:
                     self.watch.blur()
+            abi.unlocked()
 
     def query(self, operations: Iterable[Operation | None]) -> bool:
         """Return whether all of `operations` have completed by the host's clock, and let that clock move on.

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 from warm_process import run_python
 
+import cudatool
 from cudatool import _driver, recording, sanitize
 from cudatool.sim import abi
 from cudatool.sim.signals import Interrupted
-from cudatool.trace.events import Kind
+from cudatool.trace import hooks
+from cudatool.trace.events import Event, Kind
 from cudatool.trace.reader import Trace, read
 
 _SIZE = 2 << 20
@@ -51,6 +53,8 @@ class Watcher:
     def enqueued(self, operation: Any) -> None: ...
 
     def executed(self, operation: Any) -> None: ...
+
+    def unlocked(self) -> None: ...
 
     def _see(self, entry: abi.EntryPoint, is_time: bool) -> None:
         if entry.name == self._name and is_time:
@@ -353,6 +357,39 @@ def test_a_wait_does_not_cover_what_another_thread_enqueues_meanwhile(recorded: 
 
     (found,) = sanitize.check(recorded(program, measure_accesses=True)).findings
     assert "race-raw" == found.kind
+
+
+@pytest.mark.parametrize("by", ["a wait", "a thread of the device"])
+def test_work_is_reported_without_the_driver_s_lock(by: str, recorded: Any) -> None:
+    """Another thread, which has a subscriber's lock, may need the driver: the collector runs finalizers anywhere."""
+    called: list[int] = []
+
+    def program(driver: Any, context: Any) -> None:
+        stream = cudatool.Stream()
+
+        def subscriber(event: Event) -> None:
+            if event.kind is Kind.EXECUTION and not called:
+                thread = threading.Thread(target=lambda: called.append(int(driver.cuDeviceGetCount()[0])))
+                thread.start()
+                thread.join(1)
+
+        hooks.subscribe(subscriber)
+        with stream:
+            array = cudatool.zeros(4)
+        if by == "a wait":
+            stream.synchronize()
+        else:
+            done = threading.Event()
+            function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: done.set())
+            pointer = ctypes.cast(function, ctypes.c_void_p).value
+            ok(driver.cuLaunchHostFunc(stream.cuda_stream, driver.CUhostFn(pointer), 0))
+            assert done.wait(_PATIENCE_S)
+            stream.synchronize()
+        hooks.unsubscribe(subscriber)
+        del array
+
+    recorded(program)
+    assert [0] == called
 
 
 def test_calls_of_a_finalizer_in_the_middle_of_another_call_are_recorded_and_so_is_that(recorded: Any) -> None:

@@ -141,6 +141,8 @@ class Program:
     def executed(self, operation: Any) -> None:
         self.seen.append((operation.sequence, operation.done))
 
+    def unlocked(self) -> None: ...
+
 
 @pytest.fixture
 def program(driver: Any, ok: Callable[[Any], Any], machine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:

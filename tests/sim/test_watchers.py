@@ -30,6 +30,8 @@ class Watcher:
 
     def executed(self, operation: Any) -> None: ...
 
+    def unlocked(self) -> None: ...
+
     def _tell(self, what: str, entry: abi.EntryPoint, *facts: Any) -> None:
         self.told.append((self.name, what, entry.name, *facts))
         if what == self.fails:

@@ -408,6 +408,9 @@ class Tape:
     def leave(self, entry: EntryPoint, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Nothing to do."""
 
+    def unlocked(self) -> None:
+        """Nothing to do."""
+
     # ---- to be done again ----
 
     def can_repeat(self, index: int) -> bool:
