@@ -65,9 +65,16 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+# What threads do that one of them may order for another, or order itself.
+_OF_THREADS = (
+    *(*WORK, Kind.HOST_ACCESS, Kind.MEM_FREE, Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT, Kind.EVENT_SYNCHRONIZE),
+    *(Kind.EVENT_QUERY, Kind.STREAM_SYNCHRONIZE, Kind.STREAM_QUERY, Kind.DEVICE_SYNCHRONIZE),
+)
+
+
 def _threads(trace: Trace) -> int:
     """Return how many threads of the host use the device."""
-    of_host = np.isin(trace.records["kind"], [*WORK, Kind.HOST_ACCESS, Kind.MEM_FREE])
+    of_host = np.isin(trace.records["kind"], _OF_THREADS)
     return len(distinct(trace.records["thread"][of_host]))
 
 
