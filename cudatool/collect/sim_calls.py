@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.collect.callers import calling_api
 from cudatool.collect.sim_graphs import GraphWatcher
+from cudatool.collect.sim_ids import context_number, id_of_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, WarningCode, WarningFlag
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cudatool.sim import Machine
     from cudatool.sim.allocations import Allocation
 
-__all__ = ["CallsInProgress", "DriverCall", "EmitCall", "context_number", "not_recorded", "pointed"]
+__all__ = ["CallsInProgress", "DriverCall", "EmitCall", "not_recorded", "pointed"]
 
 
 class DriverCall:
@@ -106,9 +107,9 @@ class CallsInProgress:
         """Return device and stream id for a handle that a program passed."""
         handle = handle or self.machine.null_stream
         found = self.machine.objects.get(handle)
-        ordinal = found.context.device.ordinal if found is not None else self.device
-        context = context_number(found.context) if found is not None else self.context
-        return ordinal, hooks.stream_id(ordinal, handle, context=context, api=calling_api)
+        if found is not None:
+            return found.context.device.ordinal, id_of_stream(found)
+        return self.device, hooks.stream_id(self.device, handle, context=self.context, api=calling_api)
 
     def owner(self) -> tuple[int, int, int]:
         """Return correlation, device and stream id of what the call enqueued; zeros if it enqueued nothing."""
@@ -121,12 +122,6 @@ class CallsInProgress:
 
 EmitCall = Callable[[CallsInProgress, dict[str, Any], str], None]
 """Emits the event that a call stands for; it gets the call's arguments by their names, and the call's own name."""
-
-
-def context_number(context: Any) -> int:
-    """Return how events name a context of the software device: 0 for a device's primary one and its green ones."""
-    context = context.primary
-    return 0 if context is context.device.primary else int(context.serial)
 
 
 def not_recorded(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cudatool.collect import sim_graph_calls, sim_memory, sim_streams, sim_work
 from cudatool.collect.byte_sets import compress
-from cudatool.collect.callers import calling_api
 from cudatool.collect.sim_blocks import BlockWatcher
-from cudatool.collect.sim_calls import CallsInProgress, DriverCall, EmitCall, context_number, not_recorded
+from cudatool.collect.sim_calls import CallsInProgress, DriverCall, EmitCall, not_recorded
+from cudatool.collect.sim_ids import id_of_stream
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind, StreamFlag, WarningCode, WarningFlag
+from cudatool.trace.events import Kind, WarningCode, WarningFlag
 
 if TYPE_CHECKING:
     from cudatool.sim import EntryPoint, Machine, Operation, Result
@@ -55,7 +55,6 @@ _GAPS = {  # of what a checker did not look at, by CheckFinding.kind
     "in-step": (WarningFlag.IN_STEP, WarningCode.WARP_IN_STEP),
     "unmeasured": (WarningFlag.UNSEEN, WarningCode.ACCESSES_NOT_KNOWN),
 }
-_BLOCKING = StreamFlag(0)
 _ACCESS, _EXECUTION = Kind.ACCESS, Kind.EXECUTION  # to look them up takes longer (Python 3.11)
 
 
@@ -73,7 +72,6 @@ class SimDriverCollector:
         self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
         self._calls = CallsInProgress(machine)
         self._thread = self._calls.thread
-        self._stream_ids = hooks.stream_ids()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
         self._failed: set[int] = set()  # contexts
         for _, heap in machine.heaps:
@@ -129,19 +127,7 @@ class SimDriverCollector:
             operation.launch,
             operation.kind,
         )
-        context = stream.context
-        ordinal = context.device.ordinal
-        is_primary = context is context.device.primary
-        stream_id = self._stream_ids.get((ordinal, stream.handle, 0)) if is_primary else None
-        if stream_id is None:
-            stream_id = hooks.stream_id(
-                ordinal,
-                stream.handle,
-                flags=StreamFlag.NON_BLOCKING if stream.flags & 1 else _BLOCKING,
-                priority=stream.priority,
-                context=context_number(context),
-                api=calling_api,
-            )
+        stream_id = id_of_stream(stream)
         correlation = self._launches.get(launch.sequence) if launch is not None else None
         if correlation is None:
             correlation = hooks.current_operation() or hooks.new_correlation()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cudatool.collect.sim_ids import id_of_stream
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, WarningCode, WarningFlag
@@ -34,8 +35,7 @@ class GraphWatcher:
         found = self._machine.captures.added_by(call)
         if found is not None:
             stream, node = found
-            ordinal = stream.context.device.ordinal
-            self._node_added(node, device=ordinal, stream=hooks.stream_id(ordinal, stream.handle))
+            self._node_added(node, device=stream.context.device.ordinal, stream=id_of_stream(stream))
 
     def added(self, handle: int) -> None:
         """Report a node that was added by hand."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from cudatool.collect.callers import calling_api
-from cudatool.collect.sim_calls import CallsInProgress, DriverCall, EmitCall, context_number, pointed
+from cudatool.collect.sim_calls import CallsInProgress, DriverCall, EmitCall, pointed
+from cudatool.collect.sim_ids import context_number, id_of_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import EventFlag, Kind, StreamFlag
 
@@ -16,11 +16,7 @@ _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 
 def _stream_create(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
-    handle = pointed(values["phStream"])
-    flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
-    context = calls.machine.objects[handle].context
-    device, number = context.device.ordinal, context_number(context)
-    hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0), context=number, api=calling_api)
+    id_of_stream(calls.machine.objects[pointed(values["phStream"])])
 
 
 def _stream_destroy(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
@@ -106,10 +102,10 @@ def _event_record(calls: CallsInProgress, values: dict[str, Any], name: str) -> 
 def _context_record_event(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
     """Report an event that stands for all streams of a context as one of a stream that waits for all of them."""
     context = calls.machine.objects[values["hCtx"]]
-    device, number = context.device.ordinal, context_number(context)
+    device = context.device.ordinal
     own = hooks.stream_id(device, values["hCtx"], flags=StreamFlag.NON_BLOCKING)
     for stream in calls.machine.streams_of(context):
-        part, recording = hooks.event_id(stream.handle), hooks.stream_id(device, stream.handle, context=number)
+        part, recording = hooks.event_id(stream.handle), id_of_stream(stream)
         hooks.emit(Kind.EVENT_RECORD, device=device, stream=recording, aux0=part)
         hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=own, aux0=part)
     hooks.emit(Kind.EVENT_RECORD, device=device, stream=own, aux0=hooks.event_id(values["hEvent"]))
@@ -119,8 +115,7 @@ def _context_wait_event(calls: CallsInProgress, values: dict[str, Any], name: st
     context = calls.machine.objects[values["hCtx"]]
     device, event = context.device.ordinal, hooks.event_id(values["hEvent"])
     for stream in calls.machine.streams_of(context):
-        waiting = hooks.stream_id(device, stream.handle, context=context_number(context))
-        hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=waiting, aux0=event)
+        hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=id_of_stream(stream), aux0=event)
 
 
 def _event_synchronize(calls: CallsInProgress, values: dict[str, Any], name: str) -> None:
