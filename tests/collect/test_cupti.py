@@ -43,7 +43,8 @@ def collected(monkeypatch):
     monkeypatch.setattr(cupti, "_cupti", log)
     monkeypatch.setattr(cupti, "_PERIOD", 3600)
     monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
-    hooks.close_stream(0, 0xABC)  # the tests' own
+    for device in range(2):
+        hooks.close_stream(device, 0xABC)  # the tests' own
     gc.collect()  # so that no finalizer of another test's objects emits
     collector = CuptiCollector(lambda: pytorch.is_watched)
     hooks.subscribe(events.append)
