@@ -69,7 +69,7 @@ def _plain(value: Any) -> Any:
 def render_text(report: Report, run: ReportContext | None = None, *, color: bool = False, width: int = 80) -> str:
     """Return the report for a terminal of `width` columns; `color` adds ANSI colours, and nothing depends on them.
 
-    Source lines are quoted where their files can be read.
+    The verdict, which comes last, is one line, however long. Source lines are quoted where their files can be read.
     """
     style = _Style(color, max(width, 40), run or ReportContext(os.getcwd()))
     blocks: list[str] = []
@@ -216,7 +216,8 @@ class _Style:
         if run is not None and run.status:
             lines.append(self.wrap(f"the workload itself {ended(run.status)}", "  ", ""))
         colour = {Outcome.FINDINGS: "1;31", Outcome.CLEAN: "1;32"}.get(report.outcome, "1;33")
-        lines.append(self.paint(colour, self.wrap(verdict(report), "  ", "")))
+        # One line, however long: scripts read the last one.
+        lines.append(self.paint(colour, printable(verdict(report))))
         return "\n".join(lines)
 
     def _set_aside(self, one: SetAside) -> str:
