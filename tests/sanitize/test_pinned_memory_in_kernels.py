@@ -37,6 +37,15 @@ def ok(result):
     return result[1] if len(result) > 1 else None
 
 
+@pytest.fixture(autouse=True)
+def context():
+    """Calls of the driver's own API need a current context, which an earlier test may have ended."""
+    ok(driver.cuCtxPushCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+    yield
+    ok(driver.cuCtxPopCurrent())
+    ok(driver.cuDevicePrimaryCtxRelease(0))
+
+
 @contextmanager
 def _memory(kind: str) -> Iterator[int]:
     """Give 256 numbers in memory of the host that kernels can use."""
