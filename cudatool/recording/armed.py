@@ -301,6 +301,9 @@ class Armed:
                 self._write(*request)
             except OutputError as error:
                 announce(printable(f"cudatool: {error}"))
+            except Exception as error:  # the next trigger must still be served
+                what = f"{type(error).__name__}: {error}"
+                announce(printable(f"cudatool: {request[1] or request[0]}: nothing was written: {what}"))
 
     def _write(self, reason: Reason, text: str, *, stays: bool = False) -> str:
         with self._writing:

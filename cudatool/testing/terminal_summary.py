@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from cudatool.testing.totals import Totals
 
 __all__ = ["SummaryPlugin"]
+
+_CRASHED: Final = "???"  # what pytest-xdist gives for the part of a test in which its process ended
 
 
 class SummaryPlugin:
@@ -32,6 +34,8 @@ class SummaryPlugin:
             self._totals = Totals(self._config)
         if result is not None:  # else it was skipped, or is not to be checked: if all are, nothing was checked
             self._totals.add(report.nodeid, result)
+        elif report.when == _CRASHED:
+            self._totals.add_crashed(report.nodeid)
 
     def _calls_tests(self) -> bool:
         """Return whether tests are to be checked and called: ``--setup-only`` and ``--setup-plan`` call none."""

@@ -35,7 +35,12 @@ class Totals:
         self._checked: set[str] = set()
         self._peaks: dict[str, int] = {}
         self._reports: list[tuple[str, Report]] = []
+        self._crashed: list[str] = []
         self._written: list[str] = []
+
+    def add_crashed(self, test: str) -> None:
+        """Add a test whose process ended in it: nobody knows what it did."""
+        self._crashed.append(test)
 
     def add(self, test: str, result: dict[str, Any]) -> None:
         """Add what a test's report carries; see :meth:`cudatool.testing.session.Session.result`."""
@@ -95,7 +100,9 @@ class Totals:
     def _gaps(self) -> tuple[Gap, ...]:
         """Return what was not checked in any test, or in all of them."""
         reports = [report for _, report in self._reports]
-        gaps = merged_gaps([report.gaps for report in reports], add=True)
+        crashed = tuple(f"the one that ran {test}" for test in self._crashed)
+        ended = (Gap(GapKind.FAILED_PROCESSES, len(crashed), crashed),) if crashed else ()
+        gaps = merged_gaps([*(report.gaps for report in reports), ended], add=True)
         if (self._checked or is_on(self._config)) and not any(report.operations or report.all for report in reports):
             return (Gap(GapKind.OPERATIONS, whole=True), *gaps)
         return gaps

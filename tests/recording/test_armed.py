@@ -149,6 +149,28 @@ def test_files_stay_bounded_and_the_newest_remain(tmp_path):
     assert sorted(path.name.split(".")[2] for path in tmp_path.glob("job.*.ctrace")) == ["7", "8", "9"]
 
 
+def test_trigger_that_fails_says_so_and_the_next_one_is_served(tmp_path):
+    program = """
+with ct.arm() as armed:
+    hog()
+    write, failures = armed._ring.write, iter([MemoryError("none left"), OSError("no file")])
+    def failing(*words, **facts):
+        for failure in failures:
+            raise failure
+        return write(*words, **facts)
+    armed._ring.write = failing
+    for count in (1, 1, 1):
+        armed._request("signal", "SIGUSR2")
+        wait(lambda: armed._requests.empty() and not armed._asked)
+    wait(lambda: armed.written)
+"""
+    done = _run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    assert ["signal"] == _reasons(tmp_path)
+    for what in ("MemoryError: none left", "OSError: no file"):
+        assert f"cudatool: SIGUSR2: nothing was written: {what}" in done.stderr
+
+
 def test_handler_of_the_program_stays(tmp_path):
     work = """
 signal.signal(signal.SIGUSR2, lambda *_: print("mine"))

@@ -521,6 +521,22 @@ def test_findings_can_be_accepted(run: Run, pytester: pytest.Pytester) -> None:
     assert (1, 3) == (len(list(junit.iter("failure"))), len(list(junit.iter("skipped"))))
 
 
+def test_what_a_test_did_whose_process_ended_in_it_is_not_called_clean(run: Run, pytester: pytest.Pytester) -> None:
+    suite = """
+        import os
+        def test_clean(): ct.zeros(16).fill_(1)
+        def test_ends():
+            write_twice(ct.zeros(16))
+            os._exit(3)
+        """
+    result = run(suite, "--cudatool", "--cudatool-report=report.json", "-n", "1")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["not checked: 1 process * ended early (the one that ran *::test_ends); *"])
+    result.stdout.fnmatch_lines(["no findings in what was checked"])
+    report = json.loads((pytester.path / "report.json").read_text())
+    assert ("partly-checked", ["failed-processes"]) == (report["outcome"], [gap["kind"] for gap in report["gaps"]])
+
+
 def test_race_that_depends_on_an_accepted_one_fails_its_test(run: Run, pytester: pytest.Pytester) -> None:
     suite = """
         def test_two_arrays():
