@@ -34,7 +34,7 @@ class SummaryPlugin:
             self._totals = Totals(self._config)
         if result is not None:  # else it was skipped, or is not to be checked: if all are, nothing was checked
             self._totals.add(report.nodeid, result)
-        elif report.when == _CRASHED:
+        elif str(report.when) == _CRASHED:
             self._totals.add_crashed(report.nodeid)
 
     def _calls_tests(self) -> bool:
