@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cudatool.collect.sim_calls import CallsInProgress, EmitCall, pointed
 from cudatool.memory import observers
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind, WarningCode, WarningFlag
+from cudatool.trace.events import ENDED_WITH_CONTEXT, Kind, WarningCode, WarningFlag
 from cudatool.trace.libraries import Library
 from cudatool.trace.physical import reset_text
 
@@ -48,14 +48,19 @@ def given_back(calls: CallsInProgress, values: dict[str, Any], name: str, kind: 
         hooks.emit(Kind.PHYSICAL_FREE, device=what.device.ordinal, aux0=what.handle, size=what.size, name=name)
     elif name == "cuDevicePrimaryCtxReset":
         _reset(calls, values, name)
+    else:
+        for found in calls.machine.memory_of(what):
+            if found.kind != "module":  # which nothing reported
+                _free(calls, values, name, found, flags=ENDED_WITH_CONTEXT)
 
 
-def _free(calls: CallsInProgress, values: dict[str, Any], name: str, found: Allocation) -> None:
+def _free(calls: CallsInProgress, values: dict[str, Any], name: str, found: Allocation, *, flags: int = 0) -> None:
     if found.device < 0:
         hooks.emit(Kind.HOST_FREE, address=found.address, size=found.size, name=name)
         return
     _, stream = calls.stream(values["hStream"]) if "hStream" in values else (found.device, 0)
-    hooks.emit(Kind.MEM_FREE, device=found.device, stream=stream, address=found.address, size=found.size, name=name)
+    where = {"device": found.device, "stream": stream, "address": found.address}
+    hooks.emit(Kind.MEM_FREE, **where, size=found.size, flags=flags, name=name)
 
 
 def out_of_memory(calls: CallsInProgress, values: dict[str, Any]) -> None:

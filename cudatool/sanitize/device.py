@@ -14,7 +14,7 @@ from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, l
 from cudatool.sanitize.fingerprints import digest, functions
 from cudatool.sanitize.rows import LAUNCHES
 from cudatool.source_text import SourceLine
-from cudatool.trace.events import LIVED, Kind
+from cudatool.trace.events import ENDED_WITH_CONTEXT, LIVED, Kind
 from cudatool.trace.model import Ending, Frame, Trace, recorded_from
 from cudatool.trace.streams import stream_names
 from cudatool.units import counted, format_bytes
@@ -304,10 +304,11 @@ def _leak(
 
 
 def _never_freed(trace: Trace) -> list[int]:
-    """Return the records of the allocations that no later record frees."""
+    """Return the records of the allocations that no later record frees, but with the whole context."""
     records = trace.records
     begins = {device: recorded_from(trace, device) for device in trace.header.get("prior_records", {})}
     live: dict[tuple[str, int], int] = {}
+    never: list[int] = []
     kinds = records["kind"]
     for row in np.flatnonzero(np.isin(kinds, [*_OPENS, *_CLOSES])).tolist():
         kind = Kind(int(kinds[row]))
@@ -319,9 +320,11 @@ def _never_freed(trace: Trace) -> list[int]:
             continue
         if kind in _OPENS:
             live[_OPENS[kind], name] = row
-        else:
-            live.pop((_CLOSES[kind], name), None)
-    return list(live.values())
+            continue
+        allocated = live.pop((_CLOSES[kind], name), None)
+        if kind is Kind.MEM_FREE and records["flags"][row] & ENDED_WITH_CONTEXT and allocated is not None:
+            never.append(allocated)
+    return sorted([*never, *live.values()])
 
 
 def _with_fingerprints(found: list[DeviceFinding]) -> tuple[DeviceFinding, ...]:

@@ -270,6 +270,14 @@ class Machine:
             return [stream for stream in context.primary.streams.values() if stream.green is context]
         return [context.legacy_stream, *context.streams.values()]
 
+    def memory_of(self, context: Context) -> list[Allocation]:
+        """Return the memory that ends with a context."""
+        return [
+            allocation
+            for allocation in self.allocations
+            if allocation.context == context.handle and allocation.kind in _OF_CONTEXT and not allocation.pool
+        ]
+
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
         # First the handles: other threads may use them, or destroy the context, during the wait.
@@ -284,9 +292,8 @@ class Machine:
         self.scheduler.wait_context(context)
         self.captures.forget(context)
         abi.gives_back("context", context)
-        for allocation in list(self.allocations):
-            if allocation.context == context.handle and allocation.kind in _OF_CONTEXT and not allocation.pool:
-                self.release(allocation)
+        for allocation in self.memory_of(context):
+            self.release(allocation)
         if context.heap is not None:
             context.heap.close()
         self.imports.close_all(context)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 __all__ = [
     "ALLOCATIONS",
     "BY_SIZE",
+    "ENDED_WITH_CONTEXT",
     "FAILED_REQUESTS",
     "FIELDS",
     "FREE_UNKNOWN",
@@ -190,6 +191,9 @@ OF_BACKWARD: Final = 16
 LIVED: Final = 4
 """Flag of MEM_ALLOC, HOST_ALLOC and POOL_ALLOC: the memory was there when the recording began."""
 
+ENDED_WITH_CONTEXT: Final = 1
+"""Flag of MEM_FREE: the program did not free the memory, which ended with the context that it was of."""
+
 FIELDS: Final[dict[Kind, str]] = {
     # What the fields mean for each kind. Where a field is not named it is 0.
     Kind.BLOCK_ALLOC: "address, size=rounded block, aux0=requested bytes, aux1=pack_pool (0 default), stream, stack, "
@@ -211,7 +215,8 @@ FIELDS: Final[dict[Kind, str]] = {
     "device, flags=UseFlag",
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, "
     "flags=LIVED if it was there when the recording began, stack",
-    Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
+    Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, flags=ENDED_WITH_CONTEXT if nothing freed it, "
+    "stack",
     Kind.POOL_ALLOC: "a block of a library's own memory pool: address, size=rounded block, aux0=requested bytes, "
     "name=Library, flags=LIVED if it was there when the recording began, stack; the MEM_ALLOC that contains it is "
     "memory of the pool",

@@ -7,7 +7,7 @@ from warm_process import run_python
 
 from cudatool import sanitize
 from cudatool.analyze import blocks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import ENDED_WITH_CONTEXT, Kind
 from cudatool.trace.reader import read
 
 _PROGRAM = """
@@ -75,3 +75,40 @@ def test_memory_is_that_of_its_device_whichever_context_is_current(tmp_path):
     trace = read(tmp_path / "t.ctrace")
     assert [1] * 4 == trace.of_kind(Kind.MEM_ALLOC, Kind.MEM_FREE)["device"].tolist()
     assert (blocks(trace).end < len(trace.records)).all()
+
+
+_ENDING = """
+import cudatool as ct
+
+def ok(result):
+    assert result[0] == 0, result
+    return result[1] if len(result) == 2 else result[1:]
+
+with ct.record("t.ctrace", device="sim"):
+    from cuda.bindings import driver
+    ok(driver.cuInit(0))
+    for _ in range(3):
+        context = ok(driver.cuCtxCreate(None, 0, 0))
+        freed, kept = ok(driver.cuMemAlloc(1 << 20)), ok(driver.cuMemAlloc(2 << 20))  # at the same addresses each time
+        ok(driver.cuMemFree(freed))
+        ok(driver.cuCtxDestroy(context))
+    retained = ok(driver.cuDevicePrimaryCtxRetain(0))
+    ok(driver.cuCtxSetCurrent(retained))
+    ok(driver.cuMemAllocManaged(4 << 20, 1))
+    ok(driver.cuDevicePrimaryCtxRelease(0))
+"""
+
+
+def test_memory_ends_with_its_context_and_was_leaked_all_the_same(tmp_path):
+    done = run_python(_ENDING, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trace = read(tmp_path / "t.ctrace")
+    frees = trace.of_kind(Kind.MEM_FREE)
+    assert [(1 << 20, 0), (2 << 20, ENDED_WITH_CONTEXT)] * 3 + [(4 << 20, ENDED_WITH_CONTEXT)] == list(
+        zip(frees["size"].tolist(), frees["flags"].tolist(), strict=True)
+    )
+    assert [] == trace.notes
+    report = sanitize.check(trace, "leak")
+    assert {(6 << 20, 3), (4 << 20, 1)} == {(one.size, one.count) for one in report.on_device}
+    held = blocks(trace)
+    assert 7 == len(held) and (held.end < len(trace.records)).all()
