@@ -511,6 +511,7 @@ def test_no_text_in_a_trace_breaks_a_format(check_schema, report):
     check_junit(texts[render_junit])
     check_schema("sarif", json.loads(texts[render_sarif]))
     (suite,) = junitparser.JUnitXml.fromstring(texts[render_junit].encode())
-    assert 2 == suite.failures
+    failing = 2 - len(report.set_aside)  # a file may have the name that is accepted
+    assert failing == suite.failures
     lines = texts[render_github].split("\n")
-    assert [True, True, False] == [line.startswith("::error ") for line in lines]
+    assert [*[True] * failing, False] == [line.startswith("::error ") for line in lines]
