@@ -49,7 +49,7 @@ def given_back(calls: CallsInProgress, values: dict[str, Any], name: str, kind: 
     elif name == "cuDevicePrimaryCtxReset":
         _reset(calls, values, name)
     else:
-        for found in calls.machine.memory_of(what):
+        for found in what:
             if found.kind != "module":  # which nothing reported
                 _free(calls, values, name, found, flags=ENDED_WITH_CONTEXT)
 

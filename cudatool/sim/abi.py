@@ -60,7 +60,8 @@ driver_log: Final = DriverLog()
 
 Handler = Callable[..., None]
 GivenBack = Literal["allocation", "mapping", "physical", "context"]
-"""Kinds of what a call gives back: an Allocation; a mapping (address, size); a Physical; a Context with all it has."""
+"""Kinds of what a call gives back: an Allocation; a mapping (address, size); a Physical; what a context has, a list of
+Allocations."""
 
 
 class IpcHandleStruct(ctypes.Structure):

@@ -291,7 +291,7 @@ class Machine:
             del self.objects[handle]
         self.scheduler.wait_context(context)
         self.captures.forget(context)
-        abi.gives_back("context", context)
+        abi.gives_back("context", self.memory_of(context))
         for allocation in self.memory_of(context):
             self.release(allocation)
         if context.heap is not None:
