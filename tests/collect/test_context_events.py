@@ -10,14 +10,19 @@ from cudatool.analyze import blocks
 from cudatool.trace.events import ENDED_WITH_CONTEXT, Kind
 from cudatool.trace.reader import read
 
-_PROGRAM = """
-import sys
+_OK = """
 import cudatool as ct
 
 def ok(result):
     assert result[0] == 0, result
     return result[1] if len(result) == 2 else result[1:]
 
+"""
+
+_PROGRAM = (
+    _OK
+    + """
+import sys
 with ct.record("t.ctrace", device="sim"):
     from cuda.bindings import driver
     ok(driver.cuInit(0))
@@ -35,6 +40,7 @@ with ct.record("t.ctrace", device="sim"):
     ok(driver.cuCtxSynchronize())
     ok(driver.cuMemFree(memory))
 """
+)
 
 
 @pytest.mark.parametrize(("how", "races"), [("event", 0), ("nothing", 1)])
@@ -44,13 +50,9 @@ def test_event_of_a_green_context_orders_its_streams(tmp_path, how, races):
     assert races == len(sanitize.check(read(tmp_path / "t.ctrace")).findings)
 
 
-_DEVICES = """
-import cudatool as ct
-
-def ok(result):
-    assert result[0] == 0, result
-    return result[1] if len(result) == 2 else result[1:]
-
+_DEVICES = (
+    _OK
+    + """
 with ct.record("t.ctrace", device="sim:count=2"):
     from cuda.bindings import driver
     ok(driver.cuInit(0))
@@ -67,6 +69,7 @@ with ct.record("t.ctrace", device="sim:count=2"):
     ok(driver.cuMemFreeAsync(ok(driver.cuMemAllocFromPoolAsync(64, pool, stream)), stream))
     ok(driver.cuStreamSynchronize(stream))
 """
+)
 
 
 def test_memory_is_that_of_its_device_whichever_context_is_current(tmp_path):
@@ -77,13 +80,9 @@ def test_memory_is_that_of_its_device_whichever_context_is_current(tmp_path):
     assert (blocks(trace).end < len(trace.records)).all()
 
 
-_ENDING = """
-import cudatool as ct
-
-def ok(result):
-    assert result[0] == 0, result
-    return result[1] if len(result) == 2 else result[1:]
-
+_ENDING = (
+    _OK
+    + """
 with ct.record("t.ctrace", device="sim"):
     from cuda.bindings import driver
     ok(driver.cuInit(0))
@@ -97,6 +96,7 @@ with ct.record("t.ctrace", device="sim"):
     ok(driver.cuMemAllocManaged(4 << 20, 1))
     ok(driver.cuDevicePrimaryCtxRelease(0))
 """
+)
 
 
 def test_memory_ends_with_its_context_and_was_leaked_all_the_same(tmp_path):
